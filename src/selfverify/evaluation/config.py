@@ -1,0 +1,23 @@
+"""Settings of an evaluation: which problems, how many samples, how they are drawn."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EvaluationConfig(BaseModel):
+    """How a trained or untrained model is measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    problems: int = Field(512, ge=1, description="Problems to evaluate; fewer if the split has fewer.")
+    samples: int = Field(8, ge=1, description="Trajectories per problem: the N of best-of-N and majority@N.")
+    temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(
+        1.0, gt=0.0, le=1.0, description="Nucleus: sample from the likeliest tokens that hold this mass."
+    )
+    split: Literal["validation", "test"] = Field("test", description="Which held-out problems to use.")
+    batch_problems: int = Field(64, ge=1, description="Problems sampled at once; only memory depends on it.")
+    seed: int = Field(1000, ge=0, description="Seed of the sampling, apart from the recipe's own.")

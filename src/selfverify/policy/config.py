@@ -1,0 +1,70 @@
+"""Settings of the policy: which model, on which device, and how it samples."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class PolicyConfig(BaseModel):
+    """The model that answers and judges, and how it is held in memory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = Field(
+        "builtin:digits",
+        description="A model that ships with the package (`builtin:NAME`), a folder written by "
+        "`save_pretrained`, or a model id of the Hugging Face Hub (`org/name`).",
+    )
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32", description="Precision of the weights; `auto` takes what the model's config says."
+    )
+    device: str = Field(
+        "auto", description="`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a CUDA device if there is one."
+    )
+    train_vision: bool = Field(
+        False,
+        description="Train the vision tower too. When it is frozen, each image is encoded once and reused.",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, about a third slower."
+    )
+    shared_prefix: Literal["auto", "off"] = Field(
+        "auto",
+        description="Forward a problem's prompt once for all its samples. `auto` compares it with the plain "
+        "forward on the first batch and falls back with a warning; `off` always takes the plain forward.",
+    )
+    vision_cache_mb: int = Field(
+        512, ge=0, description="Memory for encoded images, in MiB; the least recently used ones leave first."
+    )
+    logprob_chunk: int = Field(
+        4096,
+        ge=1,
+        description="Rows of the output head computed at once; lower it when a large vocabulary runs out of "
+        "memory. The result does not depend on it.",
+    )
+    trust_remote_code: bool = Field(
+        False, description="Let the model's folder run its own Python code. Only for models you trust."
+    )
+    min_pixels: int | None = Field(
+        None, ge=1, description="Smallest image area after resizing; None keeps the processor's own value."
+    )
+    max_pixels: int | None = Field(
+        None, ge=1, description="Largest image area after resizing; None keeps the processor's own value."
+    )
+
+
+class SamplingConfig(BaseModel):
+    """How trajectories are sampled during training."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    group_size: int = Field(8, ge=1, description="Trajectories per problem (the papers' G).")
+    temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(
+        0.99, gt=0.0, le=1.0, description="Nucleus: sample from the likeliest tokens that hold this mass."
+    )
+    max_new_tokens: int = Field(
+        48, ge=1, description="Tokens a turn may take; a longer one is cut off and finishes with `length`."
+    )
