@@ -1,0 +1,230 @@
+"""Metrics against hand-worked cases, brute force and scikit-learn."""
+
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from selfverify.errors import DataError
+from selfverify.evaluation.bootstrap import auc_statistic, average_precision_statistic, mean_statistic
+from selfverify.evaluation.metrics import (
+    best_of_subsets,
+    bootstrap_interval,
+    curves,
+    oracle_of_subsets,
+    paired_difference,
+    pooled_ap,
+    pooled_auc,
+    spread,
+    summarise,
+    within_problem_auc,
+)
+from selfverify.evaluation.store import Sample
+from selfverify.evaluation.table import SampleTable
+from selfverify.selection.rules import best_of_n, majority, oracle
+
+NAN = float("nan")
+
+
+def arrays(seed=0, problems=30, total=6, missing=0.1):
+    """Scores on a coarse grid (so that ties occur), some missing, higher for right answers."""
+    rng = np.random.default_rng(seed)
+    correct = (rng.random((problems, total)) < rng.random((problems, 1))).astype(float)
+    score = np.round(rng.random((problems, total)) * 0.7 + 0.3 * correct, 1)
+    score[rng.random(score.shape) < missing] = np.nan
+    return score, correct
+
+
+def samples_of(score, correct, keys=None, prefix="p", **changes):
+    """Samples with these soft scores; wrong answers share the key "wrong" unless keys are given."""
+    result = []
+    for p, (row, right) in enumerate(zip(score, correct, strict=True)):
+        for k, (value, ok) in enumerate(zip(row, right, strict=True)):
+            key = keys[p][k] if keys is not None else ("right" if ok else "wrong")
+            soft = None if np.isnan(value) else float(value)
+            fields = {
+                "text": "", "answer": key, "key": key, "correct": bool(ok), "finish": "stop", "tokens": 3,
+                "seed": 0, "rewards": {"answer": float(ok), "format": 1.0}, "logprob": -0.1 * k,
+                "scores": {"soft": soft, "greedy": soft, "sampled": None},
+            }  # fmt: skip
+            result.append(Sample(problem=f"{prefix}{p}", sample=k, **(fields | changes)))
+    return result
+
+
+def test_within_problem_auc_by_hand():
+    """Right .9 and .4, wrong .5 and .4: pairs won 2 + ½ of 4, 0.625. All right, or no scores: undefined."""
+    score = [[0.9, 0.4, 0.5, 0.4], [0.1, 0.2, 0.3, 0.4], [NAN, 0.2, NAN, 0.1]]
+    correct = [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 1, 0]]
+    np.testing.assert_allclose(within_problem_auc(score, correct), [0.625, NAN, NAN])
+
+
+def test_within_problem_auc_equals_sklearn_problem_by_problem():
+    score, correct = arrays()
+    for value, row, right in zip(within_problem_auc(score, correct), score, correct, strict=True):
+        kept = ~np.isnan(row)
+        if 0 < right[kept].sum() < kept.sum():
+            assert value == pytest.approx(roc_auc_score(right[kept], row[kept]))
+        else:
+            assert np.isnan(value)
+
+
+def test_pooled_auc_can_be_perfect_where_selection_gains_nothing():
+    """A score that only knows which problem is hard: pooled AUC 0.75, within-problem 0.5.
+
+    AP: at .9 precision 3/4 and recall 3/4, then precision 4/8 for the last quarter of recall.
+    """
+    score, correct = [[0.9] * 4, [0.1] * 4], [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert pooled_auc(score, correct) == pytest.approx(0.75)
+    assert pooled_ap(score, correct) == pytest.approx(3 / 4 * 3 / 4 + 1 / 4 * 1 / 2)
+    np.testing.assert_allclose(within_problem_auc(score, correct), [0.5, 0.5])
+
+
+def test_spread_by_hand():
+    """Scores .2 and .6: mean .4, deviations .2, standard deviation .2; a single score has none."""
+    np.testing.assert_allclose(spread([[0.2, 0.6, NAN], [0.5, NAN, NAN]]), [0.2, NAN])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 6])
+def test_closed_forms_equal_the_mean_over_all_subsets(n):
+    score, correct = arrays(missing=0.3)
+    subsets = [list(subset) for subset in combinations(range(6), n)]
+    best = np.mean([best_of_n(score[:, subset], correct[:, subset]) for subset in subsets], axis=0)
+    any_right = np.mean([oracle(correct[:, subset]) for subset in subsets], axis=0)
+    np.testing.assert_allclose(best_of_subsets(score, correct, n), best)
+    np.testing.assert_allclose(oracle_of_subsets(correct, n), any_right, atol=1e-12)
+
+
+def test_curves_start_at_pass_and_end_at_all_samples():
+    score, correct = arrays()
+    rng = np.random.default_rng(1)
+    keys = np.where(correct > 0, "right", rng.choice(["a", "b"], correct.shape))
+    table = SampleTable.from_samples(samples_of(score, correct, keys))
+    found = curves(table)
+    for rule in ("majority", "best", "oracle"):
+        assert found[rule][0] == pytest.approx(correct.mean())
+    assert found["majority"][-1] == pytest.approx(majority(table.keys, correct).mean())
+    assert found["best"][-1] == pytest.approx(best_of_n(score, correct).mean())
+    assert found["best_sampled"] is None
+    assert np.all(np.diff(found["oracle"]) >= -1e-12)
+
+
+def test_majority_over_sampled_subsets_is_close_and_repeatable():
+    """C(12, 6) = 924 subsets are sampled. Independent answers with two keys: the exact mean is within .02."""
+    _, correct = arrays(total=12, problems=60)
+    table = SampleTable.from_samples(samples_of(correct, correct))
+    subsets = [list(subset) for subset in combinations(range(12), 6)]
+    exact = np.mean([majority(table.keys[:, subset], correct[:, subset]).mean() for subset in subsets])
+    first, again = curves(table), curves(table)
+    assert first == again
+    assert first["majority"][5] == pytest.approx(exact, abs=0.02)
+
+
+def test_weighted_statistics_equal_sklearn_on_repeated_problems():
+    score, correct = arrays()
+    weights = np.random.default_rng(2).integers(0, 4, (5, 30)).astype(float)
+    kept = ~np.isnan(score)
+    auc = auc_statistic(score, correct)(weights)
+    ap = average_precision_statistic(score, correct)(weights)
+    for row, weight in enumerate(weights):
+        each = np.broadcast_to(weight[:, None], score.shape)[kept]
+        assert auc[row] == pytest.approx(roc_auc_score(correct[kept], score[kept], sample_weight=each))
+        assert ap[row] == pytest.approx(
+            average_precision_score(correct[kept], score[kept], sample_weight=each)
+        )
+
+
+def test_bootstrap_interval_of_a_mean():
+    """100 problems, 36 right: standard error √(.36·.64/100) = .048, so about .36 ± .094."""
+    low, high = bootstrap_interval(np.repeat([1.0, 0.0], [36, 64]))
+    assert low == pytest.approx(0.266, abs=0.02)
+    assert high == pytest.approx(0.454, abs=0.02)
+    assert bootstrap_interval(np.repeat([1.0, 0.0], [36, 64])) == (low, high)
+    assert bootstrap_interval(np.full(10, NAN)) is None
+    with pytest.raises(ValueError, match="number of problems"):
+        bootstrap_interval(mean_statistic([1.0]))
+
+
+def test_paired_difference_uses_the_same_problems():
+    """Every problem gains exactly one of four answers: the difference is .25 without any spread."""
+    rng = np.random.default_rng(3)
+    before = np.array([rng.permutation([1, 0, 0, k % 2]) for k in range(20)], dtype=float)
+    after = before.copy()
+    for row in after:
+        row[np.flatnonzero(row == 0)[0]] = 1
+    a, b = samples_of(before, before), samples_of(after, after)
+    found = paired_difference(a, b[::-1])["pass@1"]
+    assert found["difference"] == pytest.approx(0.25)
+    assert found["interval"] == pytest.approx([0.25, 0.25])
+
+
+def test_paired_difference_names_the_problems_that_differ():
+    score, correct = arrays(problems=3)
+    with pytest.raises(DataError, match=r"only in the first: \['p2'\], only in the second: \['q0'"):
+        paired_difference(
+            samples_of(score, correct),
+            samples_of(score[:2], correct[:2]) + samples_of(score[:1], correct[:1], prefix="q"),
+        )
+
+
+def test_summary_has_the_promised_keys_and_agrees_with_sklearn():
+    score, correct = arrays(problems=40, total=8)
+    found = summarise(samples_of(score, correct), n=200)
+    kept = ~np.isnan(score)
+    assert found["pass@1"] == pytest.approx(correct.mean())
+    assert found["best@8"] == pytest.approx(best_of_n(score, correct).mean())
+    assert found["auc"] == pytest.approx(roc_auc_score(correct[kept], score[kept]))
+    assert found["ap"] == pytest.approx(average_precision_score(correct[kept], score[kept]))
+    assert found["greedy"]["auc"] == pytest.approx(found["auc"])
+    assert found["sampled"] == {"best@8": None, "auc": None, "ap": None, "within_problem_auc": None}
+    assert found["logprob"]["best@8"] == pytest.approx(correct[:, 0].mean())
+    assert (found["problems"], found["samples"], found["format_rate"]) == (40, 320, 1.0)
+    for name in ("pass@1", "majority@8", "best@8", "oracle@8", "auc", "ap", "within_problem_auc"):
+        low, high = found["intervals"][name]
+        assert low <= found[name] <= high
+    assert found["best_over_majority@8"] == pytest.approx(found["best@8"] - found["majority@8"])
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+@pytest.mark.parametrize("correct", [0.0, 1.0])
+def test_what_cannot_be_measured_is_none(correct):
+    found = summarise(samples_of(np.full((3, 2), NAN), np.full((3, 2), correct)), n=50)
+    for name in ("auc", "ap", "within_problem_auc", "best@2", "score_mean", "score_std", "score_spread"):
+        assert found[name] is None, name
+    assert found["curves"]["best"] is None
+    json.dumps(found, allow_nan=False)
+    found = summarise(samples_of(np.full((3, 2), 0.5), np.full((3, 2), correct)), n=50)
+    assert (found["auc"], found["ap"], found["intervals"]["ap"], found["best@2"]) == (
+        None,
+        None,
+        None,
+        correct,
+    )
+
+
+def test_uneven_or_absent_samples_are_refused():
+    score, correct = arrays(problems=3)
+    with pytest.raises(DataError, match="'p2' has 5 samples, but 'p0' has 6"):
+        summarise(samples_of(score, correct)[:-1])
+    with pytest.raises(DataError, match="no samples"):
+        summarise([])
+
+
+def test_boxes_vote_by_clusters_and_need_targets():
+    """Two near boxes outvote a far one; the target is near them: majority right, though pass@1 is 2/3."""
+    answers = [[0, 0, 10, 1], [30, 0, 40, 1], [1, 0, 11, 1]]
+    correct = [True, False, True]
+    samples = [
+        Sample("p", k, "", box, None, right, {"answer": 1.0}, {"soft": 0.5}, 1, None, "stop", 0)
+        for k, (box, right) in enumerate(zip(answers, correct, strict=True))
+    ]
+    found = summarise(samples, {"p": [0, 0, 10, 1]}, n=20)
+    assert found["majority@3"] == 1
+    assert found["pass@1"] == pytest.approx(2 / 3)
+    assert found["format_rate"] is None
+    without = summarise(samples, n=20)
+    assert without["majority@3"] is None
+    assert without["curves"]["majority"] is None
+    with pytest.raises(DataError, match=r"no target box for 1 problems, such as \['p'\]"):
+        summarise(samples, {})
