@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class LearnerConfig(BaseModel):
@@ -12,7 +14,9 @@ class LearnerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    steps: int = Field(ge=1, description="Training steps; one step is one rollout of `groups_per_step` groups.")
+    steps: int = Field(
+        ge=1, description="Training steps; one step is one rollout of `groups_per_step` groups."
+    )
     groups_per_step: int = Field(24, ge=1, description="Problems sampled in one step.")
     updates_per_rollout: int = Field(
         1, ge=1, description="Minibatches a rollout is split in; each is one optimizer update."
@@ -32,8 +36,10 @@ class LearnerConfig(BaseModel):
         0, ge=0, description="Steps over which the learning rate rises linearly from 0 to its peak."
     )
     weight_decay: float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's two decay rates, each in [0, 1).")
-    max_grad_norm: float = Field(1.0, gt=0.0, description="Gradients with a larger norm are scaled down to it.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="AdamW's two decay rates, each in [0, 1).")
+    max_grad_norm: float = Field(
+        1.0, gt=0.0, description="Gradients with a larger norm are scaled down to it."
+    )
     clip_low: float = Field(0.2, ge=0.0, le=1.0, description="The ratio is clipped below at 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0.0, description="The ratio is clipped above at 1 + clip_high.")
     denominator: Literal["sequence", "channel", "batch"] = Field(
@@ -42,7 +48,8 @@ class LearnerConfig(BaseModel):
         "choice), of its channel within the trajectory, or of the whole batch.",
     )
     drop_truncated: bool = Field(
-        False, description="Leave trajectories that were cut off out of the group before rewards are compared."
+        False,
+        description="Leave trajectories that were cut off out of the group before rewards are compared.",
     )
     drop_zero_advantage: bool = Field(
         True, description="Leave out (and count) groups whose channels all have advantage 0."

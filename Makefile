@@ -1,0 +1,53 @@
+# `make quickstart` on a bare machine: builds .venv, installs exactly constraints.txt, trains a small model
+# and writes a report. Nothing is installed outside .venv. Every target sets up what it needs, once.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell \
+	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $(p))))
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+DECLARED := pyproject.toml constraints.txt
+
+.PHONY: quickstart test slow lint format clean
+
+quickstart: $(VENV)/.stamp-core
+	$(BIN)/selfverify quickstart
+
+test: $(VENV)/.stamp-test
+	$(BIN)/python -m pytest -q
+
+slow: $(VENV)/.stamp-test
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "selfverify needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself: the pinned build is settled before anything else can ask for another one.
+$(VENV)/.stamp-torch: constraints.txt | $(BIN)/python
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.stamp-core: $(DECLARED) $(VENV)/.stamp-torch
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.stamp-test: $(DECLARED) $(VENV)/.stamp-core
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.stamp-dev: $(DECLARED) $(VENV)/.stamp-test
+	$(PIP) -e '.[dev]'
+	@touch $@

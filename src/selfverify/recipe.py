@@ -1,0 +1,252 @@
+"""A recipe: everything that defines an experiment, in one YAML file that is checked before anything starts.
+
+    recipe = load_recipe("digits-adpo", ["learner.learning_rate=5e-5", "method.beta=0"])
+
+A key that does not exist, a value that does not fit and a combination that cannot work are errors at
+once, with the file, the line and the nearest key that does exist.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from selfverify.errors import ConfigError
+from selfverify.evaluation.config import EvaluationConfig
+from selfverify.learner.config import LearnerConfig
+from selfverify.policy.config import PolicyConfig, SamplingConfig
+from selfverify.recipe_errors import complaints
+from selfverify.recipe_yaml import Document, dump_yaml, parse_override, read_document
+
+RECIPE_FILE = "recipe.yaml"
+"""Name under which a run keeps its resolved recipe."""
+
+
+class Choice(BaseModel):
+    """A task or method by name, with its options.
+
+    In a file the two stand side by side (``{name: adpo, beta: 0.04}``); here they are apart, so that
+    ``make_task(recipe.task.name, **recipe.task.options)`` reads well.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(description="Name of a task (`TASKS`) or a method (`METHODS`).")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The options of that task or method, defaults filled in."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"name": data}
+        if isinstance(data, dict) and set(data) != {"name", "options"}:
+            options = {key: value for key, value in data.items() if key != "name"}
+            return {"options": options} | {key: data[key] for key in data if key == "name"}
+        return data
+
+    @model_serializer
+    def _flatten(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+
+class Recipe(BaseModel):
+    """One experiment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the experiment and of its folder."
+    )
+    seed: int = Field(0, ge=0, description="Seed of everything random: data, sampling, initial weights.")
+    output: str = Field(
+        "runs/{name}",
+        validate_default=True,
+        description="Folder of the run: metrics, checkpoints, the resolved recipe. `{name}` is filled in.",
+    )
+    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
+    task: Choice = Field(description="What is learnt: a task's name and its options.")
+    method: Choice = Field(description="How it is learnt: a method's name and its options.")
+    sampling: SamplingConfig = Field(
+        default_factory=SamplingConfig, description="How trajectories are sampled in training."
+    )
+    learner: LearnerConfig = Field(description="The training loop.")
+    evaluation: EvaluationConfig = Field(
+        default_factory=EvaluationConfig, description="How the result is measured."
+    )
+
+    @field_validator("output")
+    @classmethod
+    def _fill_in_name(cls, value: str, info: Any) -> str:
+        return value.replace("{name}", info.data.get("name", "{name}"))
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.output).expanduser()
+
+    def to_yaml(self) -> str:
+        """The recipe with every default written out; `load_recipe` reads it back to an equal recipe."""
+        return dump_yaml(self.model_dump(mode="json"))
+
+
+def recipe_folder() -> Path:
+    """The folder of built-in recipes: inside an installed package, beside `src/` in a checkout."""
+    packaged = Path(__file__).parent / "recipes"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "recipes"
+
+
+def builtin_recipes() -> dict[str, Path]:
+    """The recipes that ship with the package, by name."""
+    return {path.stem: path for path in sorted(recipe_folder().glob("*.yaml"))}
+
+
+def recipe_summary(path: Path) -> str:
+    """The first comment line of a recipe file, which says what it is for."""
+    with path.open(encoding="utf-8") as lines:
+        return next((line.lstrip("# ").strip() for line in lines if line.startswith("#")), "")
+
+
+def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, override and check a recipe.
+
+    Args:
+        path_or_name: A YAML file, a run's folder (its `recipe.yaml` is taken) or the name of a built-in
+            recipe.
+        overrides: ``section.key=value`` strings, applied in order; a value is read as YAML.
+
+    Raises:
+        ConfigError: The file cannot be read, a key does not exist, a value does not fit, or the settings
+            contradict each other. The message has one line per fault.
+    """
+    document = read_document(_locate(path_or_name))
+    for override in overrides:
+        parse_override(override, document)
+    return build_recipe(document)
+
+
+def build_recipe(document: Document) -> Recipe:
+    """Check a document that was read, and complete the task's and the method's options."""
+    try:
+        recipe = Recipe.model_validate(document.data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(complaints(error, Recipe, document))) from None
+    recipe = recipe.model_copy(
+        update={
+            "task": _complete("task", recipe.task, _tasks(), document),
+            "method": _complete("method", recipe.method, _methods(), document),
+        }
+    )
+    faults = contradictions(recipe)
+    if faults:
+        raise ConfigError("\n".join(f"{document.source}: {fault}" for fault in faults))
+    return recipe
+
+
+def contradictions(recipe: Recipe) -> list[str]:
+    """Settings that are fine one by one and cannot work together, each with the reason."""
+    learner, sampling, policy = recipe.learner, recipe.sampling, recipe.policy
+    faults = []
+    if learner.best_metric is not None and learner.evaluate_every == 0:
+        faults.append(
+            f"learner.best_metric={learner.best_metric} needs learner.evaluate_every >= 1: without "
+            "evaluations there is nothing to choose the best checkpoint by"
+        )
+    if learner.warmup_steps > learner.steps:
+        faults.append(
+            f"learner.warmup_steps={learner.warmup_steps} is more than learner.steps={learner.steps}: the "
+            "learning rate would never reach its peak"
+        )
+    if learner.updates_per_rollout > learner.groups_per_step:
+        faults.append(
+            f"learner.updates_per_rollout={learner.updates_per_rollout} is more than learner.groups_per_step="
+            f"{learner.groups_per_step}: some minibatches would be empty"
+        )
+    if sampling.temperature == 0 and sampling.group_size > 1:
+        faults.append(
+            "sampling.temperature=0 makes all samples of a group equal, so that nothing can be learnt from "
+            "comparing them; use a temperature above 0"
+        )
+    if policy.min_pixels and policy.max_pixels and policy.min_pixels > policy.max_pixels:
+        faults.append(
+            f"policy.min_pixels={policy.min_pixels} is more than policy.max_pixels={policy.max_pixels}"
+        )
+    faults += _model_path_faults(policy.path)
+    check = getattr(_methods()[recipe.method.name], "check", None)
+    return faults + (list(check(recipe)) if check is not None else [])
+
+
+def _locate(path_or_name: str | Path) -> Path:
+    text = str(path_or_name)
+    path = Path(text).expanduser()
+    if path.is_dir() and (path / RECIPE_FILE).is_file():
+        return path / RECIPE_FILE
+    if path.is_file():
+        return path
+    builtin = builtin_recipes()
+    if text in builtin:
+        return builtin[text]
+    if path.is_dir():
+        raise ConfigError(f"{text}: this folder holds no {RECIPE_FILE}, so it is not the folder of a run")
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise ConfigError(f"{text}: there is no such recipe file")
+    close = difflib.get_close_matches(text, builtin, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"built-in recipes: {', '.join(builtin) or 'none'}"
+    raise ConfigError(f"there is no recipe file and no built-in recipe called {text!r}; {hint}")
+
+
+def _tasks() -> dict[str, Any]:
+    # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
+    from selfverify.tasks import TASKS
+
+    return dict(TASKS)
+
+
+def _methods() -> dict[str, Any]:
+    from selfverify.methods import METHODS
+
+    return dict(METHODS)
+
+
+def _complete(section: str, choice: Choice, registry: dict[str, Any], document: Document) -> Choice:
+    if choice.name not in registry:
+        close = difflib.get_close_matches(choice.name, registry, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}? " if close else ""
+        place = document.place((section, "name"))
+        raise ConfigError(
+            f"{place}: there is no {section} called {choice.name!r}; {hint}{section}s: {', '.join(registry)}"
+        )
+    model: type[BaseModel] = registry[choice.name].config
+    try:
+        options = model.model_validate(choice.options)
+    except ValidationError as error:
+        about = f" ({section} {choice.name})"
+        raise ConfigError("\n".join(complaints(error, model, document, (section,), about))) from None
+    return Choice(name=choice.name, options=options.model_dump())
+
+
+def _model_path_faults(path: str) -> list[str]:
+    if path.startswith("builtin:"):
+        return []
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return []
+        return [f"policy.path={path}: this folder holds no config.json, so it is not a saved model"]
+    # `org/name` may be a model of the Hub; anything that cannot be one has to be a folder.
+    if path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1:
+        return [f"policy.path={path}: there is no such model folder"]
+    return []
