@@ -118,8 +118,8 @@ def test_an_override_does_not_leak_through_a_yaml_alias(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("learning_rate: 3e-4", "learning_rat: 3e-4", ":9: learner.learning_rat: there is no such key; did you "
-         "mean learner.learning_rate?"),
+        ("learning_rate: 3e-4", "learning_rat: 3e-4", ":9: learner.learning_rat: there is no such key; "
+         "did you mean learner.learning_rate?"),
         ("learner:", "lerner:", ":7: lerner: there is no such key; did you mean learner?"),
         ("  digits: 4", "  digit: 4", ":5: task.digit (task counting): there is no such key; did you mean "
          "task.digits?"),

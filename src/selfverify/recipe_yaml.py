@@ -15,6 +15,12 @@ Key = tuple[str | int, ...]
 """Where a value stands: ``("learner", "betas", 0)``."""
 
 
+_FLOAT = (
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's scalars.
 
@@ -29,11 +35,7 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        list("-+0123456789."),
-    ),
+    ("float", _FLOAT, list("-+0123456789.")),
     ("merge", r"<<", ["<"]),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
@@ -43,11 +45,7 @@ class _Dumper(yaml.SafeDumper):
     """SafeDumper that also quotes texts which look like numbers to YAML 1.2, such as ``"3e-4"``."""
 
 
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
-    None,
-)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT})$"), None)
 
 
 def dump_yaml(data: dict[str, Any]) -> str:
@@ -179,4 +177,5 @@ def _walk(node: yaml.Node, key: Key, source: str, lines: dict[Key, int], above: 
 def _kind(value: Any) -> str:
     if value is None:
         return "empty"
-    return {dict: "a mapping", list: "a list", str: "a text"}.get(type(value), f"the value {value!r}")
+    names: dict[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
+    return names.get(type(value), f"the value {value!r}")
