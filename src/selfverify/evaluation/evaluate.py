@@ -1,0 +1,149 @@
+"""Sample a policy on held-out problems, store every sample once, and summarise what is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfverify.evaluation.config import EvaluationConfig
+from selfverify.evaluation.metrics import summarise
+from selfverify.evaluation.store import Sample, SampleStore
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.scores import ScoreReading, read_scores
+from selfverify.rollouts.single_turn import ANSWER, roll_out
+from selfverify.rollouts.types import Problem, Trajectory
+from selfverify.tasks import Task
+
+Progress = Callable[[int, int], None]
+"""Called with the problems done and the problems there are."""
+
+
+def _sample(
+    problem: Problem, number: int, trajectory: Trajectory, reading: ScoreReading | None, continuous: bool, seed: int
+) -> Sample:
+    judged = trajectory.parsed
+    logprobs = [v for s in trajectory.segments if s.channel == ANSWER for v in s.logprobs]
+    rewards = trajectory.rewards
+    return Sample(
+        problem=problem.id,
+        sample=number,
+        text=trajectory.text,
+        answer=judged.answer if judged else None,
+        key=None if judged is None or continuous else judged.key,
+        correct=rewards["correct"] > 0,
+        rewards={
+            "answer": rewards["answer"],
+            "format": min(rewards["answer_format"], rewards["score_format"]),
+        },
+        scores={
+            "sampled": trajectory.scores.get("sampled"),
+            "greedy": reading.greedy if reading else None,
+            "soft": reading.soft if reading else None,
+        },
+        tokens=len(trajectory.tokens),
+        logprob=sum(logprobs) / len(logprobs) if logprobs else None,
+        finish=trajectory.finish,
+        seed=seed,
+    )
+
+
+def evaluation_batch(
+    policy: Policy, task: Task, problems: Sequence[Problem], sampling: SamplingConfig, seed: int, first: int
+) -> list[list[Sample]]:
+    """Samples of a batch of problems with their scores read all three ways."""
+    seeds = [seed * 1_000_003 + first + i for i in range(len(problems))]
+    rollout = roll_out(policy, task, problems, seeds, sampling)
+    prefixes = [
+        [t.segments[0].tokens if "sampled" in t.scores else None for t in group.trajectories]
+        for group in rollout.groups
+    ]
+    readings = read_scores(policy, rollout.prompts, prefixes)
+    continuous = task.kind == "continuous"
+    return [
+        [
+            _sample(problem, k, trajectory, reading, continuous, s)
+            for k, (trajectory, reading) in enumerate(zip(group.trajectories, row, strict=True))
+        ]
+        for problem, group, row, s in zip(problems, rollout.groups, readings, seeds, strict=True)
+    ]
+
+
+def evaluate(
+    policy: Policy,
+    task: Task,
+    config: EvaluationConfig | None = None,
+    store: Path | None = None,
+    *,
+    describe: dict[str, Any] | None = None,
+    max_new_tokens: int = 48,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure a policy: pass@1, majority@N, best@N, oracle@N, verification AUC and AP, with intervals.
+
+    Args:
+        policy: What to measure.
+        task: Where the problems come from.
+        config: How many problems and samples, and how they are drawn.
+        store: A JSONL file that gets every sample; an unfinished one is continued.
+        describe: More settings for the store's header (the model's name, the step).
+        max_new_tokens: Length limit of a response.
+        progress: Called after each batch.
+
+    Returns:
+        The summary of `selfverify.evaluation.metrics.summarise`.
+
+    Raises:
+        ConfigError: The store holds samples of other settings.
+    """
+    config = config or EvaluationConfig()
+    sampling = SamplingConfig(
+        group_size=config.samples,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_new_tokens=max_new_tokens,
+    )
+    settings = {"task": task.name, **config.model_dump(exclude={"batch_problems"}), **(describe or {})}
+    problems = [task.problem(config.split, 0, index) for index in range(config.problems)]
+    boxes = {p.id: p.target for p in problems} if task.kind == "continuous" else None
+    samples: list[Sample] = []
+    archive = SampleStore(store, settings, config.samples) if store else None
+    try:
+        finished = archive.finished if archive else set()
+        for first in range(0, len(problems), config.batch_problems):
+            batch = problems[first : first + config.batch_problems]
+            if not all(p.id in finished for p in batch):
+                made = evaluation_batch(policy, task, batch, sampling, config.seed, first)
+                for problem, rows in zip(batch, made, strict=True):
+                    if problem.id not in finished:
+                        samples.extend(rows)
+                        if archive:
+                            archive.append(rows)
+            if progress:
+                progress(min(first + config.batch_problems, len(problems)), len(problems))
+        return summarise(archive.samples if archive else samples, boxes)
+    finally:
+        if archive:
+            archive.close()
+
+
+def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int) -> None:
+    """Images and questions of the first ``count`` problems, for the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for index in range(min(count, config.problems)):
+        problem = task.problem(config.split, 0, index)
+        name = f"{index:05d}.png"
+        if problem.images:
+            problem.images[0].save(folder / name)
+        entries.append(
+            {
+                "id": problem.id,
+                "question": problem.meta.get("question", ""),
+                "target": problem.target,
+                "image": name if problem.images else None,
+            }
+        )
+    (folder / "problems.json").write_text(json.dumps(entries, indent=1))

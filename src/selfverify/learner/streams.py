@@ -1,0 +1,128 @@
+"""From groups and credits to per-token streams: all the learner ever sees of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selfverify.objectives import UNTRAINED, token_weights
+from selfverify.policy.encoding import Prompt
+from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.types import Credit, Group
+
+Denominator = str
+
+
+@dataclass(slots=True)
+class GroupStreams:
+    """One group's per-token streams, ``[G, R]`` each (R = its longest response).
+
+    ``channel`` holds -1 where nothing is trained; ``loss_weight`` is the channel's weight before any
+    denominator; ``old_logprobs`` are those of sampling, or None where nothing was sampled.
+    """
+
+    prompt: Prompt
+    tokens: list[list[int]]
+    channel: Tensor
+    advantage: Tensor
+    kl_coef: Tensor
+    loss_weight: Tensor
+    old_logprobs: Tensor | None
+
+
+@dataclass(slots=True)
+class Dropped:
+    """What left the batch and why."""
+
+    zero_advantage: int = 0
+    all_invalid: int = 0
+    truncated: int = 0
+
+
+def valid_trajectories(group: Group, drop_truncated: bool) -> Tensor:
+    """``[G]`` bool: trajectories that take part in this group's statistics."""
+    return torch.tensor(
+        [t.finish != "error" and not (drop_truncated and t.truncated) for t in group.trajectories]
+    )
+
+
+def _spread(value: float | Tensor, count: int) -> list[float]:
+    tensor = torch.as_tensor(value, dtype=torch.float32)
+    result: list[float] = tensor.expand(count).tolist()
+    return result
+
+
+def make_streams(prompt: Prompt, group: Group, credits: Sequence[Credit]) -> GroupStreams:
+    """Lay a group's credits out over its tokens.
+
+    A credit reaches the policy's tokens in its channel, of valid trajectories. Where a channel's
+    advantages are all 0 its KL coefficient is 0 too: what teaches nothing must not be pushed by KL either.
+    """
+    tokens = [t.tokens for t in group.trajectories]
+    shape = (len(tokens), max((len(row) for row in tokens), default=0))
+    channel = torch.full(shape, UNTRAINED)
+    advantage, kl_coef, weight = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+    for number, credit in enumerate(credits):
+        count = len(tokens)
+        silent = not bool(credit.advantage.any())
+        values = _spread(credit.advantage, count)
+        coefs = [0.0] * count if silent else _spread(credit.kl_coef, count)
+        weights = _spread(credit.weight, count)
+        for i, trajectory in enumerate(group.trajectories):
+            if credit.valid is not None and not bool(credit.valid[i]):
+                continue
+            mask = torch.zeros(shape[1], dtype=torch.bool)
+            flags = trajectory.channel_mask([credit.channel])
+            mask[: len(flags)] = torch.tensor(flags, dtype=torch.bool)
+            channel[i, mask] = number
+            advantage[i, mask], kl_coef[i, mask], weight[i, mask] = values[i], coefs[i], weights[i]
+    logprobs = [t.logprobs for t in group.trajectories]
+    old = None
+    if all(len(a) == len(b) for a, b in zip(logprobs, tokens, strict=True)):
+        old = torch.zeros(shape)
+        for i, row in enumerate(logprobs):
+            old[i, : len(row)] = torch.tensor(row)
+    return GroupStreams(prompt, tokens, channel, advantage, kl_coef, weight, old)
+
+
+def select(rollout: Rollout, credits: Sequence[Sequence[Credit]], drop_zero: bool) -> tuple[list[GroupStreams], Dropped]:
+    """Streams of the groups that teach something; the others leave the batch and are counted.
+
+    What leaves does not count in any denominator: the step's size does not shrink as problems get solved.
+    """
+    kept, dropped = [], Dropped()
+    for prompt, group, group_credits in zip(rollout.prompts, rollout.groups, credits, strict=True):
+        if all(c.valid is not None and not bool(c.valid.any()) for c in group_credits):
+            dropped.all_invalid += 1
+        elif drop_zero and not any(bool(c.advantage.any()) for c in group_credits):
+            dropped.zero_advantage += 1
+        else:
+            kept.append(make_streams(prompt, group, group_credits))
+    return kept, dropped
+
+
+def batch_weights(groups: Sequence[GroupStreams], denominator: str) -> list[Tensor]:
+    """Loss weights ``[G, R]`` per group of one optimiser batch, denominators included.
+
+    Taken over the whole batch at once, so micro-batches only add up.
+    """
+    width = max(group.channel.shape[1] for group in groups)
+
+    def widen(tensor: Tensor, value: float) -> Tensor:
+        return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=value)
+
+    channel = torch.cat([widen(group.channel, UNTRAINED) for group in groups])
+    weight = torch.cat([widen(group.loss_weight, 0.0) for group in groups])
+    total = token_weights(channel, weight, denominator=denominator)  # type: ignore[arg-type]
+    parts = total.split([len(group.channel) for group in groups])
+    return [part[:, : group.channel.shape[1]] for part, group in zip(parts, groups, strict=True)]
+
+
+def stack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """``[B, G, R]`` from ``[G, R]`` tensors of different sizes, padded with zeros."""
+    g, r = max(t.shape[0] for t in tensors), max(max(t.shape[1] for t in tensors), 1)
+    padded = [torch.nn.functional.pad(t, (0, r - t.shape[1], 0, g - t.shape[0])) for t in tensors]
+    return torch.stack(padded).to(device)

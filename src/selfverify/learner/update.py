@@ -1,0 +1,145 @@
+"""One optimiser update from streams. It knows objectives, not methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from selfverify.learner.config import LearnerConfig
+from selfverify.learner.streams import GroupStreams, batch_weights, stack
+from selfverify.objectives import likelihood, surrogate
+from selfverify.policy.policy import Policy
+
+
+@dataclass(slots=True)
+class UpdateTotals:
+    """Sums over trained tokens, for logging."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    kl: float = 0.0
+    clipped: float = 0.0
+    ratio_max: float = 1.0
+    grad_norms: list[float] = field(default_factory=list)
+
+    def metrics(self) -> dict[str, float]:
+        """Means per update or per trained token."""
+        updates, tokens = max(len(self.grad_norms), 1), max(self.tokens, 1)
+        return {
+            "loss": self.loss / updates,
+            "kl": self.kl / tokens,
+            "clip_share": self.clipped / tokens,
+            "ratio_max": self.ratio_max,
+            "grad_norm": sum(self.grad_norms) / updates,
+            "tokens/trained": float(self.tokens),
+        }
+
+
+def micro_batches(groups: Sequence[GroupStreams], size: int) -> list[list[int]]:
+    """Indices of groups forwarded together: like lengths together, so that little is padding."""
+    order = sorted(range(len(groups)), key=lambda i: (len(groups[i].prompt.ids), groups[i].channel.shape[1]))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def forward(
+    policy: Policy, groups: Sequence[GroupStreams], temperature: float, needed: Tensor | None = None
+) -> Tensor:
+    """Log-probabilities ``[B, G, R]`` of a micro-batch."""
+    return policy.logprobs(
+        [group.prompt for group in groups],
+        [group.tokens for group in groups],
+        temperature=temperature,
+        needed=needed,
+    )
+
+
+@torch.no_grad()
+def fixed_logprobs(
+    policy: Policy, groups: Sequence[GroupStreams], size: int, temperature: float
+) -> list[Tensor]:
+    """Per group ``[G, R]`` log-probabilities under a policy that does not learn, on the CPU."""
+    results: list[Tensor] = [torch.empty(0)] * len(groups)
+    for indices in micro_batches(groups, size):
+        chosen = [groups[i] for i in indices]
+        trained = stack([group.channel + 1 for group in chosen], policy.device) > 0
+        values = forward(policy, chosen, temperature, trained).cpu()
+        for row, i in zip(values, indices, strict=True):
+            results[i] = row[: groups[i].channel.shape[0], : groups[i].channel.shape[1]]
+    return results
+
+
+class Updater:
+    """Gradient steps on one optimiser batch after another."""
+
+    def __init__(self, policy: Policy, accelerator: object, config: LearnerConfig, objective: str) -> None:
+        self.policy = policy
+        self.accelerator = accelerator
+        self.config = config
+        self.objective = objective
+
+    def gradient(
+        self,
+        groups: Sequence[GroupStreams],
+        reference: Sequence[Tensor] | None,
+        old: Sequence[Tensor] | None,
+        temperature: float,
+        totals: UpdateTotals,
+    ) -> None:
+        """Accumulate the gradient of one optimiser batch.
+
+        Args:
+            groups: The batch.
+            reference: Reference log-probs per group, None when no KL coefficient is above 0.
+            old: Log-probs of the sampling policy; None when this update is the first after sampling,
+                where the ratio is 1 by definition.
+            temperature: That of sampling.
+            totals: Added to.
+        """
+        device = self.policy.device
+        weights = batch_weights(groups, self.config.denominator)
+        for indices in micro_batches(groups, self.config.micro_batch_groups):
+            chosen = [groups[i] for i in indices]
+            trained = stack([group.channel + 1 for group in chosen], device) > 0
+            weight = stack([weights[i] for i in indices], device)
+            logprobs = forward(self.policy, chosen, temperature, trained)
+            if self.objective == "likelihood":
+                per_token = likelihood(logprobs)
+            else:
+                per_token = self._surrogate(chosen, indices, logprobs, reference, old, trained, totals)
+            loss = (per_token * weight).sum()
+            self.accelerator.backward(loss)  # type: ignore[attr-defined]
+            totals.loss += float(loss.detach())
+            totals.tokens += int(trained.sum())
+
+    def _surrogate(
+        self,
+        chosen: Sequence[GroupStreams],
+        indices: Sequence[int],
+        logprobs: Tensor,
+        reference: Sequence[Tensor] | None,
+        old: Sequence[Tensor] | None,
+        trained: Tensor,
+        totals: UpdateTotals,
+    ) -> Tensor:
+        device, flat = logprobs.device, logprobs.flatten(0, 1)
+        kl_coef = stack([group.kl_coef for group in chosen], device).flatten(0, 1)
+        terms = surrogate(
+            flat,
+            flat.detach() if old is None else stack([old[i] for i in indices], device).flatten(0, 1),
+            stack([group.advantage for group in chosen], device).flatten(0, 1),
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            ref_logprobs=None
+            if reference is None
+            else stack([reference[i] for i in indices], device).flatten(0, 1),
+            kl_coef=0.0 if reference is None else kl_coef,
+        )
+        rows = trained.flatten(0, 1)
+        totals.kl += float(terms.kl[rows].sum())
+        totals.clipped += float(terms.clipped[rows].sum())
+        if rows.any():
+            totals.ratio_max = max(totals.ratio_max, float(terms.ratio[rows].max()))
+        return terms.loss.view_as(logprobs)

@@ -1,0 +1,112 @@
+"""ADPO: answers learn from answer rewards, scores from verification rewards, on disjoint tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from selfverify.methods.base import PolicyGradientConfig, column, scores
+from selfverify.methods.monitor import group_metrics
+from selfverify.objectives import binary_reward, concordance_credit, group_advantage, preference_reward
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout, roll_out
+from selfverify.rollouts.types import Credit, Group, Problem
+from selfverify.tasks import Task
+
+
+class ADPOConfig(PolicyGradientConfig):
+    """Options of ADPO and of its ablations."""
+
+    verification: Literal["pairwise", "class_mean", "binary"] = Field(
+        "pairwise",
+        description="R^p by pairs (Eq. 5), against the other class's mean (§3.2's prose), or R^b (Eq. 4).",
+    )
+    credit: Literal["decoupled", "entangled"] = Field(
+        "decoupled", description="Two advantages on disjoint tokens (Eq. 9), or one of the sum (Eq. 8)."
+    )
+    verification_credit: Literal["normalised", "concordance"] = Field(
+        "normalised", description="Group-normalised R^p as in the paper, or the drift-free concordance credit."
+    )
+    gamma: float = Field(
+        0.0, ge=0, lt=1, description="Margin of the contrastive set (Eq. 7); 0 is 'differs' (Eq. 6)."
+    )
+    score_weight: float = Field(1.0, ge=0, description="Loss weight of the score channel.")
+    concordance_scale: float = Field(
+        4.0, gt=0, description="Multiplies the concordance credit, whose size is about 1/G of a normalised one."
+    )
+    tau_score: float = Field(0.5, ge=0, le=1, description="Score threshold of the binary reward (tau_s).")
+    tau_answer: float = Field(0.5, ge=0, le=1, description="Answer threshold of the binary reward (tau_a).")
+
+    @model_validator(mode="after")
+    def _check(self) -> ADPOConfig:
+        if self.verification_credit == "concordance" and self.verification != "pairwise":
+            raise ValueError("verification_credit: concordance is a sum over pairs; use verification: pairwise")
+        if self.verification_credit == "concordance" and self.credit == "entangled":
+            raise ValueError("credit: entangled adds rewards; the concordance credit is not a reward")
+        return self
+
+
+class ADPO:
+    """See the module's docstring; `ADPOConfig` holds the paper's choices and ours."""
+
+    name = "adpo"
+    objective: Literal["surrogate"] = "surrogate"
+
+    def __init__(self, config: ADPOConfig | None = None) -> None:
+        self.config = config or ADPOConfig()
+
+    def rollout(
+        self, policy: Policy, task: Task, problems: Sequence[Problem], seeds: Sequence[int], sampling: SamplingConfig
+    ) -> Rollout:
+        """Sample a group per problem."""
+        return roll_out(policy, task, problems, seeds, sampling)
+
+    def verification_reward(self, group: Group, valid: Tensor) -> Tensor:
+        """R^p or R^b of a group, ``[G]`` in [0, 1], and record it on its trajectories.
+
+        Contrast is decided by the answer's quality without its format part; a malformed score earns 0.
+        """
+        c, s, quality = self.config, scores(group), column(group, "answer")
+        if c.verification == "binary":
+            reward = binary_reward(s, quality, c.tau_score, c.tau_answer)
+        else:
+            reward = preference_reward(s, quality, c.gamma, c.verification, valid)
+        for trajectory, value in zip(group.trajectories, reward.tolist(), strict=True):
+            trajectory.rewards["verification"] = value
+        return reward
+
+    def credit(self, group: Group, valid: Tensor) -> list[Credit]:
+        """The answer's and the score's advantages (Eq. 9), or one of both (Eq. 8)."""
+        c = self.config
+        opened, score_format = column(group, "score_opened"), column(group, "score_format")
+        # A score that was never opened is the answer's fault; one that was opened badly is the score's.
+        answer_reward = column(group, "answer") + c.format_weight * torch.minimum(
+            column(group, "answer_format"), opened
+        )
+        penalty = c.format_weight * (opened - score_format)
+        reward = self.verification_reward(group, valid)
+        if c.credit == "entangled":
+            total = self._advantage(answer_reward + reward - penalty, valid)
+            return [Credit(channel, total, kl_coef=c.kl, valid=valid) for channel in (ANSWER, SCORE)]
+        if c.verification_credit == "concordance":
+            quality = column(group, "answer")
+            verification = c.concordance_scale * concordance_credit(scores(group), quality, c.gamma, valid)
+            verification = verification - torch.where(valid, penalty, 0.0)
+        else:
+            verification = self._advantage(reward - penalty, valid)
+        return [
+            Credit(ANSWER, self._advantage(answer_reward, valid), kl_coef=c.kl, valid=valid),
+            Credit(SCORE, verification, kl_coef=c.kl, weight=c.score_weight, valid=valid),
+        ]
+
+    def _advantage(self, reward: Tensor, valid: Tensor) -> Tensor:
+        return group_advantage(reward, valid, self.config.advantage_eps, self.config.scale_advantage)
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """See `selfverify.methods.monitor`."""
+        return group_metrics(groups)

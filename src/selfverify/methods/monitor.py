@@ -1,0 +1,50 @@
+"""Figures every rollout method logs. docs/adpo.md explains each one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from selfverify.rollouts.types import Group
+
+
+def _auc(scores: np.ndarray, correct: np.ndarray) -> float | None:
+    """Probability that a right answer has the higher score, ties counting half; None without both kinds."""
+    difference = scores[correct][:, None] - scores[~correct][None, :]
+    return float(((difference > 0) + 0.5 * (difference == 0)).mean()) if difference.size else None
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Means over all trajectories of a step; within-problem AUC over its mixed groups."""
+    rows = [t for group in groups for t in group.trajectories]
+    metrics = {
+        "reward/answer": float(np.mean([t.rewards["answer"] for t in rows])),
+        "accuracy": float(np.mean([t.rewards["correct"] for t in rows])),
+        "format/answer": float(np.mean([t.rewards["answer_format"] for t in rows])),
+        "format/score": float(np.mean([t.rewards["score_format"] for t in rows])),
+        "tokens/response": float(np.mean([len(t.tokens) for t in rows])),
+        "truncated": float(np.mean([t.truncated for t in rows])),
+    }
+    scored = [t for t in rows if "sampled" in t.scores]
+    if scored:
+        values = np.array([t.scores["sampled"] for t in scored])
+        metrics["verification/score_mean"] = float(values.mean())
+        metrics["verification/score_std"] = float(values.std())
+        metrics["verification/score_is_1"] = float((values >= 1).mean())
+    aucs = [auc for group in groups if (auc := _group_auc(group)) is not None]
+    if aucs:
+        metrics["verification/auc"] = float(np.mean(aucs))
+    verified = [t for t in rows if "verification" in t.rewards]
+    if verified:
+        metrics["reward/verification"] = float(np.mean([t.rewards["verification"] for t in verified]))
+        paid = [t.rewards["correct"] for t in verified if t.rewards["verification"] >= 1]
+        if paid:
+            metrics["verification/correct_given_reward1"] = float(np.mean(paid))
+    return metrics
+
+
+def _group_auc(group: Group) -> float | None:
+    rows = [t for t in group.trajectories if "sampled" in t.scores]
+    scores = np.array([t.scores["sampled"] for t in rows])
+    return _auc(scores, np.array([t.rewards["correct"] > 0 for t in rows], dtype=bool))

@@ -1,0 +1,78 @@
+"""Supervised fine-tuning on a task's demonstrations, through the same learner (the cold start)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from selfverify.methods.base import MethodConfig
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout
+from selfverify.rollouts.types import Credit, Group, Problem, Segment, Trajectory
+from selfverify.tasks import Task
+
+
+class SFTConfig(MethodConfig):
+    """Which demonstrations are shown, and how much their scores say."""
+
+    right: int = Field(2, ge=0, description="Right demonstrations per problem.")
+    wrong: int = Field(1, ge=0, description="Wrong ones; their mistakes are context, never trained.")
+    score_gap: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Distance between the mean score shown for the best and the worst answers. "
+        "0 teaches the format only; the scores then say nothing.",
+    )
+    score_noise: float = Field(0.25, ge=0, description="Standard deviation of the scores shown.")
+
+
+class SFT:
+    """Negative log-likelihood of demonstrations whose scores are drawn around 0.5 +- score_gap / 2."""
+
+    name = "sft"
+    objective: Literal["likelihood"] = "likelihood"
+
+    def __init__(self, config: SFTConfig | None = None) -> None:
+        self.config = config or SFTConfig()
+
+    def rollout(
+        self, policy: Policy, task: Task, problems: Sequence[Problem], seeds: Sequence[int], sampling: SamplingConfig
+    ) -> Rollout:
+        """Write the demonstrations of each problem; nothing is sampled from the policy."""
+        groups = []
+        for problem, seed in zip(problems, seeds, strict=True):
+            rng = np.random.default_rng(seed)
+            kinds = [False] * self.config.right + [True] * self.config.wrong
+            groups.append(Group(problem, [self._trajectory(policy, task, problem, rng, wrong) for wrong in kinds]))
+        return Rollout(policy.encode(problems), groups)
+
+    def _trajectory(
+        self, policy: Policy, task: Task, problem: Problem, rng: np.random.Generator, wrong: bool
+    ) -> Trajectory:
+        shown = task.demonstrate(problem, rng, wrong)
+        mean = 0.5 + self.config.score_gap * (shown.quality - 0.5)
+        score = float(np.clip(np.round(rng.normal(mean, self.config.score_noise), 1), 0, 1))
+        channel, text = shown.pieces[-1]
+        pieces = [*shown.pieces[:-1], (channel, f"{text}<score>"), (SCORE, f"{score:.1f}</score>")]
+        segments = [
+            Segment(channel, policy.tokenizer(text, add_special_tokens=False)["input_ids"], text=text)
+            for channel, text in pieces
+        ]
+        segments[-1].tokens.append(policy.tokenizer.eos_token_id)
+        segments[-1].finish = "stop"
+        return Trajectory(segments, rewards={"quality": shown.quality})
+
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        """1 for every token of the answer and score channels; ``context`` gets none."""
+        ones = torch.ones(len(group.trajectories), dtype=torch.float64)
+        return [Credit(channel, ones, valid=valid) for channel in (ANSWER, SCORE)]
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Mean quality of what was shown."""
+        return {"quality": float(np.mean([t.rewards["quality"] for g in groups for t in g.trajectories]))}

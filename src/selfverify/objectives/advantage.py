@@ -1,0 +1,65 @@
+"""Group-relative advantages (GRPO): a reward becomes a comparison with the other samples of its problem."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def as_float(values: Tensor) -> Tensor:
+    """``values`` in float32, or unchanged when they are float32 or float64 already."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def member_mask(values: Tensor, valid: Tensor | None) -> Tensor:
+    """``[..., G]`` bool: True where a member is marked valid (default: all) and its value is not NaN."""
+    known = ~torch.isnan(values)
+    return known if valid is None else known & torch.broadcast_to(valid.bool(), values.shape)
+
+
+def group_advantage(
+    rewards: Tensor, valid: Tensor | None = None, eps: float = 1e-4, scale: bool = True
+) -> Tensor:
+    """Normalise rewards inside each group: ``(R - mean) / (std + eps)`` (ADPO, text after Eq. 1).
+
+    The papers leave out two things. The standard deviation is the unbiased one (divisor n-1) and
+    ``eps`` is 1e-4, both as in TRL, so that the two agree number for number; verl uses ``eps=1e-6``.
+
+    A group whose valid rewards are all equal gets exactly 0, so that a caller can also switch its KL
+    off and drop it. "Equal" allows for rounding: 0.1 + 0.2 and 0.3 are the same reward. The tolerance
+    is 8 machine epsilons of ``rewards``' dtype (1e-6 in float32) times the largest magnitude, or times 1
+    if that is larger, because a sum such as 0.3 - 0.3 carries the rounding of its terms.
+
+    Denominators: an invalid member leaves before mean and std are taken, so both are over the n valid
+    ones. A zero advantage does not remove tokens from the loss denominator (see ``token_weights``).
+
+    Args:
+        rewards: ``[..., G]``, one reward for each trajectory of a group. NaN means "could not be
+            scored" and counts as invalid.
+        valid: Bool, broadcastable to ``[..., G]``; None means all.
+        eps: Added to the standard deviation, in units of reward.
+        scale: False leaves out the division by the standard deviation.
+
+    Returns:
+        ``[..., G]`` in float32 (float64 for float64 input), 0 where invalid. A group with fewer than
+        two valid members is 0.
+
+    Raises:
+        ValueError: a valid reward is infinite.
+    """
+    rewards = as_float(rewards)
+    member = member_mask(rewards, valid)
+    kept = torch.where(member, rewards, 0.0)
+    if torch.isinf(kept).any():
+        raise ValueError("group_advantage: a reward is infinite; bound it, or mark it invalid")
+    count = member.sum(-1, keepdim=True)
+    mean = kept.sum(-1, keepdim=True) / count.clamp(min=1)
+    centred = torch.where(member, rewards - mean, 0.0)
+    highest = torch.where(member, rewards, -torch.inf).amax(-1, keepdim=True)
+    lowest = torch.where(member, rewards, torch.inf).amin(-1, keepdim=True)
+    magnitude = kept.abs().amax(-1, keepdim=True).clamp(min=1.0)
+    differs = (count >= 2) & (highest - lowest > 8 * torch.finfo(rewards.dtype).eps * magnitude)
+    if scale:
+        variance = centred.square().sum(-1, keepdim=True) / (count - 1).clamp(min=1)
+        centred = centred / (variance.sqrt() + eps)
+    return torch.where(differs & member, centred, 0.0)

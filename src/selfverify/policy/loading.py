@@ -1,0 +1,118 @@
+"""Loading a model with its tokenizer and image processor, from a folder, a hub id or by built-in name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from selfverify.errors import CheckpointError, ConfigError
+from selfverify.policy.config import PolicyConfig
+from selfverify.policy.families import Family, family_of
+from selfverify.policy.shared_attention import ATTENTION
+
+BUILTIN = Path(__file__).parent / "builtin"
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What a checkpoint folder holds."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    image_processor: Any | None
+    family: Family
+
+
+def resolve(path: str) -> str:
+    """A folder for ``builtin:NAME``; anything else unchanged.
+
+    Raises:
+        ConfigError: No such built-in policy.
+    """
+    if not path.startswith("builtin:"):
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    name = path.removeprefix("builtin:")
+    folder = BUILTIN / name
+    if not (folder / "config.json").is_file():
+        have = sorted(p.parent.name for p in BUILTIN.glob("*/config.json"))
+        raise ConfigError(f"there is no built-in policy {name!r}; built-in: {', '.join(have) or 'none'}")
+    return str(folder)
+
+
+def pick_device(wanted: str) -> torch.device:
+    """``auto`` is CUDA where there is one, else the CPU."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(wanted)
+
+
+def _load_image_processor(folder: str, config: PolicyConfig) -> Any:
+    from transformers import AutoImageProcessor
+
+    sizes = {k: v for k in ("min_pixels", "max_pixels") if (v := getattr(config, k)) is not None}
+    return AutoImageProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code, **sizes)
+
+
+def _check_weights(folder: str, report: dict[str, Any]) -> None:
+    problems = {
+        kind: sorted(str(n[0] if isinstance(n, tuple) else n) for n in report.get(kind, ()))
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
+    wrong = [f"{kind.replace('_', ' ')}: {', '.join(n[:3])} ({len(n)})" for kind, n in problems.items() if n]
+    if wrong:
+        raise CheckpointError(
+            f"the weights in {folder} do not fit the model its config.json describes; {'; '.join(wrong)}. "
+            "Use the folder exactly as `save_pretrained` wrote it."
+        )
+
+
+def load(config: PolicyConfig) -> Loaded:
+    """Load everything that ``config.path`` names. Weights that do not fit are an error, never a warning.
+
+    Raises:
+        ConfigError: The folder is missing or holds no model this library can load.
+        CheckpointError: Weight names or shapes do not fit the model.
+    """
+    folder = resolve(config.path)
+    remote = {"trust_remote_code": config.trust_remote_code}
+    try:
+        settings = AutoConfig.from_pretrained(folder, **remote)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise ConfigError(f"no model at {config.path!r}: {error}") from error
+    has_vision = getattr(settings, "vision_config", None) is not None
+    loader = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+    try:
+        model, report = loader.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **remote
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, **remote)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load the model at {config.path!r}: {error}") from error
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {folder} do not fit the model: {error}") from error
+    _check_weights(folder, report)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    family = family_of(model)
+    family.backbone(model).config._attn_implementation = ATTENTION
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if not config.train_vision:
+        for parameter in family.vision_parameters(model):
+            parameter.requires_grad_(False)
+    model.to(pick_device(config.device))
+    processor = _load_image_processor(folder, config) if has_vision else None
+    return Loaded(model, tokenizer, processor, family)

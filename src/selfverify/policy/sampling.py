@@ -1,0 +1,145 @@
+"""Sampling: one prefill per problem, then its G continuations decoded as a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.shared_attention import SharedLayout
+from selfverify.rollouts.types import Finish
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sampled continuation: its tokens, their log-probabilities, and how it ended."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish: Finish
+
+
+def uniforms(seeds: list[int], group_size: int, steps: int) -> Tensor:
+    """``[B, G, steps]`` numbers in [0, 1), one stream per problem.
+
+    A problem's samples then depend on its own seed alone, not on what else is in the batch or on which
+    process samples it.
+    """
+    rows = []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        rows.append(torch.rand(group_size, steps, generator=generator))
+    return torch.stack(rows)
+
+
+def pick_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float) -> Tensor:
+    """Draw one token per row by inverse transform sampling.
+
+    Args:
+        logits: ``[..., V]`` float32.
+        uniform: ``[...]`` in [0, 1).
+        temperature: 0 is greedy.
+        top_p: Nucleus: the fewest most likely tokens whose probability reaches ``top_p``.
+
+    Returns:
+        ``[...]`` token ids.
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    probs, order = (logits / temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
+    cumulative = probs.cumsum(-1)
+    kept = torch.where(cumulative - probs < top_p, probs, 0.0).cumsum(-1)
+    place = torch.searchsorted(kept, (uniform.unsqueeze(-1) * kept[..., -1:]).contiguous(), right=True)
+    place = torch.minimum(place, (kept < kept[..., -1:]).sum(-1, keepdim=True))
+    return order.gather(-1, place).squeeze(-1)
+
+
+class Decoder:
+    """Decodes a batch of prompts; rows that have ended leave the batch when enough have."""
+
+    def __init__(self, policy: Any, sampling: SamplingConfig, stop: set[int], suppressed: list[int]) -> None:
+        self.policy = policy
+        self.sampling = sampling
+        self.stop = torch.tensor(sorted(stop), dtype=torch.long, device=policy.device)
+        self.suppressed = torch.tensor(suppressed, dtype=torch.long, device=policy.device)
+
+    def _choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Next tokens and their log-probs ``[B, G]`` (under the temperature, before top-p)."""
+        logits = self.policy.head(hidden).float()
+        free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
+        temperature = self.sampling.temperature
+        tokens = pick_tokens(free, uniform, temperature, self.sampling.top_p)
+        scaled = logits / temperature if temperature > 0 else logits
+        chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
+        return tokens, chosen
+
+    def run(self, last_hidden: Tensor, layout: SharedLayout, starts: Tensor, seeds: list[int]) -> list[list[Sample]]:
+        """Sample from prefilled prompts.
+
+        Args:
+            last_hidden: ``[B, H]`` hidden state of each prompt's last token.
+            layout: The prefilled layout.
+            starts: ``[B]`` position of the first new token.
+            seeds: One per problem.
+
+        Returns:
+            B lists of G samples.
+        """
+        device = last_hidden.device
+        b, g, steps = len(seeds), self.sampling.group_size, self.sampling.max_new_tokens
+        draws = uniforms(seeds, g, steps).to(device)
+        tokens = torch.zeros(b, g, steps, dtype=torch.long, device=device)
+        logprobs = torch.zeros(b, g, steps, device=device)
+        ended = torch.full((b, g), -1, dtype=torch.long, device=device)
+        layout = SharedLayout(
+            "decode", layout.prompt_lengths, layout.prompt_width, g, steps, 0, layout.prompt_keys
+        )
+        problems = torch.arange(b, device=device)
+        slots = torch.arange(g, device=device).expand(b, g)
+        hidden = last_hidden[:, None].expand(b, g, -1)
+        for step in range(steps):
+            rows = problems[:, None]
+            chosen, chosen_logprobs = self._choose(hidden, draws[rows, slots, step])
+            tokens[rows, slots, step] = chosen
+            logprobs[rows, slots, step] = chosen_logprobs
+            ends = torch.isin(chosen, self.stop) & (ended[rows, slots] < 0)
+            ended[rows, slots] = torch.where(ends, step, ended[rows, slots])
+            alive = ended[rows, slots] < 0
+            if step + 1 == steps or not bool(alive.any()):
+                break
+            keep = self._smaller(alive)
+            if keep is not None:
+                which, places = keep
+                layout = layout.select(which, places)
+                chosen, slots = chosen[which[:, None], places], slots[which[:, None], places]
+                problems = problems[which]
+            positions = (starts[problems] + step)[:, None].expand(chosen.shape)
+            hidden = self.policy.decode_step(chosen, positions, layout)
+            layout.position += 1
+        lengths = torch.where(ended >= 0, ended + 1, steps).tolist()
+        return [
+            [
+                Sample(
+                    tokens[i, j, : lengths[i][j]].tolist(),
+                    logprobs[i, j, : lengths[i][j]].tolist(),
+                    "stop" if ended[i, j] >= 0 else "length",
+                )
+                for j in range(g)
+            ]
+            for i in range(b)
+        ]
+
+    @staticmethod
+    def _smaller(alive: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Problems and slots to keep when dropping ended rows saves at least a fifth of the batch."""
+        counts = alive.sum(1)
+        width = int(counts.max())
+        which = counts.nonzero().squeeze(1)
+        if width * len(which) > 0.8 * alive.numel():
+            return None
+        # Ended rows fill up groups that have fewer living ones; their tokens are ignored.
+        places = alive[which].to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
+        return which, places

@@ -1,0 +1,112 @@
+"""Reading verification scores greedily and softly, instead of as they happened to be sampled.
+
+Sampling a score at T = 1 throws most of its information away. Here the policy is asked for the
+probabilities of the score's tokens behind a given answer, in one forward that shares the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+
+SCORE_TEXTS = tuple(f"{value / 10:.1f}" for value in range(11))
+
+
+@dataclass(slots=True)
+class ScoreTree:
+    """The tokens of all score texts as a tree. A leaf holds its score."""
+
+    children: dict[int, ScoreTree] = field(default_factory=dict)
+    value: float | None = None
+
+    @classmethod
+    def build(cls, tokenizer: Any, texts: Sequence[str] = SCORE_TEXTS) -> ScoreTree:
+        """The tree of ``texts`` as the tokenizer writes them."""
+        root = cls()
+        for text in texts:
+            node = root
+            for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+                node = node.children.setdefault(token, cls())
+            node.value = float(text)
+        return root
+
+    def branchings(self, path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], ScoreTree]]:
+        """All nodes with several children, each with the tokens that lead to it."""
+        own = [(path, self)] if len(self.children) > 1 else []
+        return own + [b for token, child in self.children.items() for b in child.branchings((*path, token))]
+
+    def expectation(self, probabilities: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...] = ()) -> float:
+        """Expected score; ``probabilities`` gives each branching's distribution over its children."""
+        if not self.children:
+            return float(self.value or 0.0)
+        weights = probabilities.get(path, dict.fromkeys(self.children, 1.0))
+        return sum(weights[t] * c.expectation(probabilities, (*path, t)) for t, c in self.children.items())
+
+    def most_likely(self, probabilities: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...] = ()) -> float:
+        """The score that greedy decoding writes when it can only write scores."""
+        if not self.children:
+            return float(self.value or 0.0)
+        weights = probabilities.get(path, dict.fromkeys(self.children, 1.0))
+        token = max(weights, key=lambda t: weights[t])
+        return self.children[token].most_likely(probabilities, (*path, token))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreReading:
+    """One answer's score, decoded greedily and as an expectation."""
+
+    greedy: float
+    soft: float
+
+
+@torch.no_grad()
+def read_scores(
+    policy: Policy, prompts: Sequence[Prompt], prefixes: Sequence[Sequence[Sequence[int] | None]]
+) -> list[list[ScoreReading | None]]:
+    """Scores behind given answers.
+
+    The soft score is the expectation over the score texts 0.0, 0.1, ..., 1.0. At each token where those
+    texts branch, the policy's probabilities are normalised over the branches; where they do not branch
+    (the point after "0") the token is taken as certain. With one token per character this is
+    p(1) * 1 + p(0) * sum_d p(d | "0.") * d/10.
+
+    Args:
+        policy: Any policy, not only the one that wrote the answers.
+        prompts: B encoded prompts.
+        prefixes: For each prompt its responses up to and with ``<score>``; None where there is no score.
+
+    Returns:
+        B lists, None where the prefix was None.
+    """
+    tree = ScoreTree.build(policy.tokenizer)
+    branchings = tree.branchings()
+    # A path that begins another is covered by the longer one's forward.
+    paths = [p for p, _ in branchings if not any(q != p and q[: len(p)] == p for q, _ in branchings)]
+    rows = [[(g, list(prefix)) for g, prefix in enumerate(group) if prefix is not None] for group in prefixes]
+    results: list[list[ScoreReading | None]] = [[None] * len(group) for group in prefixes]
+    if not any(rows):
+        return results
+    continuations = [[[*prefix, *path, 0] for _, prefix in group for path in paths] for group in rows]
+    ids, _ = policy.pad_continuations(continuations)
+    hidden = policy.hidden_states(prompts, ids)
+    for b, group in enumerate(rows):
+        for n, (g, prefix) in enumerate(group):
+            probabilities = {}
+            for path, node in branchings:
+                slot = next(i for i, p in enumerate(paths) if p[: len(path)] == path)
+                state = hidden[b, n * len(paths) + slot, len(prefix) + len(path)]
+                probabilities[path] = _children(policy, node, state)
+            results[b][g] = ScoreReading(tree.most_likely(probabilities), tree.expectation(probabilities))
+    return results
+
+
+def _children(policy: Policy, node: ScoreTree, state: Tensor) -> dict[int, float]:
+    tokens = list(node.children)
+    return dict(zip(tokens, policy.head(state).float()[tokens].softmax(-1).tolist(), strict=True))

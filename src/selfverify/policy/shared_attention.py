@@ -1,0 +1,195 @@
+"""Attention in which the G continuations of a prompt share one copy of it.
+
+A row holds a prompt once and its continuations one after another::
+
+    [ prompt (P) | continuation 1 (R) | continuation 2 (R) | ... | continuation G (R) ]
+
+Linear layers see P + G*R tokens instead of G*(P + R). Attention must keep the continuations apart, so
+a continuation's query attends to the prompt's keys and to its own, and one softmax runs over both
+parts; the result equals the plain forward of each prompt + continuation. Registered with transformers
+under the name in `ATTENTION`, it serves every model that uses the attention interface, and falls
+back to PyTorch's SDPA when no layout is passed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+ATTENTION = "selfverify_shared"
+
+
+@dataclass(slots=True)
+class SharedLayout:
+    """How a row is laid out, and for generation the keys and values seen so far.
+
+    Args:
+        mode: ``packed`` (prompt and continuations in one forward), ``prefill`` (prompts only, their keys
+            and values are kept) or ``decode`` (one new token for each of the G continuations).
+        prompt_lengths: ``[B]`` true prompt lengths; prompts are padded on the right to P.
+        prompt_width: P.
+        continuations: G.
+        steps: Room for new tokens (``decode``).
+    """
+
+    mode: Literal["packed", "prefill", "decode"]
+    prompt_lengths: Tensor
+    prompt_width: int
+    continuations: int = 1
+    steps: int = 0
+    position: int = 0
+    prompt_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    own_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def prompt_padding(self) -> Tensor | None:
+        """``[B, P]`` True at padding, or None when no prompt is padded."""
+        if bool((self.prompt_lengths == self.prompt_width).all()):
+            return None
+        places = torch.arange(self.prompt_width, device=self.prompt_lengths.device)
+        return places[None, :] >= self.prompt_lengths[:, None]
+
+    def select(self, problems: Tensor, slots: Tensor) -> SharedLayout:
+        """The layout with only ``problems`` [B'] and of each the continuations ``slots`` [B', G']."""
+        rows = problems[:, None]
+        return SharedLayout(
+            mode="decode",
+            prompt_lengths=self.prompt_lengths[problems],
+            prompt_width=self.prompt_width,
+            continuations=slots.shape[1],
+            steps=self.steps,
+            position=self.position,
+            prompt_keys={i: (k[problems], v[problems]) for i, (k, v) in self.prompt_keys.items()},
+            own_keys={i: (k[rows, slots], v[rows, slots]) for i, (k, v) in self.own_keys.items()},
+        )
+
+
+def _two_part_attention(
+    query: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], mask: _Masks, scaling: float
+) -> Tensor:
+    """One softmax over the prompt's keys and a continuation's own.
+
+    Args:
+        query: ``[B, K, N, G, Q, D]``: K key heads, N query heads per key head, Q new tokens.
+        prompt: Keys and values ``[B, K, P, D]``.
+        own: Keys and values ``[B, G, K, T, D]``.
+
+    Returns:
+        ``[B, K, N, G, Q, D]``.
+    """
+    b, k, n, g, q, d = query.shape
+    width = prompt[0].shape[2]
+    scores_prompt = torch.matmul(query.reshape(b, k, n * g * q, d) * scaling, prompt[0].transpose(2, 3))
+    scores_prompt = scores_prompt.view(b, k, n, g, q, width)
+    # Own keys differ by continuation: bring G beside B, and the N query heads into the rows.
+    own_query = query.permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, d) * scaling
+    scores_own = torch.matmul(own_query, own[0].transpose(3, 4)).view(b, g, k, n, q, -1)
+    scores_own = scores_own.permute(0, 2, 3, 1, 4, 5)
+    if mask.prompt is not None:
+        scores_prompt = scores_prompt + mask.prompt
+    if mask.own is not None:
+        scores_own = scores_own + mask.own
+    weights = torch.cat([scores_prompt, scores_own], dim=-1).softmax(dim=-1, dtype=torch.float32)
+    weights = weights.to(query.dtype)
+    out = torch.matmul(weights[..., :width].reshape(b, k, n * g * q, width), prompt[1]).view(b, k, n, g, q, d)
+    own_weights = weights[..., width:].permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, -1)
+    own_out = torch.matmul(own_weights, own[1]).view(b, g, k, n, q, d)
+    return out + own_out.permute(0, 2, 3, 1, 4, 5)
+
+
+@dataclass(slots=True)
+class _Masks:
+    prompt: Tensor | None
+    own: Tensor | None
+
+
+def _prompt_mask(layout: SharedLayout, dtype: torch.dtype) -> Tensor | None:
+    padding = layout.prompt_padding()
+    if padding is None:
+        return None
+    mask = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
+    return mask.masked_fill(padding, torch.finfo(dtype).min)[:, None, None, None, None, :]
+
+
+def _packed(layout: SharedLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    b, heads, length, d = query.shape
+    k, p, g = key.shape[1], layout.prompt_width, layout.continuations
+    n, r = heads // k, (length - p) // g
+    # Padding stands right of the prompt, so the causal rule already hides it from the prompt's tokens.
+    prompt_out = F.scaled_dot_product_attention(
+        query[:, :, :p], key[:, :, :p], value[:, :, :p], is_causal=True, scale=scaling, enable_gqa=n > 1
+    )
+    if g * r == 0:
+        return prompt_out.transpose(1, 2)
+    own = [x[:, :, p:].reshape(b, k, g, r, d).permute(0, 2, 1, 3, 4) for x in (key, value)]
+    causal = torch.full((r, r), torch.finfo(query.dtype).min, dtype=query.dtype, device=query.device).triu(1)
+    masks = _Masks(_prompt_mask(layout, query.dtype), causal)
+    own_out = _two_part_attention(
+        query[:, :, p:].reshape(b, k, n, g, r, d),
+        (key[:, :, :p], value[:, :, :p]),
+        (own[0], own[1]),
+        masks,
+        scaling,
+    )
+    return torch.cat([prompt_out, own_out.reshape(b, heads, g * r, d)], dim=2).transpose(1, 2)
+
+
+def _decode(
+    layout: SharedLayout, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> Tensor:
+    b, heads, g, d = query.shape
+    k = key.shape[1]
+    if layer not in layout.own_keys:
+        room = (b, g, k, layout.steps, d)
+        layout.own_keys[layer] = (key.new_empty(room), value.new_empty(room))
+    keys, values = layout.own_keys[layer]
+    keys[:, :, :, layout.position] = key.transpose(1, 2)
+    values[:, :, :, layout.position] = value.transpose(1, 2)
+    upto = layout.position + 1
+    out = _two_part_attention(
+        query.reshape(b, k, heads // k, g, 1, d),
+        layout.prompt_keys[layer],
+        (keys[..., :upto, :], values[..., :upto, :]),
+        _Masks(_prompt_mask(layout, query.dtype), None),
+        scaling,
+    )
+    return out.reshape(b, heads, g, d).transpose(1, 2)
+
+
+def shared_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    shared: SharedLayout | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls; see the module's docstring.
+
+    Args:
+        query: ``[B, heads, L, D]``; ``key`` and ``value`` ``[B, key heads, L, D]``, positions applied.
+        shared: The row layout; None means an ordinary batch.
+
+    Returns:
+        ``[B, L, heads, D]`` and None (attention weights are not kept).
+    """
+    if shared is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if shared.mode == "decode":
+        return _decode(shared, int(module.layer_idx), query, key, value, scale), None  # type: ignore[arg-type]
+    if shared.mode == "prefill":
+        shared.prompt_keys[int(module.layer_idx)] = (key, value)  # type: ignore[arg-type]
+    return _packed(shared, query, key, value, scale), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)

@@ -1,0 +1,75 @@
+"""Single-turn rollouts: sample G responses, cut them into channels, judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.tags import Tagged, channel_lengths, parse_tagged, token_ends
+from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
+from selfverify.tasks import Task
+
+ANSWER, SCORE = "answer", "score"
+
+
+@dataclass(slots=True)
+class Rollout:
+    """Groups with the encoded prompts they were sampled from, in the same order."""
+
+    prompts: list[Prompt]
+    groups: list[Group]
+
+
+def read_response(policy: Policy, task: Task, sample: Sample) -> tuple[str, Tagged, int]:
+    """The decoded response, what its tags hold, and how many leading tokens are the answer channel."""
+    text, ends = token_ends(policy.tokenizer, sample.tokens)
+    body = text
+    if sample.finish == "stop":
+        body = text[: ends[-2] if len(ends) > 1 else 0]
+    tagged = parse_tagged(body, task.tags)
+    return text, tagged, channel_lengths(ends, tagged.score_start)
+
+
+def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample) -> Trajectory:
+    """Cut one sample into ``answer`` and ``score`` and reward it.
+
+    Rewards: ``answer`` (the task's, without format), ``correct``, ``answer_format`` and ``score_format``
+    (0 or 1), ``score_opened``. An answer whose tags are malformed earns 0.
+    """
+    text, tagged, split = read_response(policy, task, sample)
+    judged = task.judge(problem, tagged) if tagged.answer_ok else None
+    boundary = tagged.score_start if tagged.score_start is not None else len(text)
+    segments = [Segment(ANSWER, sample.tokens[:split], sample.logprobs[:split], text[:boundary])]
+    if split < len(sample.tokens):
+        segments.append(Segment(SCORE, sample.tokens[split:], sample.logprobs[split:], text[boundary:]))
+    segments[-1].finish = sample.finish
+    segments[0].parsed = judged
+    return Trajectory(
+        segments,
+        scores={"sampled": tagged.score} if tagged.score is not None else {},
+        rewards={
+            "answer": judged.reward if judged else 0.0,
+            "correct": float(judged.correct) if judged else 0.0,
+            "answer_format": float(tagged.answer_ok),
+            "score_format": float(tagged.score_ok),
+            "score_opened": float(tagged.score_start is not None),
+        },
+        parsed=judged,
+    )
+
+
+def roll_out(
+    policy: Policy, task: Task, problems: Sequence[Problem], seeds: Sequence[int], sampling: SamplingConfig
+) -> Rollout:
+    """Sample a group for each problem and judge its trajectories."""
+    prompts = policy.encode(problems)
+    sampled = policy.sample(prompts, sampling, seeds=seeds)
+    groups = [
+        Group(problem, [make_trajectory(policy, task, problem, sample) for sample in samples])
+        for problem, samples in zip(problems, sampled, strict=True)
+    ]
+    return Rollout(prompts, groups)

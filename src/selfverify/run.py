@@ -1,0 +1,184 @@
+"""From a recipe to a run: load, evaluate, train, evaluate, write everything down."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selfverify.evaluation.config import EvaluationConfig
+from selfverify.evaluation.evaluate import evaluate, write_gallery
+from selfverify.learner.config import LearnerConfig
+from selfverify.learner.loop import Learner, StepCallback
+from selfverify.methods import Method, make_method
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.recipe import Recipe
+from selfverify.tasks import Task, make_task
+
+GALLERY_PROBLEMS = 128
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=1))
+    os.replace(partial, path)
+
+
+def learn(
+    policy: Policy,
+    task: Task,
+    method: Method,
+    learner: LearnerConfig,
+    sampling: SamplingConfig | None = None,
+    *,
+    output: Path | str,
+    seed: int = 0,
+    resume: bool = False,
+    on_step: StepCallback | None = None,
+    validation: EvaluationConfig | None = None,
+) -> Policy:
+    """Train ``policy`` in place and return it: the Python API's way to train.
+
+    Args:
+        policy: The policy to train.
+        task: Gives problems and judges answers.
+        method: ADPO, GRPO, ... from `make_method`.
+        learner: Steps, learning rate, checkpoints.
+        sampling: Group size, temperature.
+        output: Run folder: metrics.jsonl, checkpoints.
+        seed: Decides problems and samples; on a CPU the same seed gives the same bits.
+        resume: Go on from the newest checkpoint in ``output``.
+        on_step: Called after every step with its number, metrics and timings.
+        validation: What ``learner.evaluate_every`` measures.
+
+    Returns:
+        The same policy, trained.
+    """
+    sampling = sampling or SamplingConfig()
+    checks = validation or EvaluationConfig(problems=128, samples=4, split="validation")
+
+    def check(current: Policy) -> dict[str, float]:
+        figures = evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens)
+        return {name: value for name, value in figures.items() if isinstance(value, float)}
+
+    loop = Learner(
+        policy, task, method, learner, sampling, Path(output), seed=seed, evaluate=check, on_step=on_step
+    )
+    loop.run(resume=resume)
+    return policy
+
+
+def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
+    """The policy, the task and the method that a recipe names."""
+    return (
+        Policy.load(recipe.policy),
+        make_task(recipe.task.name, **recipe.task.options),
+        make_method(recipe.method.name, **recipe.method.options),
+    )
+
+
+def measure(
+    policy: Policy,
+    task: Task,
+    recipe: Recipe,
+    store: Path,
+    when: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Evaluate as the recipe says, into ``store``."""
+    return evaluate(
+        policy,
+        task,
+        recipe.evaluation,
+        store,
+        describe={"model": when, "recipe": recipe.name},
+        max_new_tokens=recipe.sampling.max_new_tokens,
+        progress=progress,
+    )
+
+
+def train(
+    recipe: Recipe, resume: bool = False, on_step: StepCallback | None = None, on_phase: Any = None
+) -> Path:
+    """Run a recipe: evaluate before, train, evaluate after. Returns the run folder.
+
+    The folder holds ``recipe.yaml``, ``metrics.jsonl``, ``timing.jsonl``, ``checkpoints/``, the trained
+    ``model/``, ``samples-before.jsonl``, ``samples-after.jsonl``, ``metrics.json`` and ``gallery/``.
+    A supervised method has no before and after; only its model is written.
+
+    Args:
+        recipe: What to do.
+        resume: Go on from the newest checkpoint.
+        on_step: Called after every training step.
+        on_phase: Called as ``on_phase(name, done, total)`` while evaluating.
+    """
+    from selfverify.recipe import to_yaml
+
+    folder = Path(recipe.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        _clear(folder)
+    (folder / "recipe.yaml").write_text(to_yaml(recipe))
+    policy, task, method = build(recipe)
+    evaluated = method.objective == "surrogate"
+
+    def progress(phase: str) -> Callable[[int, int], None] | None:
+        return None if on_phase is None else lambda done, total: on_phase(phase, done, total)
+
+    before = (
+        measure(policy, task, recipe, folder / "samples-before.jsonl", "before", progress("before"))
+        if evaluated
+        else None
+    )
+    learn(
+        policy,
+        task,
+        method,
+        recipe.learner,
+        recipe.sampling,
+        output=folder,
+        seed=recipe.seed,
+        resume=resume,
+        on_step=on_step,
+    )
+    policy.save(folder / "model")
+    if evaluated:
+        write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
+        after = measure(policy, task, recipe, folder / "samples-after.jsonl", "after", progress("after"))
+        write_json(
+            folder / "metrics.json",
+            {"before": before, "after": after, "settings": recipe.model_dump(mode="json")},
+        )
+    return folder
+
+
+def _clear(folder: Path) -> None:
+    """A fresh run must not be mixed with an old one's samples, metrics or checkpoints."""
+    import shutil
+
+    for name in ("metrics.jsonl", "timing.jsonl", "metrics.json", "samples-before.jsonl", "samples-after.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "model", "gallery"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | None = None) -> dict[str, Any]:
+    """Evaluate a model on a recipe's task.
+
+    Args:
+        recipe: Names the task and how to evaluate.
+        model: A checkpoint folder or ``builtin:NAME`` instead of the recipe's policy.
+        output: Folder for ``samples.jsonl`` and ``metrics.json``; default ``<recipe.output>/eval``.
+    """
+    settings = recipe.policy.model_copy(update={"path": model}) if model else recipe.policy
+    policy = Policy.load(settings)
+    task = make_task(recipe.task.name, **recipe.task.options)
+    folder = output or Path(recipe.output) / "eval"
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
+    write_json(folder / "metrics.json", {"after": summary, "settings": recipe.model_dump(mode="json")})
+    return summary

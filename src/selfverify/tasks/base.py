@@ -1,0 +1,100 @@
+"""What a task is: where problems come from, what the answer format is, and how answers are rewarded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from selfverify.rollouts.tags import Tagged
+from selfverify.rollouts.types import Problem
+from selfverify.tasks.canvas import Split
+
+SCORE_INSTRUCTION = (
+    "Reason inside <think></think>, give the answer inside <answer></answer>, "
+    "then rate from 0 to 1 inside <score></score> how likely your answer is correct."
+)
+"""ADPO Table 1's request in our words."""
+
+
+class TaskConfig(BaseModel):
+    """Options of a task; every task adds its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a task thinks of one answer.
+
+    Args:
+        reward: Quality of the answer in [0, 1] (0 or 1 for discrete tasks), without any format part.
+        correct: Whether it counts as right in accuracy, AUC and AP.
+        answer: The parsed answer as a JSON value, None when it can't be read.
+        key: Equal for equivalent answers; None when the answer can't be read.
+    """
+
+    reward: float
+    correct: bool
+    answer: Any = None
+    key: str | None = None
+
+
+UNREADABLE = Judged(reward=0.0, correct=False)
+
+
+@dataclass(slots=True)
+class Demonstration:
+    """A worked response for supervised fine-tuning: ``(channel, text)`` pieces in order.
+
+    Pieces of channel ``context`` are read but never trained; that is how a wrong answer is shown
+    without teaching it. ``quality`` is the reward the shown answer would get.
+    """
+
+    pieces: list[tuple[str, str]] = field(default_factory=list)
+    quality: float = 1.0
+
+
+class Task(Protocol):
+    """Problems, their answers' format, and the reward. Implementations are one file each."""
+
+    name: str
+    kind: Literal["discrete", "continuous"]
+    tags: tuple[str, ...]
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """Problem ``index`` of a split; the same arguments give the same problem."""
+        ...
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """Reward an answer. Never raises on model output; malformed answers earn 0."""
+        ...
+
+    def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
+        """A right (or plausibly wrong) response for the cold start, without its score."""
+        ...
+
+
+def problem_rng(split: Split, seed: int, index: int) -> np.random.Generator:
+    """One independent stream per (split, seed, index), so that problems need no shared state."""
+    return np.random.default_rng([{"train": 0, "validation": 1, "test": 2}[split], seed, index])
+
+
+def user_turn(text: str, images: int = 1) -> list[dict[str, Any]]:
+    """A one-turn conversation: the images, then the text."""
+    content: list[dict[str, Any]] = [{"type": "image"} for _ in range(images)]
+    return [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
+
+
+def read_integers(text: str, count: int, largest: int) -> list[int] | None:
+    """Exactly ``count`` ASCII integers in [0, ``largest``], separated by spaces or commas, else None."""
+    if len(text) > 16 * count:
+        return None
+    words: Sequence[str] = text.replace(",", " ").split()
+    if len(words) != count or not all(w.isascii() and w.isdigit() and len(w) <= 4 for w in words):
+        return None
+    values = [int(word) for word in words]
+    return values if max(values) <= largest else None

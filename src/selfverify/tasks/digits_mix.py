@@ -1,0 +1,53 @@
+"""`digits-mix`: the three digit tasks in turn. What the built-in policy's cold start is trained on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from selfverify.rollouts.tags import Tagged
+from selfverify.rollouts.types import Problem
+from selfverify.tasks.base import Demonstration, Judged, TaskConfig
+from selfverify.tasks.canvas import Split
+from selfverify.tasks.digits_locate import DigitsLocate
+from selfverify.tasks.digits_pick import DigitsPick
+from selfverify.tasks.digits_sum import DigitsSum
+
+
+class DigitsMixConfig(TaskConfig):
+    """How often each task comes."""
+
+    pick: int = Field(4, ge=0, description="Shares of digits-pick problems.")
+    sum: int = Field(2, ge=0, description="Shares of digits-sum problems.")
+    locate: int = Field(2, ge=0, description="Shares of digits-locate problems.")
+
+
+class DigitsMix:
+    """Problems of all digit tasks in a fixed rotation; each is judged by its own task."""
+
+    name = "digits-mix"
+    kind: Literal["discrete"] = "discrete"
+    tags = ("think", "answer", "score")
+
+    def __init__(self, config: DigitsMixConfig | None = None) -> None:
+        c = config or DigitsMixConfig()
+        parts = (DigitsPick(), DigitsSum(), DigitsLocate())
+        self.rotation = [t for t, share in zip(parts, (c.pick, c.sum, c.locate), strict=True) for _ in range(share)]
+        self.by_name = {part.name: part for part in parts}
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task.problem`."""
+        return self.rotation[index % len(self.rotation)].problem(split, seed, index)
+
+    def _own(self, problem: Problem) -> DigitsPick | DigitsSum | DigitsLocate:
+        return self.by_name[problem.id.split("/", 1)[0]]
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """See `Task.judge`."""
+        return self._own(problem).judge(problem, tagged)
+
+    def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
+        """See `Task.demonstrate`."""
+        return self._own(problem).demonstrate(problem, rng, wrong)

@@ -1,0 +1,104 @@
+"""`digits-pick`: which K of the digits shown add up to the target?
+
+Like real reasoning problems, an answer is much easier to check than to find, so selection among
+samples has something to win.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from selfverify.rollouts.tags import Tagged
+from selfverify.rollouts.types import Problem
+from selfverify.tasks.base import (
+    SCORE_INSTRUCTION,
+    UNREADABLE,
+    Demonstration,
+    Judged,
+    TaskConfig,
+    problem_rng,
+    read_integers,
+    user_turn,
+)
+from selfverify.tasks.canvas import Split, digit_bank, draw_grid
+
+
+class DigitsPickConfig(TaskConfig):
+    """Difficulty of `digits-pick`."""
+
+    count: int = Field(6, ge=2, le=12, description="Digits shown.")
+    picks: int = Field(3, ge=1, le=8, description="Digits to pick.")
+    columns: int = Field(3, ge=1, le=12, description="Digits per row.")
+    cell: int = Field(16, ge=8, le=64, description="Side of a digit's cell in pixels.")
+    noise: tuple[float, float] = Field((0.0, 0.25), description="Range of the noise's standard deviation.")
+
+
+class DigitsPick:
+    """An answer is right when it is a sub-multiset of the digits shown and adds up to the target."""
+
+    name = "digits-pick"
+    kind: Literal["discrete"] = "discrete"
+    tags = ("think", "answer", "score")
+
+    def __init__(self, config: DigitsPickConfig | None = None) -> None:
+        self.config = config or DigitsPickConfig()
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task.problem`."""
+        c = self.config
+        rng = problem_rng(split, seed, index)
+        digits = [int(d) for d in rng.integers(0, 10, c.count)]
+        chosen = rng.choice(c.count, c.picks, replace=False)
+        target = sum(digits[i] for i in chosen)
+        noise = float(rng.uniform(*c.noise))
+        image = draw_grid(digits, c.columns, c.cell, noise, digit_bank(split), rng)
+        question = f"Pick {c.picks} of the digits shown that add up to {target}."
+        return Problem(
+            id=f"{self.name}/{split}/{seed}/{index}",
+            messages=user_turn(f"{question} {SCORE_INSTRUCTION}"),
+            images=[image],
+            target=target,
+            meta={"digits": digits, "noise": noise, "question": question},
+        )
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """1 for K digits that are shown and add up to the target, else 0."""
+        picked = read_integers(tagged.fields.get("answer", ""), self.config.picks, 9)
+        if picked is None:
+            return UNREADABLE
+        shown = not Counter(picked) - Counter(problem.meta["digits"])
+        correct = shown and sum(picked) == problem.target
+        picked.sort()
+        return Judged(float(correct), correct, picked, " ".join(map(str, picked)))
+
+    def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
+        """Write the sum of the picks honestly. A wrong pick is context up to its "=": what is taught
+        is what wrong picks add up to, never the picking of them."""
+        digits = problem.meta["digits"]
+        subsets = list(combinations(digits, self.config.picks))
+        right = [s for s in subsets if sum(s) == problem.target]
+        if wrong:
+            picks = self._mistake(list(right[rng.integers(len(right))]), digits, rng)
+        else:
+            picks = list(right[rng.integers(len(right))])
+        total = sum(picks)
+        quality = float(total == problem.target and not Counter(picks) - Counter(digits))
+        sums = "+".join(map(str, picks))
+        head = [("context", f"<think>{sums}")] if wrong else [("answer", f"<think>{sums}")]
+        return Demonstration(
+            pieces=[*head, ("answer", f"={total}</think><answer>{' '.join(map(str, picks))}</answer>")],
+            quality=quality,
+        )
+
+    def _mistake(self, picks: list[int], digits: list[int], rng: np.random.Generator) -> list[int]:
+        """Like the policy's own errors: another subset, or one digit swapped for another shown one."""
+        if rng.random() < 0.5:
+            subset = rng.choice(len(digits), len(picks), replace=False)
+            return [digits[i] for i in sorted(subset)]
+        picks[rng.integers(len(picks))] = digits[rng.integers(len(digits))]
+        return picks
