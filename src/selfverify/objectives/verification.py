@@ -165,8 +165,8 @@ def concordance_credit(
     better = answer_rewards.unsqueeze(-1) > answer_rewards.unsqueeze(-2)
     concordant = (contrast & torch.where(better, higher, lower)).sum(-1)
     discordant = (contrast & torch.where(better, lower, higher)).sum(-1)
-    pairs = contrast.sum((-2, -1)).unsqueeze(-1) / 2
-    return ((concordant - discordant) / 2 / pairs.clamp(min=1)).to(scores.dtype)
+    pairs = contrast.sum((-2, -1)).unsqueeze(-1) // 2  # each stands in `contrast` twice
+    return (concordant - discordant).to(scores.dtype) / 2 / pairs.clamp(min=1)
 
 
 def _checked(scores: Tensor, answer_rewards: Tensor) -> tuple[Tensor, Tensor]:

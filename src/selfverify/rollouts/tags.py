@@ -7,7 +7,6 @@ tag, no backtracking.
 
 from __future__ import annotations
 
-import os.path
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -180,4 +179,5 @@ def channel_lengths(ends: Sequence[int], boundary: int | None) -> int:
 
 def _agreement(prefix: str, text: str) -> int:
     """Length of the longest common beginning of the two."""
-    return len(prefix) if text.startswith(prefix) else len(os.path.commonprefix([prefix, text]))
+    shorter = min(len(prefix), len(text))
+    return next((k for k in range(shorter) if prefix[k] != text[k]), shorter)

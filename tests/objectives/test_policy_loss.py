@@ -1,0 +1,256 @@
+"""The clipped surrogate, its weights, gradient isolation between channels, splitting a batch."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfverify.objectives import UNTRAINED, kl_k3, likelihood, surrogate, token_weights
+
+ANSWER, SCORE = 0, 1
+
+
+def logs(*ratios):
+    return torch.tensor([[math.log(r) for r in ratios]], dtype=torch.float64)
+
+
+# ------------------------------------------------------------------------------------------------- loss
+
+
+def test_k3_by_hand():
+    """new = ln .5, ref = ln .25: d = -ln 2 = -.693147; e^d - d - 1 = .5 + .693147 - 1 = .193147. Equal: 0."""
+    kl = kl_k3(logs(0.5, 0.3), logs(0.25, 0.3))
+    torch.testing.assert_close(kl, torch.tensor([[0.5 + math.log(2) - 1, 0.0]], dtype=torch.float64))
+
+
+def test_k3_is_unbiased():
+    """Policy (.5, .5), reference (.8, .2): E[k3] = KL = .5 ln(.5/.8) + .5 ln(.5/.2) = .223144."""
+    expected = 0.5 * kl_k3(logs(0.5, 0.5), logs(0.8, 0.2)).sum().item()
+    assert expected == pytest.approx(0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-20, 0), st.floats(-20, 0))
+def test_k3_is_never_negative(new, ref):
+    assert kl_k3(torch.tensor(new, dtype=torch.float64), torch.tensor(ref, dtype=torch.float64)) >= -1e-12
+
+
+def test_surrogate_by_hand():
+    """Ratios 1.5, 1.5, .5, .5, 1.1 with A = 2, -2, 2, -2, 2, clipped to [.8, 1.2]:
+
+    min(3, 2.4) = 2.4 (clipped); min(-3, -2.4) = -3; min(1, 1.6) = 1; min(-1, -1.6) = -1.6 (clipped);
+    min(2.2, 2.2) = 2.2. The loss is the negative.
+    """
+    advantage = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0]], dtype=torch.float64)
+    terms = surrogate(logs(1.5, 1.5, 0.5, 0.5, 1.1), logs(1, 1, 1, 1, 1), advantage)
+    torch.testing.assert_close(terms.loss, torch.tensor([[-2.4, 3.0, -1.0, 1.6, -2.2]], dtype=torch.float64))
+    assert terms.clipped.tolist() == [[True, False, False, True, False]]
+    torch.testing.assert_close(terms.ratio, torch.tensor([[1.5, 1.5, 0.5, 0.5, 1.1]], dtype=torch.float64))
+    assert terms.kl.tolist() == [[0.0] * 5]
+
+
+def test_clipping_above_and_below_are_separate():
+    """Ratio 1.25, A = 1: clip_high .28 leaves 1.25, .1 makes 1.1. Ratio .7, A = -1, clip_low .4: -.7."""
+    assert surrogate(logs(1.25), logs(1), 1.0, clip_high=0.28).loss.item() == pytest.approx(-1.25)
+    assert surrogate(logs(1.25), logs(1), 1.0, clip_high=0.1).loss.item() == pytest.approx(-1.1)
+    assert surrogate(logs(0.7), logs(1), -1.0, clip_low=0.4).loss.item() == pytest.approx(0.7)
+
+
+def test_each_token_has_its_own_kl_coefficient():
+    """On policy, A = 1, k3 = .193147 on both: -1 + .1 * .193147 and -1 + 2 * .193147."""
+    new = logs(0.5, 0.5)
+    coef = torch.tensor([[0.1, 2.0]], dtype=torch.float64)
+    terms = surrogate(new, new, 1.0, ref_logprobs=logs(0.25, 0.25), kl_coef=coef)
+    k3 = math.log(2) - 0.5
+    torch.testing.assert_close(terms.loss, torch.tensor([[-1 + 0.1 * k3, -1 + 2 * k3]], dtype=torch.float64))
+    torch.testing.assert_close(terms.kl, torch.tensor([[k3, k3]], dtype=torch.float64))
+
+
+def test_gradient_stops_where_clipped_and_diagnostics_carry_none():
+    new = logs(1.5, 1.5).requires_grad_()
+    terms = surrogate(new, logs(1, 1), torch.tensor([[1.0, -1.0]], dtype=torch.float64))
+    terms.loss.sum().backward()
+    torch.testing.assert_close(new.grad, torch.tensor([[0.0, 1.5]], dtype=torch.float64))
+    assert not terms.ratio.requires_grad and not terms.kl.requires_grad
+
+
+def test_per_trajectory_and_per_token_streams_agree():
+    new, old, ref = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1)).mul(0.1)
+    advantage, coef = torch.tensor([[1.0], [-1.0], [0.5], [0.0]]), torch.tensor([[0.1], [0.2], [0.0], [0.3]])
+    rows = surrogate(new, old, advantage, ref_logprobs=ref, kl_coef=coef)
+    full = surrogate(new, old, advantage.expand(4, 5), ref_logprobs=ref, kl_coef=coef.expand(4, 5))
+    for a, b in zip(rows, full, strict=True):
+        assert a.shape == (4, 5)
+        assert torch.equal(a, b)
+
+
+def test_a_reference_is_needed_for_kl():
+    new = torch.zeros(2, 2)
+    for coef in (0.1, torch.tensor([[0.0], [0.1]])):
+        with pytest.raises(ValueError, match="ref_logprobs"):
+            surrogate(new, new, 1.0, kl_coef=coef)
+    surrogate(new, new, 1.0, kl_coef=torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 2), (2, 3, 3)])
+def test_streams_that_would_broadcast_wrongly_are_refused(shape):
+    new = torch.zeros(3, 3)
+    with pytest.raises(ValueError, match="advantage"):
+        surrogate(new, new, torch.zeros(shape))
+    with pytest.raises(ValueError, match="kl_coef"):
+        surrogate(new, new, 1.0, ref_logprobs=new, kl_coef=torch.zeros(shape))
+
+
+def test_likelihood_is_the_negative_log_probability():
+    """-ln .5 = .693147 and -ln 1 = 0."""
+    torch.testing.assert_close(
+        likelihood(logs(0.5, 1.0)), torch.tensor([[math.log(2), 0.0]], dtype=torch.float64)
+    )
+
+
+# ---------------------------------------------------------------------------------------------- weights
+
+IDS = torch.tensor([[0, 0, 0, 1], [0, 1, -1, -1], [-1, -1, -1, -1]])
+"""Three answer tokens and a score token; one and one; a trajectory with nothing to train."""
+
+
+def test_sequence_denominator():
+    """4 and 2 trained tokens, 2 trajectories that have any: 1/(4*2) = .125 and 1/(2*2) = .25."""
+    weights = token_weights(IDS, torch.ones(2))
+    assert weights.tolist() == [[0.125] * 4, [0.25, 0.25, 0, 0], [0] * 4]
+
+
+def test_channel_denominator():
+    """First: 3 answer tokens and 1 score token, 1/(3*2) = .16667 and 1/(1*2) = .5. Second: .5 and .5."""
+    weights = token_weights(IDS, torch.ones(2), denominator="channel")
+    torch.testing.assert_close(
+        weights, torch.tensor([[1 / 6, 1 / 6, 1 / 6, 0.5], [0.5, 0.5, 0.0, 0.0], [0.0] * 4])
+    )
+
+
+def test_batch_denominator():
+    """6 trained tokens: 1/6 each."""
+    weights = token_weights(IDS, torch.ones(2), denominator="batch")
+    torch.testing.assert_close(weights, torch.where(IDS >= 0, 1 / 6, 0.0))
+
+
+def test_channel_weights_multiply_and_leave_the_denominator():
+    """Score weight 10, sequence: .125 * 10 = 1.25 and .25 * 10 = 2.5. Weight 0 still counts its token."""
+    assert token_weights(IDS, torch.tensor([1.0, 10.0]))[:2, [3, 1]].tolist() == [[1.25, 0.125], [0, 2.5]]
+    assert token_weights(IDS, torch.tensor([1.0, 0.0]))[0].tolist() == [0.125] * 3 + [0]
+
+
+def test_weights_per_token():
+    """VTS-V's 1/(H+1): H = 3 weighs 1/4 and H = 1 weighs 1/2 per token; divided by 4*2 and 2*2."""
+    per_token = torch.tensor([[0.25] * 4, [0.5] * 4, [1.0] * 4])
+    weights = token_weights(IDS, per_token)
+    assert weights.tolist() == [[0.03125] * 4, [0.125, 0.125, 0, 0], [0] * 4]
+
+
+def test_invalid_trajectories_and_channels_leave_the_denominator():
+    """Without the second trajectory one is left: 1/4. Without the first's score token: 1/(3*2), 1/(2*2)."""
+    assert token_weights(IDS, torch.ones(2), torch.tensor([True, False, True]))[0].tolist() == [0.25] * 4
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    valid[0, 3] = False
+    weights = token_weights(IDS, torch.ones(2), valid)
+    torch.testing.assert_close(
+        weights[:2], torch.tensor([[1 / 6, 1 / 6, 1 / 6, 0.0], [0.25, 0.25, 0.0, 0.0]])
+    )
+
+
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+def test_nothing_to_train_weighs_nothing(denominator):
+    weights = token_weights(torch.full((2, 3), UNTRAINED), torch.ones(1), denominator=denominator)
+    assert weights.tolist() == [[0.0] * 3] * 2
+
+
+def test_bad_weights_are_errors():
+    with pytest.raises(ValueError, match="channel id 1"):
+        token_weights(IDS, torch.ones(1))
+    with pytest.raises(ValueError, match="denominator"):
+        token_weights(IDS, torch.ones(2), denominator="token")
+    with pytest.raises(ValueError, match="channel_weights"):
+        token_weights(IDS, torch.ones(3, 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**31))
+def test_weights_sum_to_one(rows, length, seed):
+    """Each denominator is a mean: `sequence` and `batch` sum to 1, `channel` to channels per trajectory."""
+    ids = torch.randint(-1, 3, (rows, length), generator=torch.Generator().manual_seed(seed))
+    trained = (ids >= 0).any(-1)
+    ones = torch.ones(3, dtype=torch.float64)
+    expected = 1.0 if trained.any() else 0.0
+    assert token_weights(ids, ones).sum().item() == pytest.approx(expected)
+    assert token_weights(ids, ones, denominator="batch").sum().item() == pytest.approx(expected)
+    runs = [len(set(row[row >= 0].tolist())) for row in ids if (row >= 0).any()]
+    mean_runs = sum(runs) / len(runs) if runs else 0.0
+    assert token_weights(ids, ones, denominator="channel").sum().item() == pytest.approx(mean_runs)
+
+
+# -------------------------------------------------------------------------------------------- invariants
+
+
+def toy_batch(rows=8, length=7, vocabulary=11):
+    """Logits of a linear model for ``rows`` responses: answer tokens, then score tokens, then padding."""
+    g = torch.Generator().manual_seed(3)
+    hidden = torch.randn(rows, length, 5, generator=g, dtype=torch.float64)
+    head = torch.randn(5, vocabulary, generator=g, dtype=torch.float64)
+    tokens = torch.randint(vocabulary, (rows, length), generator=g)
+    ids = torch.full((rows, length), UNTRAINED)
+    for row in range(rows):
+        answer = 1 + row % 4
+        ids[row, :answer] = ANSWER
+        ids[row, answer : answer + 2] = SCORE
+    noise = torch.randn(2, rows, length, generator=g, dtype=torch.float64) * 0.2
+    return hidden, head, tokens, ids, noise
+
+
+def picked(logits, tokens):
+    return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+def test_one_batch_of_8_is_8_batches_of_1(denominator):
+    hidden, head, tokens, ids, noise = toy_batch()
+    streams = torch.where(ids == ANSWER, 1.3, -0.4) * torch.linspace(-1, 1, 8).unsqueeze(-1)
+    weights = token_weights(ids, torch.tensor([1.0, 3.0], dtype=torch.float64), denominator=denominator)
+    start = picked(hidden @ head, tokens)
+    old, ref = start + noise[0], start + noise[1]
+
+    def gradient(splits):
+        weight = head.clone().requires_grad_()
+        for rows in splits:
+            new = picked(hidden[rows] @ weight, tokens[rows])
+            terms = surrogate(new, old[rows], streams[rows], ref_logprobs=ref[rows], kl_coef=0.05)
+            (weights[rows] * terms.loss).sum().backward()
+        return weight.grad
+
+    whole = gradient([slice(0, 8)])
+    assert whole.abs().max() > 1e-3
+    torch.testing.assert_close(gradient([slice(k, k + 1) for k in range(8)]), whole)
+    torch.testing.assert_close(gradient([slice(0, 3), slice(3, 8)]), whole)
+
+
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+@pytest.mark.parametrize(("trained", "other"), [(ANSWER, SCORE), (SCORE, ANSWER)])
+def test_a_channels_credit_never_reaches_the_other_channels_logits(trained, other, denominator):
+    """ADPO Eq. 9: with credit and KL on one channel only, the other's logits get exactly 0."""
+    hidden, head, tokens, ids, noise = toy_batch()
+    logits = (hidden @ head).requires_grad_()
+    new = picked(logits, tokens)
+    mine = (ids == trained).double()
+    weights = token_weights(ids, torch.ones(2, dtype=torch.float64), denominator=denominator)
+    terms = surrogate(
+        new,
+        new.detach() + noise[0] * 0.1,
+        mine * 0.7,
+        ref_logprobs=new.detach() + noise[1],
+        kl_coef=mine * 0.05,
+    )
+    (weights * terms.loss).sum().backward()
+    assert (logits.grad[ids == trained].abs().amax(-1) > 0).all()
+    assert logits.grad[ids == other].eq(0).all()
+    assert logits.grad[ids == UNTRAINED].eq(0).all()

@@ -1,0 +1,114 @@
+"""In GRPO mode, advantages and loss are TRL's, to 1e-6 (TRL's own code runs here, on fixed log-probs)."""
+
+import inspect
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from selfverify.objectives import UNTRAINED, group_advantage, surrogate, token_weights
+
+grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)
+GRPOTrainer = grpo_trainer.GRPOTrainer
+
+
+def trl_advantage(rewards):
+    """TRL's default: `sum_then_normalize`, `scale_rewards="group"` (`_generate_and_score_completions`)."""
+    std = grpo_trainer.nanstd(rewards, dim=1).unsqueeze(1)
+    return torch.nan_to_num((rewards - torch.nanmean(rewards, dim=1, keepdim=True)) / (std + 1e-4), nan=0.0)
+
+
+def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2):
+    """`GRPOTrainer._compute_loss` itself, with a stand-in trainer whose model returns ``logprobs``."""
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (
+            logprobs,
+            torch.zeros_like(logprobs),
+            None,
+        ),
+        accelerator=SimpleNamespace(
+            num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True
+        ),
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level="token",
+        beta=0.01,
+        epsilon_low=0.2,
+        epsilon_high=epsilon_high,
+        loss_type=loss_type,
+        use_vllm=False,
+        vllm_importance_sampling_correction=False,
+        current_gradient_accumulation_steps=1,
+        _entropy_bonus_enabled=False,
+    )
+    tokens = torch.zeros(mask.shape, dtype=torch.long)
+    inputs = {
+        "prompt_ids": tokens[:, :1],
+        "prompt_mask": torch.ones_like(tokens[:, :1]),
+        "completion_ids": tokens,
+        "completion_mask": mask,
+        "advantages": advantages,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": ref,
+        "num_items_in_batch": mask.sum(),
+    }
+    return GRPOTrainer._compute_loss(trainer, None, inputs), trainer._metrics["train"]
+
+
+def batch(seed=0, groups=3, size=4, length=9):
+    g = torch.Generator().manual_seed(seed)
+    rows = groups * size
+    logprobs = torch.randn(rows, length, generator=g).abs().neg()
+    old = logprobs + 0.3 * torch.randn(rows, length, generator=g)
+    ref = logprobs + 0.3 * torch.randn(rows, length, generator=g)
+    lengths = torch.randint(1, length + 1, (rows,), generator=g)
+    mask = (torch.arange(length) < lengths.unsqueeze(1)).long()
+    rewards = torch.rand(groups, size, generator=g).round(decimals=1)
+    return logprobs, old, ref, mask, rewards
+
+
+def test_trl_still_normalises_as_copied_here():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert "advantages = rewards - mean_grouped_rewards" in source
+    assert "advantages = advantages / (std_rewards + 1e-4)" in source
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_advantages_are_trls(seed):
+    rewards = batch(seed, groups=6, size=8)[-1]
+    torch.testing.assert_close(group_advantage(rewards), trl_advantage(rewards), atol=1e-6, rtol=1e-6)
+    rewards[0, 3] = float("nan")  # what TRL gives a completion that no reward function could score
+    torch.testing.assert_close(group_advantage(rewards), trl_advantage(rewards), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("loss_type", "denominator"), [("grpo", "sequence"), ("dapo", "batch")])
+@pytest.mark.parametrize("epsilon_high", [0.2, 0.28])
+def test_loss_gradient_and_metrics_are_trls(seed, loss_type, denominator, epsilon_high):
+    logprobs, old, ref, mask, rewards = batch(seed)
+    advantage = group_advantage(rewards).flatten()
+    theirs_in, ours_in = logprobs.clone().requires_grad_(), logprobs.clone().requires_grad_()
+
+    theirs, metrics = trl_loss(theirs_in, old, ref, advantage, mask, loss_type, epsilon_high)
+    weights = token_weights(torch.where(mask.bool(), 0, UNTRAINED), torch.ones(1), denominator=denominator)
+    terms = surrogate(
+        ours_in, old, advantage.unsqueeze(1), clip_high=epsilon_high, ref_logprobs=ref, kl_coef=0.01
+    )
+    ours = (weights * terms.loss).sum()
+
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+    theirs.backward()
+    ours.backward()
+    assert theirs_in.grad.abs().max() > 0
+    torch.testing.assert_close(ours_in.grad, theirs_in.grad, atol=1e-6, rtol=1e-6)
+    tokens = mask.sum()
+    assert (terms.kl * mask).sum() / tokens == pytest.approx(metrics["kl"][0], abs=1e-6)
+    assert (terms.clipped * mask).sum() / tokens == pytest.approx(
+        metrics["clip_ratio/region_mean"][0], abs=1e-6
+    )
+    assert metrics["clip_ratio/region_mean"][0] > 0
