@@ -136,12 +136,16 @@ def test_ties_earn_nothing(reading, dtype):
 
 
 def test_class_mean_of_symmetric_scores_is_a_tie():
-    """0.5 against the mean of 0.4 and 0.6, and against that of 0.1, 0.6 and 0.8."""
-    for others in ([0.4, 0.6], [0.1, 0.6, 0.8]):
+    """.5 is the mean of .4 and .6; .1 that of 0, 0 and .3; .3 that of 0, 0 and .9; but not in floating point.
+
+    The rounding of .1 - mean is above 0 in float64, that of .3 - mean in float32: neither may earn 1.
+    """
+    for mine, *others in ([0.5, 0.4, 0.6], [0.1, 0, 0, 0.3], [0.3, 0, 0, 0.9]):
         for dtype in (torch.float32, torch.float64):
-            scores = torch.tensor([0.5, *others], dtype=dtype)
-            answers = torch.tensor([1, *[0] * len(others)], dtype=dtype)
-            assert preference_reward(scores, answers, reading="class_mean")[0] == 0
+            scores = torch.tensor([mine, *others], dtype=dtype)
+            answers = torch.tensor([1.0] + [0.0] * len(others))
+            for quality in (answers, 1 - answers):
+                assert preference_reward(scores, quality, reading="class_mean")[0] == 0
 
 
 def test_malformed_scores_earn_nothing_and_are_compared_with_nobody():
