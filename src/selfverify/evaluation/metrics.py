@@ -137,7 +137,10 @@ def curves(table: SampleTable, target_boxes: Boxes | None = None, seed: int = 0)
 
 
 def statistics(table: SampleTable, target_boxes: Boxes | None = None) -> dict[str, Statistic]:
-    """The headline metrics by name, as functions of problem weights: for intervals and paired differences."""
+    """The headline metrics by name, as functions of problem weights: for intervals and paired differences.
+
+    ``logprob.*`` is the free baseline that a score has to beat: the answer's mean log-probability.
+    """
     total = table.correct.shape[1]
     score, correct = table.scores[HEADLINE], table.correct
     found = {"pass@1": mean_statistic(pass_at_1(correct)), f"oracle@{total}": mean_statistic(oracle(correct))}
@@ -153,8 +156,15 @@ def statistics(table: SampleTable, target_boxes: Boxes | None = None) -> dict[st
     found["auc"] = auc_statistic(score, correct)
     found["ap"] = average_precision_statistic(score, correct)
     found["within_problem_auc"] = mean_statistic(within_problem_auc(score, correct))
+    likelihood = table.scores["logprob"]
+    if not np.isnan(likelihood).all():
+        found[f"logprob.best@{total}"] = mean_statistic(best_of_n(likelihood, correct))
+    found["logprob.within_problem_auc"] = mean_statistic(within_problem_auc(likelihood, correct))
     found["score_mean"] = mean_statistic(_row_mean(score))
     found["score_spread"] = mean_statistic(spread(score))
+    found["format_rate"] = mean_statistic(
+        _row_mean(np.where(np.isnan(table.format), np.nan, table.format > 0))
+    )
     return found
 
 
@@ -178,11 +188,10 @@ def summarise(
     soft = table.scores[HEADLINE]
     soft = soft[~np.isnan(soft)]
     result: dict[str, Any] = {f"{rule}@{total}": None for rule in ("majority", "best", "best_over_majority")}
-    result |= {name: _number(evaluate(statistic, problems)) for name, statistic in found.items()}
+    flat = {name: statistic for name, statistic in found.items() if "." not in name}
+    result |= {name: _number(evaluate(statistic, problems)) for name, statistic in flat.items()}
     result |= {name: _verification(table, name) for name in ("sampled", "greedy", "logprob")}
-    with_format = table.format[~np.isnan(table.format)]
     return result | {
-        "format_rate": float((with_format > 0).mean()) if len(with_format) else None,
         "problems": problems,
         "samples": problems * total,
         "samples_per_problem": total,

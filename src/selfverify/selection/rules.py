@@ -88,7 +88,7 @@ def box_iou(a: ArrayLike, b: ArrayLike) -> Floats:
 def cluster_boxes(boxes: ArrayLike, threshold: float = 0.5) -> tuple[NDArray[np.int64], Floats]:
     """Group boxes by the online clustering of ADPO, appendix C.
 
-    Boxes are taken in their given order. Each joins the existing cluster whose centroid overlaps most with it,
+    Boxes are taken in their given order. Each joins the existing cluster whose centroid overlaps it most,
     if that IoU exceeds ``threshold``, else it founds a cluster; the centroid is then the mean of its boxes'
     coordinates. Between equal overlaps the older cluster wins.
 

@@ -1,0 +1,218 @@
+"""The figures of a report: drawn once with matplotlib, as inline SVG for pages and as PNG for a README.
+
+Colours are named in `PALETTE`. A PNG shows them as they are; an SVG refers to each as a CSS variable of the
+page (``var(--best, #0f8b6d)``), so that a figure follows the page into dark mode.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+PALETTE = {
+    "ink": "#1c2430", "muted": "#5f6b7a", "grid": "#e3e7ec", "panel": "#ffffff", "right": "#2563c9",
+    "wrong": "#d9651f", "best": "#0f8b6d", "best2": "#72bfa8", "majority": "#7a5cc4", "pass": "#8b95a3",
+    "oracle": "#b8901c", "extra": "#c2417f",
+}  # fmt: skip
+RUN_COLOURS = ("best", "majority", "wrong", "right", "oracle", "extra")
+
+RULES = {
+    "oracle": ("perfect choice", "oracle", "--"),
+    "best": ("own score", "best", "-"),
+    "best_sampled": ("sampled score", "best2", "-"),
+    "majority": ("majority vote", "majority", "-"),
+    "pass@1": ("single answer", "pass", "--"),
+}
+"""Selection rules that are drawn: label, colour and line style."""
+
+_STYLE: dict[str, Any] = {
+    "font.family": "sans-serif", "font.size": 10.5, "text.parse_math": False, "svg.fonttype": "none",
+    "text.color": PALETTE["ink"], "axes.edgecolor": PALETTE["grid"], "axes.labelcolor": PALETTE["muted"],
+    "xtick.color": PALETTE["muted"], "ytick.color": PALETTE["muted"], "grid.color": PALETTE["grid"],
+    "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "axes.grid": True,
+    "axes.grid.axis": "y", "axes.axisbelow": True, "xtick.major.size": 0, "ytick.major.size": 0,
+    "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlecolor": PALETTE["ink"],
+    "axes.titleweight": "bold", "lines.linewidth": 2, "figure.facecolor": "none", "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}  # fmt: skip
+
+
+def svg(draw: Callable[[Axes], None], label: str, size: tuple[float, float] = (4.8, 3.0)) -> Markup:
+    """One chart as an inline SVG element.
+
+    Args:
+        draw: Draws on the axes it is given.
+        label: What a screen reader says; unique in its page (element ids derive from it).
+        size: Width and height in inches of 72 px; the page scales it to its column.
+    """
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": label}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.add_subplot())
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(
+        r' id="(?:figure|axes|patch|line2d|text|matplotlib|xtick|ytick|PolyC|FillB)[^"]*"', "", text
+    )
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', rf'\1 role="img" aria-label="{escape(label)}"', text)
+    for name, colour in PALETTE.items():
+        text = text.replace(colour, f"var(--{name}, {colour})")
+    return Markup(text)
+
+
+def draw_accuracy(
+    axes: Axes, curves: Mapping[str, Sequence[float] | None], title: str, limits: tuple[float, float]
+) -> None:
+    """Accuracy against the number of samples N, one labelled line per selection rule.
+
+    Args:
+        axes: To draw on.
+        curves: By rule, a value for each N = 1, 2, ... (`selfverify.evaluation.metrics.curves`).
+        title: Above the chart.
+        limits: Of the accuracy axis, so that charts can be compared.
+    """
+    ends = []
+    for rule, (label, colour, style) in RULES.items():
+        values = curves.get(rule)
+        if values is None:
+            continue
+        front = 3 if rule == "best" else 2
+        counts = np.arange(1, len(values) + 1)
+        axes.plot(counts, values, style, color=PALETTE[colour], zorder=front, lw=2.6 if front == 3 else 1.7)
+        ends.append((values[-1], f"{label} {values[-1]:.0%}", PALETTE[colour]))
+    _finish(axes, title, "samples per problem", percent=True)
+    axes.set_ylim(*limits)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    _label_ends(axes, ends)
+
+
+def draw_histogram(axes: Axes, right: np.ndarray, wrong: np.ndarray, title: str) -> None:
+    """Distribution of scores in [0, 1] of right and of wrong answers, each adding up to 100 %."""
+    edges = np.linspace(0, 1, 21)
+    top = 0.0
+    for values, colour in ((wrong, PALETTE["wrong"]), (right, PALETTE["right"])):
+        if len(values):
+            shares = np.histogram(np.clip(values, 0, 1), edges)[0] / len(values)
+            axes.stairs(shares, edges, fill=True, color=colour, alpha=0.28)
+            axes.stairs(shares, edges, color=colour, lw=1.8)
+            axes.axvline(float(values.mean()), ymax=0.85, color=colour, lw=1.2, ls=":")
+            top = max(top, float(shares.max()))
+    _finish(axes, title, "score the model gave its answer", percent=True)
+    axes.set_ylim(0, top * 1.22 or 1)
+    axes.set_xlim(0, 1)
+    key = {"transform": axes.transAxes, "va": "top", "fontsize": 9.5}
+    axes.text(0.02, 0.99, f"■ wrong ({len(wrong):,})", color=PALETTE["wrong"], **key)
+    axes.text(0.98, 0.99, f"■ right ({len(right):,})", color=PALETTE["right"], ha="right", **key)
+
+
+def draw_lines(
+    axes: Axes, lines: Sequence[tuple[str, str, np.ndarray, np.ndarray]], title: str, percent: bool = False
+) -> None:
+    """Values over training steps: the values themselves pale, their running mean strong.
+
+    Args:
+        axes: To draw on.
+        lines: Name (empty: no label at the end), colour name, steps ``[T]`` and values ``[T]``, NaN as a gap.
+        title: Above the chart.
+        percent: Whether the values are shares.
+    """
+    ends = []
+    for name, colour, steps, values in lines:
+        smooth = running_mean(values, max(1, len(values) // 15))
+        axes.plot(steps, values, color=PALETTE[colour], lw=1, alpha=0.28)
+        axes.plot(steps, smooth, color=PALETTE[colour], lw=2)
+        finite = smooth[~np.isnan(smooth)]
+        if name and len(finite):
+            ends.append((float(finite[-1]), name, PALETTE[colour]))
+    _finish(axes, title, "training step", percent=percent)
+    axes.margins(x=0.01)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    _label_ends(axes, ends)
+
+
+def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
+    """Mean ``[T]`` over ``reach`` neighbours on either side, fewer at the ends; gaps (NaN) are left out."""
+    known = ~np.isnan(values)
+    window = np.ones(2 * reach + 1)
+    sums = np.convolve(np.where(known, values, 0.0), window)[reach : reach + len(values)]
+    counts = np.convolve(known.astype(float), window)[reach : reach + len(values)]
+    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
+
+
+def accuracy_limits(all_curves: Sequence[Mapping[str, Sequence[float] | None]]) -> tuple[float, float]:
+    """Common limits of accuracy charts, at steps of 10 %."""
+    values = [v for curves in all_curves for rule in RULES if curves.get(rule) for v in curves[rule] or ()]
+    low, high = (
+        np.floor(min(values, default=0) * 10 - 0.2) / 10,
+        np.ceil(max(values, default=1) * 10 + 0.2) / 10,
+    )
+    return max(0.0, float(low)), min(1.02, float(high))
+
+
+def overview(
+    curves: Sequence[tuple[str, Mapping[str, Sequence[float] | None]]],
+    scores: Sequence[tuple[str, np.ndarray, np.ndarray]],
+) -> bytes:
+    """A PNG of 1600 x 700 pixels: accuracy against N on the left, score histograms on the right.
+
+    Args:
+        curves: Title and curves of each accuracy chart.
+        scores: Title, scores of right and scores of wrong answers of each histogram.
+    """
+    limits = accuracy_limits([values for _, values in curves])
+    with matplotlib.rc_context(_STYLE | {"figure.facecolor": PALETTE["panel"], "font.size": 10.5}):
+        figure = Figure(figsize=(12.8, 5.6), layout="constrained", dpi=125)
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.06)
+        figure.patch.set_facecolor(PALETTE["panel"])
+        columns = figure.subfigures(1, 2, width_ratios=[2, 1])
+        for axes, (title, values) in zip(
+            columns[0].subplots(1, len(curves), squeeze=False)[0], curves, strict=True
+        ):
+            draw_accuracy(axes, values, title, limits)
+        for axes, (title, right, wrong) in zip(
+            columns[1].subplots(len(scores), 1, squeeze=False, sharex=True)[:, 0], scores, strict=True
+        ):
+            draw_histogram(axes, right, wrong, title)
+            axes.label_outer()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", facecolor=PALETTE["panel"])
+    return buffer.getvalue()
+
+
+def _finish(axes: Axes, title: str, x_label: str, percent: bool) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(x_label)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    if percent:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Write each line's name at its right end, moved apart where lines end close together."""
+    low, high = axes.get_ylim()
+    apart = 0.075 * (high - low)
+    place = -np.inf
+    placed = []
+    for value, text, colour in sorted(ends):
+        place = max(value, place + apart)
+        placed.append([place, text, colour])
+    if placed and (over := placed[-1][0] - high) > 0:
+        for index in range(len(placed) - 1, -1, -1):  # push back down what left the top
+            limit = placed[index + 1][0] - apart if index + 1 < len(placed) else placed[index][0] - over
+            placed[index][0] = min(placed[index][0], limit)
+    for place, text, colour in placed:
+        axes.annotate(
+            text, (1, place), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
+            color=colour, va="center", fontsize=9.5, annotation_clip=False,
+        )  # fmt: skip

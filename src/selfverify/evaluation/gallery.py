@@ -1,0 +1,136 @@
+"""The gallery of a report: a dozen problems with every sampled answer, and which one each rule would take."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from selfverify.evaluation.metrics import HEADLINE
+from selfverify.evaluation.run_data import RunData
+from selfverify.evaluation.store import Sample
+from selfverify.evaluation.table import SampleTable
+from selfverify.selection.rules import best_weights, cluster_boxes, majority_weights
+
+KINDS = {
+    "wins": ("Own score beats the vote", 5),
+    "fails": ("The vote beats the own score", 4),
+    "missed": ("A right answer, missed by both", 2),
+    "both": ("Mixed, and both choose right", 3),
+    "same": ("All samples right, or all wrong", 1),
+}
+"""Kinds of problems in the order they are shown: a title, and how many are wanted."""
+
+_LONGEST_SIDE = 640
+"""Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
+
+
+def gallery(run: RunData, limit: int = 12) -> list[dict[str, Any]]:
+    """Cards of up to ``limit`` problems of a run, those with something to choose first.
+
+    They show the samples after training, or those before if there are no others.
+    """
+    samples = run.samples.get("after") or run.samples.get("before") or []
+    known = {sample.problem for sample in samples}
+    entries = {str(entry.get("id")): entry for entry in run.problems if str(entry.get("id")) in known}
+    if not entries:
+        if run.problems:
+            run.leave_out("gallery", "None of the gallery's problems is among the stored samples.")
+        return []
+    table = SampleTable.from_samples([sample for sample in samples if sample.problem in entries])
+    keys = table.keys if table.boxes is None else cluster_boxes(table.boxes)[0]
+    vote, best = majority_weights(keys), best_weights(table.scores[HEADLINE])
+    grouped: dict[str, list[Sample]] = {problem: [] for problem in table.problems}
+    for sample in samples:
+        if sample.problem in entries:
+            grouped[sample.problem].append(sample)
+    cards = []
+    for row, problem in enumerate(table.problems):
+        right = table.correct[row]
+        entry = entries[problem]
+        image, note = _image(run.path / "gallery", entry.get("image"))
+        cards.append(
+            {
+                "id": problem,
+                "kind": _kind(right, float(vote[row] @ right), float(best[row] @ right)),
+                "question": entry.get("question", ""),
+                "target": _shown(entry.get("target")),
+                "image": image,
+                "image_note": note,
+                "rows": _rows(grouped[problem], vote[row], best[row]),
+            }
+        )
+    return _choose(cards, limit)
+
+
+def _choose(cards: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """As many of each kind as are wanted, then whatever else there is, sorted by kind."""
+    order = list(KINDS)
+    cards = sorted(cards, key=lambda card: order.index(card["kind"]))
+    chosen = []
+    for kind, (_, wanted) in KINDS.items():
+        chosen += [card for card in cards if card["kind"] == kind][:wanted]
+    rest = [card for card in cards if not any(card is other for other in chosen)]
+    return sorted((chosen + rest)[:limit], key=lambda card: order.index(card["kind"]))
+
+
+def _kind(right: np.ndarray, vote: float, best: float) -> str:
+    if right.min() == right.max():
+        return "same"
+    if abs(best - vote) > 1e-9:  # weights such as 7 x 1/7 do not add up to 1 exactly
+        return "wins" if best > vote else "fails"
+    return "both" if best > 0.5 else "missed"
+
+
+def _rows(samples: list[Sample], vote: np.ndarray, best: np.ndarray) -> list[dict[str, Any]]:
+    """One row per sample, highest score first; ``vote`` and ``best`` as in `selfverify.selection.rules`."""
+    samples = sorted(samples, key=lambda sample: sample.sample)
+    rows = [
+        {
+            "answer": _shown(sample.answer),
+            "readable": sample.answer is not None,
+            "text": sample.text,
+            "score": sample.scores.get(HEADLINE),
+            "correct": sample.correct,
+            "vote": bool(voted > 0),
+            "best": bool(chosen > 0),
+        }
+        for sample, voted, chosen in zip(samples, vote, best, strict=True)
+    ]
+    return sorted(rows, key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True)
+
+
+def _image(folder: Path, name: Any) -> tuple[str | None, str | None]:
+    """A problem's picture as a PNG data URI, or a note why there is none.
+
+    Names that lead out of the gallery's folder are refused: a report is sent around, and must hold nothing
+    but the gallery. Decoding and encoding again makes sure that what is embedded is a picture.
+    """
+    if not name:
+        return None, None
+    path = (folder / str(name)).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        return None, f"image {name} lies outside the gallery folder"
+    try:
+        with Image.open(path) as picture:
+            picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+            buffer = io.BytesIO()
+            picture.convert("RGB").save(buffer, "PNG", optimize=True)
+    except (OSError, ValueError):
+        return None, f"image {name} is missing or unreadable"
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", None
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unreadable"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, (int, float)) for item in value):
+        return "[" + ", ".join(f"{item:g}" for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,139 @@
+"""What a report reads from the folder of a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfverify.errors import DataError
+from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
+from selfverify.evaluation.store import Sample, read_samples
+
+log = logging.getLogger(__name__)
+
+STAGES = ("before", "after")
+
+
+@dataclass(slots=True)
+class RunData:
+    """A run as far as its files go; what is missing is told in ``missing``.
+
+    Args:
+        name: The folder's name.
+        path: The folder.
+        settings: From ``metrics.json``.
+        summaries: `summarise` by stage, ``before`` and ``after`` training, as far as there are any.
+        samples: By stage.
+        differences: `paired_difference` of the two stages; empty unless both have samples.
+        steps: The lines of ``metrics.jsonl``.
+        problems: The entries of ``gallery/problems.json``.
+        missing: A sentence for each part of a report that cannot be shown, by section.
+    """
+
+    name: str
+    path: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    differences: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[dict[str, Any]] = field(default_factory=list)
+    missing: dict[str, list[str]] = field(default_factory=dict)
+
+    def leave_out(self, section: str, sentence: str) -> None:
+        """Note that a section lacks something of this run."""
+        self.missing.setdefault(section, []).append(sentence)
+
+    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values ``[T]`` of a logged metric; NaN where a step has no number for it."""
+        steps = np.array(
+            [row.get("step", index) for index, row in enumerate(self.steps, start=1)], dtype=float
+        )
+        values = [row.get(name) for row in self.steps]
+        numbers = [float(v) if isinstance(v, (int, float)) else np.nan for v in values]
+        return steps, np.array([v if np.isfinite(v) else np.nan for v in numbers])
+
+    def scores(self, stage: str) -> tuple[np.ndarray, np.ndarray]:
+        """Soft scores of the right and of the wrong answers."""
+        scored = [(s.scores.get(HEADLINE), s.correct) for s in self.samples.get(stage, ())]
+        right = [score for score, correct in scored if score is not None and correct]
+        wrong = [score for score, correct in scored if score is not None and not correct]
+        return np.array(right), np.array(wrong)
+
+
+def load_run(path: Path) -> RunData:
+    """Read a run's folder.
+
+    Raises:
+        DataError: The folder does not exist, or a file in it is corrupt.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path} is not the folder of a run")
+    run = RunData(path.resolve().name, path)
+    stored = _read_json(path / "metrics.json", dict)
+    run.settings = (stored or {}).get("settings") or {}
+    for stage in STAGES:
+        file = path / f"samples-{stage}.jsonl"
+        if file.exists():
+            run.samples[stage] = read_samples(file)[1]
+        else:
+            run.leave_out(
+                "scores", f"{file.name} is missing, so there is no score histogram {stage} training."
+            )
+        summary = (stored or {}).get(stage)
+        if summary:
+            run.summaries[stage] = summary
+        elif run.samples.get(stage):
+            run.summaries[stage] = summarise(run.samples[stage])
+        else:
+            run.leave_out(
+                "table", f"metrics.json has no figures {stage} training, and {file.name} is missing."
+            )
+    if all(run.samples.get(stage) for stage in STAGES):
+        run.differences = paired_difference(run.samples["before"], run.samples["after"])
+    elif run.summaries:
+        run.leave_out("table", "Without the samples of both stages there are no paired differences.")
+    run.steps = _read_steps(path / "metrics.jsonl")
+    if not run.steps:
+        run.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
+    run.problems = _read_json(path / "gallery" / "problems.json", list) or []
+    if not run.problems:
+        run.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")
+    return run
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(value, kind):
+        raise DataError(f"{path} should hold a JSON {'object' if kind is dict else 'list'}")
+    return value
+
+
+def _read_steps(path: Path) -> list[dict[str, Any]]:
+    """The training log's lines. A half-written last line (a run that goes on, or was killed) is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if number < len(lines):
+                raise DataError(f"{path}, line {number}: not valid JSON ({error})") from None
+            log.warning("%s: the last line was cut off; left out", path)
+            break
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: not a JSON object")
+        rows.append(row)
+    return rows

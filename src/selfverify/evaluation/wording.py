@@ -1,0 +1,192 @@
+"""A run's figures in words: the summary sentence, the tiles and the table of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfverify.evaluation.run_data import STAGES, RunData
+
+STAGE_TITLES = {"before": "Before training", "after": "After training"}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A row of the table.
+
+    Args:
+        title: ``{n}`` stands for the number of samples per problem.
+        meaning: In a sentence.
+        percent: Shown as a percentage; its differences in percentage points.
+        better: Whether more of it is better; a change of what is neither good nor bad gets no colour.
+    """
+
+    title: str
+    meaning: str
+    percent: bool = True
+    better: bool = True
+
+
+METRICS: dict[str, Metric] = {
+    "pass@1": Metric("Single answer (pass@1)", "Share of sampled answers that are right."),
+    "majority@{n}": Metric(
+        "Majority vote of {n}", "The answer given most often, as a baseline without scores."
+    ),
+    "best@{n}": Metric("Best of {n} by own score", "The answer that the model itself scores highest."),
+    "best_over_majority@{n}": Metric("Own score over vote", "How much the own score beats the vote by."),
+    "oracle@{n}": Metric(
+        "Perfect choice of {n}", "Any of the samples is right: the most a choice can reach."
+    ),
+    "within_problem_auc": Metric(
+        "Within-problem AUC",
+        "How often a right answer is scored above a wrong one of the same problem. 0.5 is chance; this is "
+        "what selection can use.",
+        percent=False,
+    ),
+    "auc": Metric(
+        "Pooled AUC",
+        "The same over all problems together. Also high when scores only say which problems are hard.",
+        percent=False,
+    ),
+    "ap": Metric("Pooled AP", "Average precision of the scores; chance level is pass@1.", percent=False),
+    "logprob.best@{n}": Metric("Best of {n} by log-probability", "A free baseline: the likeliest answer."),
+    "logprob.within_problem_auc": Metric(
+        "Within-problem AUC of log-probability", "The same baseline; scores should beat it.", percent=False
+    ),
+    "score_mean": Metric(
+        "Mean score", "A well calibrated model's mean score is its pass@1.", percent=False, better=False
+    ),
+    "score_spread": Metric(
+        "Score spread",
+        "Standard deviation of one problem's scores; near 0 they say nothing.",
+        percent=False,
+        better=False,
+    ),
+    "format_rate": Metric("Readable format", "Share of responses in the required format."),
+}
+"""Rows of the table, by their name in a summary; a dot leads into a sub-dictionary."""
+
+_TILES = ("pass@1", "majority@{n}", "best@{n}", "within_problem_auc")
+
+
+def total(run: RunData) -> int | None:
+    """Samples per problem, N; of the later stage if the stages differ."""
+    for stage in reversed(STAGES):
+        if count := run.summaries.get(stage, {}).get("samples_per_problem"):
+            return int(count)
+    return None
+
+
+def sentence(run: RunData) -> str:
+    """What happened, in one sentence with its figures."""
+    stage = "after" if "after" in run.summaries else "before"
+    found, n = run.summaries.get(stage, {}), total(run)
+    best, majority = found.get(f"best@{n}"), found.get(f"majority@{n}")
+    if found.get("pass@1") is None:
+        return "This run has no evaluation yet."
+    where = f"{found.get('problems', '?')} held-out problems"
+    if best is None:
+        return f"{_when(stage)} a single answer is right on {_percent(found['pass@1'])} of {where}."
+    text = (
+        f"{_when(stage)} the answer that the model itself scores highest among {n} is right on "
+        f"{_percent(best)} of {where}"
+    )
+    earlier = run.summaries.get("before", {}).get(f"best@{n}") if stage == "after" else None
+    if earlier is not None:
+        gain = best - earlier
+        change = (
+            "as before" if abs(gain) < 5e-4 else f"{abs(gain) * 100:.1f} points {_word(gain)} than before"
+        )
+        text += f", {change}"
+    if majority is None:
+        return f"{text}."
+    interval = (found.get("intervals") or {}).get(f"best_over_majority@{n}")
+    text += f"; a majority vote over the same answers reaches {_percent(majority)}"
+    lead = best - majority
+    if interval and interval[0] <= 0 <= interval[1]:
+        return (
+            f"{text}, a difference within chance ({_points(interval[0])} to {_points(interval[1])} points)."
+        )
+    known = f" (95\u00a0% interval {_points(interval[0])} to {_points(interval[1])})" if interval else ""
+    verdict = "self-verification wins" if lead > 0 else "self-verification does not pay yet and loses"
+    return f"{text}, so {verdict} by {abs(lead) * 100:.1f} points{known}."
+
+
+def tiles(run: RunData) -> list[dict[str, Any]]:
+    """The few figures that matter most: title, before, after, and the direction of the change."""
+    rows = {row["name"]: row for row in table(run)}
+    return [rows[name] for name in _TILES if name in rows]
+
+
+def table(run: RunData) -> list[dict[str, Any]]:
+    """One row per metric of `METRICS` that some stage has.
+
+    Each holds ``name``, ``title``, ``meaning``, ``before`` and ``after`` (``{"value", "interval"}`` or None),
+    and ``difference`` (``{"value", "interval", "trend"}``, or None), all as text. ``trend`` is ``up`` or
+    ``down`` where the interval excludes 0 and the direction is good or bad, else ``flat``.
+    """
+    n = total(run)
+    rows = []
+    for name, metric in METRICS.items():
+        key = name.format(n=n)
+        cells = {stage: _cell(run.summaries.get(stage, {}), key, metric) for stage in STAGES}
+        if any(cells.values()):
+            shown = {"name": name, "title": metric.title.format(n=n), "meaning": metric.meaning}
+            rows.append(shown | cells | {"difference": _difference(run.differences.get(key), metric)})
+    return rows
+
+
+def comparison(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """One row per metric with a cell per run, as in `table`: after training where there is such a figure."""
+    rows: dict[str, dict[str, Any]] = {}
+    for index, run in enumerate(runs):
+        for row in table(run):
+            shared = {"title": row["title"], "meaning": row["meaning"], "cells": [None] * len(runs)}
+            rows.setdefault(row["name"], shared)["cells"][index] = row["after"] or row["before"]
+    return [rows[name] for name in METRICS if name in rows]
+
+
+def _cell(summary: dict[str, Any], key: str, metric: Metric) -> dict[str, str] | None:
+    group, _, name = key.rpartition(".")
+    value = (summary.get(group) or {}).get(name) if group else summary.get(key)
+    if value is None:
+        return None
+    interval = (summary.get("intervals") or {}).get(key)
+    if key.startswith("best_over"):
+        shown, unit = _points(value), " points"
+        ends = [_points(end) for end in interval or ()]
+    else:
+        shown, unit = (_percent(value), "") if metric.percent else (f"{value:.3f}", "")
+        ends = [f"{end * 100:.1f}" if metric.percent else f"{end:.3f}" for end in interval or ()]
+    return {"value": shown + unit, "interval": " – ".join(ends)}
+
+
+def _difference(found: dict[str, Any] | None, metric: Metric) -> dict[str, str] | None:
+    if found is None:
+        return None
+    low, high = found["interval"]
+    write = _points if metric.percent else _signed
+    trend = "up" if low > 0 else "down" if high < 0 else "flat"
+    trend = trend if metric.better else "flat"
+    return {"value": write(found["difference"]), "interval": f"{write(low)} – {write(high)}", "trend": trend}
+
+
+def _when(stage: str) -> str:
+    return f"{STAGE_TITLES[stage]},"
+
+
+def _word(gain: float) -> str:
+    return "more" if gain > 0 else "fewer"
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.1f}\u00a0%"
+
+
+def _points(value: float) -> str:
+    return f"{value * 100:+.1f}".replace("-", "\u2212")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "\u2212")
