@@ -196,13 +196,13 @@ def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
     after["intervals"]["best_over_majority@8"] = [0.02, 0.08]
     assert sentence(run).replace("\u00a0", " ") == (
         "After training, the answer that the model itself scores highest among 8 is right on 80.0 % of 120 "
-        "held-out problems, 10.0 points more than before; a majority vote over the same answers reaches 75.0 %, so "
-        "self-verification wins by 5.0 points (95 % interval +2.0 to +8.0)."
+        "held-out problems, 10.0 points more than before; a majority vote over the same answers reaches "
+        "75.0 %, so self-verification wins by 5.0 points (95 % interval +2.0 to +8.0)."
     )  # fmt: skip
     after["intervals"]["best_over_majority@8"] = [-0.01, 0.08]
     assert "a difference within chance" in sentence(run)
     after["best@8"], after["intervals"]["best_over_majority@8"] = 0.60, [-0.2, -0.1]
-    assert "10.0 points fewer than before" in sentence(run)
+    assert "10.0 points less than before" in sentence(run)
     assert "does not pay yet and loses by 15.0 points" in sentence(run)
 
 

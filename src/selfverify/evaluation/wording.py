@@ -177,7 +177,7 @@ def _when(stage: str) -> str:
 
 
 def _word(gain: float) -> str:
-    return "more" if gain > 0 else "fewer"
+    return "more" if gain > 0 else "less"
 
 
 def _percent(value: float) -> str:
