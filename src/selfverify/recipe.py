@@ -9,6 +9,7 @@ once, with the file, the line and the nearest key that does exist.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,16 +92,17 @@ class Recipe(BaseModel):
     @field_validator("output")
     @classmethod
     def _fill_in_name(cls, value: str, info: Any) -> str:
-        return value.replace("{name}", info.data.get("name", "{name}"))
+        return os.path.expanduser(value.replace("{name}", info.data.get("name", "{name}")))
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return Path(self.output).expanduser()
+        return Path(self.output)
 
-    def to_yaml(self) -> str:
-        """The recipe with every default written out; `load_recipe` reads it back to an equal recipe."""
-        return dump_yaml(self.model_dump(mode="json"))
+
+def to_yaml(recipe: Recipe) -> str:
+    """The recipe with every default written out; `load_recipe` reads it back to an equal recipe."""
+    return dump_yaml(recipe.model_dump(mode="json"))
 
 
 def recipe_folder() -> Path:

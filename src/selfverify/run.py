@@ -116,13 +116,11 @@ def train(
         on_step: Called after every training step.
         on_phase: Called as ``on_phase(name, done, total)`` while evaluating.
     """
-    from selfverify.recipe import to_yaml
-
-    folder = Path(recipe.output)
+    folder = recipe.folder
     folder.mkdir(parents=True, exist_ok=True)
     if not resume:
         _clear(folder)
-    (folder / "recipe.yaml").write_text(to_yaml(recipe))
+    (folder / "recipe.yaml").write_text(recipe.to_yaml())
     policy, task, method = build(recipe)
     evaluated = method.objective == "surrogate"
 
@@ -160,7 +158,13 @@ def _clear(folder: Path) -> None:
     """A fresh run must not be mixed with an old one's samples, metrics or checkpoints."""
     import shutil
 
-    for name in ("metrics.jsonl", "timing.jsonl", "metrics.json", "samples-before.jsonl", "samples-after.jsonl"):
+    for name in (
+        "metrics.jsonl",
+        "timing.jsonl",
+        "metrics.json",
+        "samples-before.jsonl",
+        "samples-after.jsonl",
+    ):
         (folder / name).unlink(missing_ok=True)
     for name in ("checkpoints", "model", "gallery"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -177,7 +181,7 @@ def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | Non
     settings = recipe.policy.model_copy(update={"path": model}) if model else recipe.policy
     policy = Policy.load(settings)
     task = make_task(recipe.task.name, **recipe.task.options)
-    folder = output or Path(recipe.output) / "eval"
+    folder = output or recipe.folder / "eval"
     folder.mkdir(parents=True, exist_ok=True)
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
     write_json(folder / "metrics.json", {"after": summary, "settings": recipe.model_dump(mode="json")})

@@ -22,7 +22,12 @@ Progress = Callable[[int, int], None]
 
 
 def _sample(
-    problem: Problem, number: int, trajectory: Trajectory, reading: ScoreReading | None, continuous: bool, seed: int
+    problem: Problem,
+    number: int,
+    trajectory: Trajectory,
+    reading: ScoreReading | None,
+    continuous: bool,
+    seed: int,
 ) -> Sample:
     judged = trajectory.parsed
     logprobs = [v for s in trajectory.segments if s.channel == ANSWER for v in s.logprobs]

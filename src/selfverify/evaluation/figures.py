@@ -16,6 +16,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 PALETTE = {
@@ -34,7 +35,7 @@ RULES = {
 }
 """Selection rules that are drawn: label, colour and line style."""
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.family": "sans-serif", "font.size": 10.5, "text.parse_math": False, "svg.fonttype": "none",
     "text.color": PALETTE["ink"], "axes.edgecolor": PALETTE["grid"], "axes.labelcolor": PALETTE["muted"],
     "xtick.color": PALETTE["muted"], "ytick.color": PALETTE["muted"], "grid.color": PALETTE["grid"],
@@ -111,7 +112,7 @@ def draw_histogram(axes: Axes, right: np.ndarray, wrong: np.ndarray, title: str)
     _finish(axes, title, "score the model gave its answer", percent=True)
     axes.set_ylim(0, top * 1.22 or 1)
     axes.set_xlim(0, 1)
-    key = {"transform": axes.transAxes, "va": "top", "fontsize": 9.5}
+    key: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 9.5}
     axes.text(0.02, 0.99, f"■ wrong ({len(wrong):,})", color=PALETTE["wrong"], **key)
     axes.text(0.98, 0.99, f"■ right ({len(right):,})", color=PALETTE["right"], ha="right", **key)
 
@@ -172,8 +173,8 @@ def overview(
     """
     limits = accuracy_limits([values for _, values in curves])
     with matplotlib.rc_context(_STYLE | {"figure.facecolor": PALETTE["panel"], "font.size": 10.5}):
-        figure = Figure(figsize=(12.8, 5.6), layout="constrained", dpi=125)
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.06)
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.06)
+        figure = Figure(figsize=(12.8, 5.6), layout=layout, dpi=125)
         figure.patch.set_facecolor(PALETTE["panel"])
         columns = figure.subfigures(1, 2, width_ratios=[2, 1])
         for axes, (title, values) in zip(

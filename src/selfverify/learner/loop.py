@@ -243,9 +243,7 @@ class Learner:
         """Sampling gave them; a method that did not sample from this policy has them computed."""
         if all(group.old_logprobs is not None for group in groups):
             return [group.old_logprobs for group in groups if group.old_logprobs is not None]
-        return fixed_logprobs(
-            self.policy, groups, self.config.micro_batch_groups, self.sampling.temperature
-        )
+        return fixed_logprobs(self.policy, groups, self.config.micro_batch_groups, self.sampling.temperature)
 
     def _update(
         self,

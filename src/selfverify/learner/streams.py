@@ -88,7 +88,9 @@ def make_streams(prompt: Prompt, group: Group, credits: Sequence[Credit]) -> Gro
     return GroupStreams(prompt, tokens, channel, advantage, kl_coef, weight, old)
 
 
-def select(rollout: Rollout, credits: Sequence[Sequence[Credit]], drop_zero: bool) -> tuple[list[GroupStreams], Dropped]:
+def select(
+    rollout: Rollout, credits: Sequence[Sequence[Credit]], drop_zero: bool
+) -> tuple[list[GroupStreams], Dropped]:
     """Streams of the groups that teach something; the others leave the batch and are counted.
 
     What leaves does not count in any denominator: the step's size does not shrink as problems get solved.

@@ -30,14 +30,17 @@ class ADPOConfig(PolicyGradientConfig):
         "decoupled", description="Two advantages on disjoint tokens (Eq. 9), or one of the sum (Eq. 8)."
     )
     verification_credit: Literal["normalised", "concordance"] = Field(
-        "normalised", description="Group-normalised R^p as in the paper, or the drift-free concordance credit."
+        "normalised",
+        description="Group-normalised R^p as in the paper, or the drift-free concordance credit.",
     )
     gamma: float = Field(
         0.0, ge=0, lt=1, description="Margin of the contrastive set (Eq. 7); 0 is 'differs' (Eq. 6)."
     )
     score_weight: float = Field(1.0, ge=0, description="Loss weight of the score channel.")
     concordance_scale: float = Field(
-        4.0, gt=0, description="Multiplies the concordance credit, whose size is about 1/G of a normalised one."
+        4.0,
+        gt=0,
+        description="Multiplies the concordance credit, whose size is about 1/G of a normalised one.",
     )
     tau_score: float = Field(0.5, ge=0, le=1, description="Score threshold of the binary reward (tau_s).")
     tau_answer: float = Field(0.5, ge=0, le=1, description="Answer threshold of the binary reward (tau_a).")
@@ -45,7 +48,9 @@ class ADPOConfig(PolicyGradientConfig):
     @model_validator(mode="after")
     def _check(self) -> ADPOConfig:
         if self.verification_credit == "concordance" and self.verification != "pairwise":
-            raise ValueError("verification_credit: concordance is a sum over pairs; use verification: pairwise")
+            raise ValueError(
+                "verification_credit: concordance is a sum over pairs; use verification: pairwise"
+            )
         if self.verification_credit == "concordance" and self.credit == "entangled":
             raise ValueError("credit: entangled adds rewards; the concordance credit is not a reward")
         return self
@@ -61,7 +66,12 @@ class ADPO:
         self.config = config or ADPOConfig()
 
     def rollout(
-        self, policy: Policy, task: Task, problems: Sequence[Problem], seeds: Sequence[int], sampling: SamplingConfig
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
     ) -> Rollout:
         """Sample a group per problem."""
         return roll_out(policy, task, problems, seeds, sampling)

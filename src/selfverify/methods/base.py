@@ -28,7 +28,9 @@ class PolicyGradientConfig(MethodConfig):
 
     kl: float = Field(0.01, ge=0, description="Coefficient of the KL to the reference policy (beta).")
     format_weight: float = Field(
-        0.1, ge=0, description="What well-formed tags add to the answer's reward, and a malformed score loses."
+        0.1,
+        ge=0,
+        description="What well-formed tags add to the answer's reward, and a malformed score loses.",
     )
     advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
     scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
@@ -41,7 +43,12 @@ class Method(Protocol):
     objective: Objective
 
     def rollout(
-        self, policy: Policy, task: Task, problems: Sequence[Problem], seeds: Sequence[int], sampling: SamplingConfig
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
     ) -> Rollout:
         """Make the groups of one step."""
         ...

@@ -31,7 +31,12 @@ class GRPO:
         self.config = config or GRPOConfig()
 
     def rollout(
-        self, policy: Policy, task: Task, problems: Sequence[Problem], seeds: Sequence[int], sampling: SamplingConfig
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
     ) -> Rollout:
         """Sample a group per problem."""
         return roll_out(policy, task, problems, seeds, sampling)

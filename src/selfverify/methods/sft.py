@@ -42,14 +42,21 @@ class SFT:
         self.config = config or SFTConfig()
 
     def rollout(
-        self, policy: Policy, task: Task, problems: Sequence[Problem], seeds: Sequence[int], sampling: SamplingConfig
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
     ) -> Rollout:
         """Write the demonstrations of each problem; nothing is sampled from the policy."""
         groups = []
         for problem, seed in zip(problems, seeds, strict=True):
             rng = np.random.default_rng(seed)
             kinds = [False] * self.config.right + [True] * self.config.wrong
-            groups.append(Group(problem, [self._trajectory(policy, task, problem, rng, wrong) for wrong in kinds]))
+            groups.append(
+                Group(problem, [self._trajectory(policy, task, problem, rng, wrong) for wrong in kinds])
+            )
         return Rollout(policy.encode(problems), groups)
 
     def _trajectory(

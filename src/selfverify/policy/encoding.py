@@ -27,7 +27,7 @@ class PixelInput:
 
 @dataclass(slots=True)
 class Prompt:
-    """An encoded prompt (or continuation with images).
+    """An encoded prompt.
 
     Args:
         problem_id: Named in errors.
@@ -127,7 +127,9 @@ class Encoder:
         positions = family.positions(model, tensor, grids)
         return Prompt(problem.id, tensor, positions, images, int(positions.max()) + 1 if len(ids) else 0)
 
-    def _expand(self, ids: list[int], images: list[PixelInput], placeholder: int, problem_id: str) -> list[int]:
+    def _expand(
+        self, ids: list[int], images: list[PixelInput], placeholder: int, problem_id: str
+    ) -> list[int]:
         merge = getattr(self.loaded.image_processor, "merge_size", 1) ** 2
         found = ids.count(placeholder)
         if found != len(images):
@@ -144,14 +146,14 @@ class Encoder:
 
 
 def image_features(
-    loaded: Loaded, prompts: Sequence[Prompt], cache: VisionCache | None
+    loaded: Loaded, images: Sequence[PixelInput], cache: VisionCache | None
 ) -> dict[str, Tensor]:
     """Features ``[tokens, hidden]`` of every distinct image, by content key.
 
     With a ``cache`` (frozen vision tower) they come without gradients and each image passes through the
     tower once for as long as it stays cached; without one they carry gradients.
     """
-    wanted = {image.key: image for prompt in prompts for image in prompt.images}
+    wanted = {image.key: image for image in images}
     features: dict[str, Tensor] = {}
     if cache is not None:
         features = {key: item for key in wanted if (item := cache.get(key)) is not None}

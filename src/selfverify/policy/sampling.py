@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from selfverify.policy.config import SamplingConfig
+from selfverify.policy.forward import Forward
 from selfverify.policy.shared_attention import SharedLayout
 from selfverify.rollouts.types import Finish
 
@@ -60,15 +60,17 @@ def pick_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
 class Decoder:
     """Decodes a batch of prompts; rows that have ended leave the batch when enough have."""
 
-    def __init__(self, policy: Any, sampling: SamplingConfig, stop: set[int], suppressed: list[int]) -> None:
-        self.policy = policy
+    def __init__(
+        self, forward: Forward, sampling: SamplingConfig, stop: set[int], suppressed: list[int]
+    ) -> None:
+        self.forward = forward
         self.sampling = sampling
-        self.stop = torch.tensor(sorted(stop), dtype=torch.long, device=policy.device)
-        self.suppressed = torch.tensor(suppressed, dtype=torch.long, device=policy.device)
+        self.stop = torch.tensor(sorted(stop), dtype=torch.long, device=forward.device)
+        self.suppressed = torch.tensor(suppressed, dtype=torch.long, device=forward.device)
 
     def _choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Next tokens and their log-probs ``[B, G]`` (under the temperature, before top-p)."""
-        logits = self.policy.head(hidden).float()
+        logits = self.forward.head(hidden).float()
         free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
         temperature = self.sampling.temperature
         tokens = pick_tokens(free, uniform, temperature, self.sampling.top_p)
@@ -76,7 +78,9 @@ class Decoder:
         chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
         return tokens, chosen
 
-    def run(self, last_hidden: Tensor, layout: SharedLayout, starts: Tensor, seeds: list[int]) -> list[list[Sample]]:
+    def run(
+        self, last_hidden: Tensor, layout: SharedLayout, starts: Tensor, seeds: list[int]
+    ) -> list[list[Sample]]:
         """Sample from prefilled prompts.
 
         Args:
@@ -117,7 +121,7 @@ class Decoder:
                 chosen, slots = chosen[which[:, None], places], slots[which[:, None], places]
                 problems = problems[which]
             positions = (starts[problems] + step)[:, None].expand(chosen.shape)
-            hidden = self.policy.decode_step(chosen, positions, layout)
+            hidden = self.forward.decode_step(chosen, positions, layout)
             layout.position += 1
         lengths = torch.where(ended >= 0, ended + 1, steps).tolist()
         return [

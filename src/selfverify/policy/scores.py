@@ -42,14 +42,18 @@ class ScoreTree:
         own = [(path, self)] if len(self.children) > 1 else []
         return own + [b for token, child in self.children.items() for b in child.branchings((*path, token))]
 
-    def expectation(self, probabilities: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...] = ()) -> float:
+    def expectation(
+        self, probabilities: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...] = ()
+    ) -> float:
         """Expected score; ``probabilities`` gives each branching's distribution over its children."""
         if not self.children:
             return float(self.value or 0.0)
         weights = probabilities.get(path, dict.fromkeys(self.children, 1.0))
         return sum(weights[t] * c.expectation(probabilities, (*path, t)) for t, c in self.children.items())
 
-    def most_likely(self, probabilities: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...] = ()) -> float:
+    def most_likely(
+        self, probabilities: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...] = ()
+    ) -> float:
         """The score that greedy decoding writes when it can only write scores."""
         if not self.children:
             return float(self.value or 0.0)
@@ -94,8 +98,7 @@ def read_scores(
     if not any(rows):
         return results
     continuations = [[[*prefix, *path, 0] for _, prefix in group for path in paths] for group in rows]
-    ids, _ = policy.pad_continuations(continuations)
-    hidden = policy.hidden_states(prompts, ids)
+    hidden = policy.hidden_states(prompts, policy.forward.stack_continuations(continuations))
     for b, group in enumerate(rows):
         for n, (g, prefix) in enumerate(group):
             probabilities = {}
@@ -109,4 +112,4 @@ def read_scores(
 
 def _children(policy: Policy, node: ScoreTree, state: Tensor) -> dict[int, float]:
     tokens = list(node.children)
-    return dict(zip(tokens, policy.head(state).float()[tokens].softmax(-1).tolist(), strict=True))
+    return dict(zip(tokens, policy.forward.head(state).float()[tokens].softmax(-1).tolist(), strict=True))

@@ -14,8 +14,8 @@ from selfverify.rollouts.types import Problem
 from selfverify.tasks.canvas import Split
 
 SCORE_INSTRUCTION = (
-    "Reason inside <think></think>, give the answer inside <answer></answer>, "
-    "then rate from 0 to 1 inside <score></score> how likely your answer is correct."
+    "Reason in <think></think>, answer in <answer></answer>, "
+    "then rate in <score></score> from 0 to 1 how sure you are."
 )
 """ADPO Table 1's request in our words."""
 

@@ -1,0 +1,261 @@
+"""The command line. It only reads arguments and prints; the work is done by what it imports, late."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from selfverify import __version__
+from selfverify.errors import ConfigError, SelfVerifyError
+
+# The heavy imports (torch, transformers) stand inside the commands, so that `--help` answers at once.
+
+
+class _Commands(TyperGroup):
+    """Commands whose failures end in one readable message, not in a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SelfVerifyError as error:
+            _say(str(error), "bold red", "error: ")
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            _say("interrupted; `--resume` goes on from the last checkpoint", "yellow")
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    name="selfverify",
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Train and run vision-language models that answer **and** verify their own answers.\n\n"
+    "Start with `selfverify quickstart`: it trains a small model on this machine and shows what it learnt. "
+    "Then `selfverify recipes` lists experiments, `selfverify train RECIPE` runs one, `selfverify eval` "
+    "measures a model and `selfverify report` compares runs.",
+)
+
+
+def main() -> None:
+    """Entry point of the ``selfverify`` command."""
+    app()
+
+
+def _say(text: str, style: str = "", prefix: str = "") -> None:
+    """Print to stderr. ``text`` is no markup: it may hold a path with brackets or a model's words."""
+    Console(stderr=True).print(Text(prefix, style).append(text, ""), soft_wrap=True, highlight=False)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as `learner.steps=100`."),
+]
+
+
+@app.command()
+def quickstart(
+    fast: Annotated[
+        bool, typer.Option("--fast", help="A minute instead of minutes: shows that it runs.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    output: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("runs/quickstart"),
+) -> None:
+    """Train a small model here and now, and write a report of what it learnt.
+
+    Needs no GPU, no download and no account: the model and its data ship with the package.
+
+    Examples:
+
+    - `selfverify quickstart`
+
+    - `selfverify quickstart --fast --output /tmp/look`
+    """
+    from selfverify.quickstart import quickstart as run_quickstart
+
+    typer.echo(f"report: {run_quickstart(output, seed, fast)}")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, a YAML file, or a run's folder.")],
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete the run that the folder already holds.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipe, print it with all defaults, train nothing.")
+    ] = False,
+) -> None:
+    """Train a model by a recipe.
+
+    The recipe is checked before anything is loaded; a wrong key is named together with the nearest right one.
+    Ctrl-C writes a checkpoint. A run that was killed loses at most the steps since its last checkpoint.
+
+    Examples:
+
+    - `selfverify train digits-adpo`
+
+    - `selfverify train digits-adpo learner.learning_rate=5e-5 method.beta=0 name=no-kl`
+
+    - `selfverify train my.yaml --dry-run > resolved.yaml`
+
+    - `selfverify train runs/no-kl --resume`
+    """
+    from selfverify.cli_runs import holds_a_run, plan
+    from selfverify.recipe import load_recipe, to_yaml
+
+    loaded = load_recipe(recipe, overrides or [])
+    if dry_run:
+        for line in plan(loaded, resume):
+            typer.echo(f"# {line}")  # comments, so that what is printed is itself a recipe
+        typer.echo(to_yaml(loaded), nl=False)
+        return
+    if not resume and not overwrite and holds_a_run(loaded.folder):
+        raise ConfigError(
+            f"{loaded.output} already holds a run: --resume goes on with it, --overwrite deletes it, and "
+            "name=OTHER writes elsewhere"
+        )
+    from selfverify.cli_progress import TrainingProgress
+    from selfverify.run import train as run_train
+
+    with TrainingProgress(loaded.learner.steps) as shown:
+        run = run_train(loaded, resume=resume, on_step=shown.on_step, on_phase=shown.on_phase)
+    typer.echo(f"run: {run}")
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE_OR_MODEL", help="A recipe, a run's folder or a saved model's folder."),
+    ],
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="Measure this model instead of the recipe's.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="The recipe to measure a model by, where its folder belongs to no run.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for samples and metrics.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+) -> None:
+    """Measure a model: accuracy, majority vote, best-of-N by its own scores, quality of the scores.
+
+    Of a run's folder the trained model is measured (the best checkpoint, else the last state). Of a
+    recipe, the model that it starts from.
+
+    Examples:
+
+    - `selfverify eval runs/no-kl`
+
+    - `selfverify eval digits-adpo evaluation.samples=12 evaluation.temperature=0.2`
+
+    - `selfverify eval runs/no-kl/checkpoints/checkpoint-000100/model --json`
+
+    - `selfverify eval ./my-model --recipe digits-adpo`
+    """
+    from selfverify.cli_runs import flat, resolve_target
+    from selfverify.recipe import load_recipe
+
+    source, found = resolve_target(target, recipe)
+    loaded = load_recipe(source, overrides or [])
+    from selfverify.run import evaluate_recipe
+
+    metrics = evaluate_recipe(loaded, model=model or found, output=output)
+    if as_json:
+        typer.echo(json.dumps(metrics, indent=2, default=str))
+        return
+    table = Table("metric", "value", title=Text(f"{loaded.name}: {model or found or loaded.policy.path}"))
+    for name, value in flat(metrics):
+        table.add_row(Text(name), Text(f"{value:.4g}" if isinstance(value, float) else str(value)))
+    Console().print(table)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of the runs to compare.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page that compares runs: curves, tables, samples.
+
+    Examples:
+
+    - `selfverify report runs/no-kl`
+
+    - `selfverify report runs/grpo runs/adpo --out grpo-against-adpo.html`
+    """
+    missing = [str(run) for run in runs if not run.is_dir()]
+    if missing:
+        raise ConfigError(f"there is no run in {', '.join(missing)}")
+    from selfverify.evaluation.report import write_report
+
+    typer.echo(f"report: {write_report(runs, out)}")
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this method's options.")] = None,
+) -> None:
+    """List the training methods, or one method's options.
+
+    Examples:
+
+    - `selfverify methods`
+
+    - `selfverify methods adpo`
+    """
+    from selfverify.methods import METHODS
+
+    if name is None:
+        table = Table("method", "what it does")
+        for key, entry in METHODS.items():
+            table.add_row(Text(key), Text(entry.summary))
+    elif name in METHODS:
+        table = Table("option", "default", "meaning", title=Text(f"{name}: {METHODS[name].summary}"))
+        for key, field in METHODS[name].config.model_fields.items():
+            default = (
+                "(required)" if field.is_required() else str(field.get_default(call_default_factory=True))
+            )
+            table.add_row(Text(f"method.{key}"), Text(default), Text(field.description or ""))
+    else:
+        raise ConfigError(f"there is no method {name!r}; methods: {', '.join(METHODS)}")
+    Console().print(table)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that ship with the package.
+
+    Example: `selfverify recipes`, then `selfverify train NAME --dry-run` to read one.
+    """
+    from selfverify.recipe import builtin_recipes, recipe_summary
+
+    table = Table("recipe", "what it is for")
+    for name, path in builtin_recipes().items():
+        table.add_row(Text(name), Text(recipe_summary(path)))
+    Console().print(table)

@@ -1,0 +1,67 @@
+"""Shows a training run on the terminal: a live bar where there is one, a line now and then where not."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+SHOWN = ("accuracy", "reward/answer", "reward/verification", "verification/auc", "loss")
+"""Metrics that tell at a glance whether a run is well; metrics.jsonl has all of them."""
+
+QUIET_S = 10.0
+"""Least seconds between two lines where there is no live terminal."""
+
+
+class TrainingProgress:
+    """Context manager whose two methods fit ``selfverify.run.train``'s callbacks.
+
+    Args:
+        total: Training steps.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.tasks: dict[str, TaskID] = {}
+        self.last_line = -QUIET_S
+
+    def __enter__(self) -> TrainingProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def on_step(self, step: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
+        """A training step is done."""
+        figures = [f"{name.split('/')[-1]} {metrics[name]:.3f}" for name in SHOWN if name in metrics]
+        if "tokens_per_s" in timing:
+            figures.append(f"{timing['tokens_per_s']:.0f} tokens/s")
+        self._show("training", step, self.total, "  ".join(figures))
+
+    def on_phase(self, phase: str, done: int, total: int) -> None:
+        """A part of an evaluation is done."""
+        self._show(f"measuring {phase}", done, total, "")
+
+    def _show(self, name: str, done: int, total: int, figures: str) -> None:
+        if name not in self.tasks:
+            self.tasks[name] = self.bar.add_task(name, total=total, figures=figures)
+        self.bar.update(self.tasks[name], completed=done, total=total, figures=figures)
+        now = time.monotonic()
+        if not self.console.is_terminal and (done == total or now - self.last_line >= QUIET_S):
+            self.last_line = now
+            self.console.print(f"{name} {done}/{total}  {figures}".rstrip(), markup=False, highlight=False)

@@ -1,0 +1,240 @@
+"""Checkpoints that are complete or not there at all.
+
+    checkpoints/
+      checkpoint-000100/            a complete one
+        model/                      what `save_pretrained` wrote: load it with transformers
+        optimizer.safetensors       tensors of the optimizer and of the random generators
+        state.json                  everything else
+        complete.json               sizes of all files; written last
+      checkpoint-000150.partial/    one that is being written
+      best.json                     which one had the best metric
+
+A checkpoint is written under a name that nothing reads, every byte is forced to the disk, and one rename
+makes it appear. Whatever kills the process, the newest complete checkpoint stays readable.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from selfverify.errors import CheckpointError
+from selfverify.learner.checkpoint_files import (
+    MODEL_FOLDER,
+    Scheduler,
+    complete_checkpoints,
+    damage,
+    read_best,
+    read_checkpoint,
+    read_metric,
+    write_best,
+    write_checkpoint,
+)
+from selfverify.learner.disk import folder_size, space_report, sync_folder
+from selfverify.learner.state import optimizer_misfits, set_rng_state, unpack
+
+logger = logging.getLogger(__name__)
+
+__all__ = [
+    "CHECKPOINTS_FOLDER",
+    "MODEL_FOLDER",
+    "CheckpointManager",
+    "best_checkpoint",
+    "latest_checkpoint",
+    "restore_rng",
+]
+
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Where a run keeps its checkpoints."""
+_PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint in ``folder``. Only reads, so it is safe beside a running training."""
+    found = complete_checkpoints(folder, warn=True)
+    return found[-1] if found else None
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint with the best metric in ``folder``, None if none was measured. Only reads."""
+    pointer = read_best(folder)
+    if pointer is None:
+        return None
+    path = folder / pointer["checkpoint"]
+    problem = damage(path)
+    if problem:
+        logger.warning("the best checkpoint in %s was %s, which %s", folder, path.name, problem)
+        return None
+    return path
+
+
+def restore_rng(path: Path) -> None:
+    """Put the random generators of Python, NumPy and torch back to where they were at ``path``.
+
+    Call it last: loading a model draws random numbers.
+    """
+    state, tensors = read_checkpoint(path)
+    set_rng_state(unpack(state["rng"], tensors))
+
+
+class CheckpointManager:
+    """Writes a run's checkpoints. One process at a time may hold one for a folder.
+
+    What a killed process left half done is tidied up when the manager is made.
+
+    Args:
+        folder: The folder of the checkpoints.
+        keep_last: How many to keep besides the best.
+    """
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        if keep_last < 1:
+            raise CheckpointError(f"keep_last={keep_last}: at least one checkpoint has to be kept")
+        self.folder = folder
+        self.keep_last = keep_last
+        folder.mkdir(parents=True, exist_ok=True)
+        self._tidy_up()
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint; damaged ones are passed over with a warning."""
+        return latest_checkpoint(self.folder)
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best metric."""
+        return best_checkpoint(self.folder)
+
+    def save(
+        self,
+        step: int,
+        write_model: Callable[[Path], None],
+        optimizer: torch.optim.Optimizer,
+        scheduler: Scheduler,
+        progress: dict[str, Any],
+        best: float | None = None,
+    ) -> Path:
+        """Write the checkpoint of ``step``; one that exists for this step is replaced.
+
+        Args:
+            step: Its number.
+            write_model: Called with a folder into which it saves model and processor.
+            optimizer: Any torch optimizer whose state is tensors and plain values.
+            scheduler: A learning-rate scheduler.
+            progress: Plain values that `load` gives back: the data's position, lengths of files, ...
+            best: The metric by which the best checkpoint is kept, higher is better; None if not measured.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointError: The disk is full or not writable. Nothing of the attempt is left, and what was
+                there before is still valid.
+        """
+        final = self.folder / f"checkpoint-{step:06d}"
+        partial = final.with_name(final.name + _PARTIAL)
+        if best is None and not damage(final):
+            # Saved a second time, now without its metric: it does not stop being the best.
+            best = read_metric(final)
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            write_checkpoint(partial, step, write_model, optimizer, scheduler, progress, best)
+            self._publish(partial, final)
+            self._note_best()
+        except BaseException as error:
+            written = folder_size(partial)
+            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, (OSError, SafetensorError)):
+                raise CheckpointError(self._explain(step, error, written)) from error
+            raise
+        self._prune()
+        return final
+
+    def load(self, path: Path, optimizer: torch.optim.Optimizer, scheduler: Scheduler) -> dict[str, Any]:
+        """Load optimizer and scheduler, bit by bit; the model is loaded by `load_matching` before.
+
+        Returns:
+            The ``progress`` that was saved.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged or does not fit; then nothing was changed.
+        """
+        state, tensors = read_checkpoint(path)
+        faults = optimizer_misfits(optimizer, state["shapes"], state["names"])
+        if faults:
+            more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
+            raise CheckpointError(
+                f"{path}: this optimizer state does not fit the model: {'; '.join(faults[:5])}{more}"
+            )
+        optimizer.load_state_dict(unpack(state["optimizer"], tensors))
+        scheduler.load_state_dict(unpack(state["scheduler"], tensors))
+        progress = unpack(state["progress"], tensors)
+        assert isinstance(progress, dict)
+        return progress
+
+    def _publish(self, partial: Path, final: Path) -> None:
+        replaced = final.with_name(final.name + _REPLACED)
+        if final.exists():
+            # A folder cannot be renamed onto a full one. Dying between these two renames leaves two
+            # complete checkpoints under side names; `_tidy_up` then puts the newer one in place.
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.replace(final, replaced)
+        try:
+            os.replace(partial, final)
+        except OSError:
+            if replaced.exists():
+                os.replace(replaced, final)
+            raise
+        sync_folder(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _note_best(self) -> None:
+        """Point best.json at the best of the checkpoints and what it pointed at before."""
+        pointer = read_best(self.folder)
+        old = pointer
+        for path in complete_checkpoints(self.folder):
+            value = read_metric(path)
+            again = pointer is not None and pointer["checkpoint"] == path.name
+            if value is not None and (pointer is None or again or value > pointer["value"]):
+                pointer = {"checkpoint": path.name, "value": value}
+        if pointer is not None and pointer != old:
+            write_best(self.folder, pointer)
+
+    def _prune(self) -> None:
+        pointer = read_best(self.folder)
+        for path in complete_checkpoints(self.folder)[: -self.keep_last]:
+            if pointer is None or pointer["checkpoint"] != path.name:
+                doomed = path.with_name(path.name + _DELETED)
+                try:
+                    # Renamed first, so that a half deleted one is never taken for a damaged one.
+                    os.replace(path, doomed)
+                    shutil.rmtree(doomed)
+                except OSError as error:
+                    logger.warning("cannot delete the old checkpoint %s: %s", path, error)
+
+    def _tidy_up(self) -> None:
+        for suffix in (_PARTIAL, _REPLACED, _DELETED):
+            for side in self.folder.glob(f"checkpoint-*{suffix}"):
+                final = side.with_name(side.name.removesuffix(suffix))
+                if suffix != _DELETED and not final.exists() and not damage(side):
+                    os.replace(side, final)
+                else:
+                    shutil.rmtree(side, ignore_errors=True)
+        self._note_best()
+
+    def _explain(self, step: int, error: Exception, written: int) -> str:
+        latest = self.latest()
+        needed = max(folder_size(latest) if latest else 0, written)
+        valid = (
+            f"{latest.name} remains valid and can be resumed from" if latest else "there is no earlier one"
+        )
+        return (
+            f"cannot write the checkpoint of step {step} to {self.folder}: {error}. It needs "
+            f"at least {space_report(needed, self.folder)}. Free space there (old runs' checkpoints are what "
+            f"is large), lower learner.keep_last (now {self.keep_last}) or set output to another disk; {valid}"
+        )

@@ -1,0 +1,138 @@
+"""One checkpoint's files: writing them, reading them, telling complete ones from damaged ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from selfverify.errors import CheckpointError
+from selfverify.learner.disk import sync_file, sync_folder, write_text
+from selfverify.learner.state import pack, parameter_names, parameter_shapes, rng_state
+
+logger = logging.getLogger(__name__)
+
+NAME = re.compile(r"checkpoint-(\d{6,})")
+"""Name of a checkpoint that is in place."""
+MODEL_FOLDER = "model"
+"""Where a checkpoint or a run keeps a model that `from_pretrained` reads."""
+
+_TENSORS, _STATE, _MANIFEST, _BEST = "optimizer.safetensors", "state.json", "complete.json", "best.json"
+_FORMAT = 1
+
+Scheduler = Any
+"""Anything with ``state_dict`` and ``load_state_dict``; torch's classes share no public base."""
+
+
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    write_model: Callable[[Path], None],
+    optimizer: torch.optim.Optimizer,
+    scheduler: Scheduler,
+    progress: dict[str, Any],
+    best: float | None,
+) -> None:
+    """Write everything into ``folder``, force it to the disk, and only then declare it complete."""
+    generators = rng_state()  # before anything below can draw from them
+    (folder / MODEL_FOLDER).mkdir(parents=True)
+    write_model(folder / MODEL_FOLDER)
+    tensors: dict[str, torch.Tensor] = {}
+    state = {
+        "step": step,
+        "names": parameter_names(optimizer),
+        "shapes": parameter_shapes(optimizer),
+        "optimizer": pack(optimizer.state_dict(), tensors, "optimizer"),
+        "scheduler": pack(scheduler.state_dict(), tensors, "scheduler"),
+        "rng": pack(generators, tensors, "rng"),
+        "progress": pack(progress, tensors, "progress"),
+    }
+    save_file(tensors, folder / _TENSORS)
+    (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+    sizes = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            sync_file(path)
+            sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+    known = best if best is not None and not math.isnan(best) else None
+    manifest = {"format": _FORMAT, "step": step, "best": known, "files": sizes}
+    write_text(folder / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def complete_checkpoints(folder: Path, warn: bool = False) -> list[Path]:
+    """Complete checkpoints in ``folder``, oldest first; ``warn`` names the others in the log."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        match = NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        problem = damage(path)
+        if not problem:
+            found.append((int(match[1]), path))
+        elif warn:
+            logger.warning("the checkpoint %s is passed over: it %s", path, problem)
+    return [path for _, path in sorted(found)]
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a checkpoint, as the end of a sentence; empty if it is complete."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        if manifest["format"] != _FORMAT:
+            return f"has format {manifest['format']!r}, which this version does not read"
+        for name, size in manifest["files"].items():
+            present = (path / name).stat().st_size
+            if present != size:
+                return f"is damaged: {name} has {present} bytes instead of {size}"
+    except FileNotFoundError as error:
+        return f"is incomplete: there is no {Path(error.filename).name}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"is damaged: {error!r}"
+    return ""
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The JSON state and the tensors of a complete checkpoint."""
+    problem = damage(path)
+    if problem:
+        raise CheckpointError(f"{path}: this checkpoint {problem}")
+    try:
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        # Copies, because what `load_file` gives may lie in the mapped file, unlike an unbroken run's memory.
+        return state, {name: tensor.clone() for name, tensor in load_file(path / _TENSORS).items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: this checkpoint cannot be read: {error}") from error
+
+
+def read_metric(path: Path) -> float | None:
+    """The metric that a complete checkpoint was saved with."""
+    value: float | None = json.loads((path / _MANIFEST).read_text())["best"]
+    return value
+
+
+def write_best(folder: Path, pointer: dict[str, Any]) -> None:
+    """Note which checkpoint in ``folder`` is the best."""
+    write_text(folder / _BEST, json.dumps(pointer) + "\n")
+
+
+def read_best(folder: Path) -> dict[str, Any] | None:
+    """``{"checkpoint": name, "value": metric}`` of the best checkpoint, None if none was measured."""
+    try:
+        pointer = json.loads((folder / _BEST).read_text())
+        if NAME.fullmatch(pointer["checkpoint"]) and isinstance(pointer["value"], (int, float)):
+            return {"checkpoint": pointer["checkpoint"], "value": pointer["value"]}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is damaged and ignored: %r", folder / _BEST, error)
+    return None

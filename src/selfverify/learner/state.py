@@ -1,0 +1,143 @@
+"""State of optimizers, schedulers and random generators as JSON plus named tensors. No pickle anywhere.
+
+A pickle can run code when it is read; JSON and safetensors cannot. JSON keeps Python's floats exactly
+(``repr`` round-trips) and safetensors keeps tensors bit by bit, so nothing is lost by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfverify.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_TENSOR, _TUPLE, _MAP = "__tensor__", "__tuple__", "__map__"
+
+
+def pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """``value`` as JSON, its tensors moved into ``tensors`` under names that begin with ``name``.
+
+    Tuples stay tuples and keys that are not strings stay what they are, which plain JSON would lose.
+
+    Raises:
+        CheckpointError: Something that is neither a plain value nor a tensor; the message names it.
+    """
+    if isinstance(value, Tensor):
+        while name in tensors:
+            name += "_"
+        dense = value.detach().cpu().contiguous()
+        # safetensors refuses views that may share memory; all others go to the file without a copy.
+        tensors[name] = dense.clone() if dense.untyped_storage().nbytes() != dense.nbytes else dense
+        return {_TENSOR: name}
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)):
+        return float(value)
+    if isinstance(value, tuple):
+        return {_TUPLE: [pack(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]}
+    if isinstance(value, list):
+        return [pack(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("__") for key in value):
+            return {key: pack(item, tensors, f"{name}.{key}") for key, item in value.items()}
+        pairs = [
+            [pack(key, tensors, f"{name}.key"), pack(item, tensors, f"{name}.{key}")]
+            for key, item in value.items()
+        ]
+        return {_MAP: pairs}
+    raise CheckpointError(
+        f"{name}: a {type(value).__name__} cannot be part of a checkpoint; plain values can"
+    )
+
+
+def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `pack` was given."""
+    if isinstance(value, list):
+        return [unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {_TENSOR}:
+        return tensors[value[_TENSOR]]
+    if set(value) == {_TUPLE}:
+        return tuple(unpack(item, tensors) for item in value[_TUPLE])
+    if set(value) == {_MAP}:
+        return {unpack(key, tensors): unpack(item, tensors) for key, item in value[_MAP]}
+    return {key: unpack(item, tensors) for key, item in value.items()}
+
+
+def parameter_names(optimizer: torch.optim.Optimizer) -> list[list[str | None]]:
+    """The name of each parameter of each group; None where the optimizer was not given names."""
+    return [
+        list(group.get("param_names") or [None] * len(group["params"])) for group in optimizer.param_groups
+    ]
+
+
+def parameter_shapes(optimizer: torch.optim.Optimizer) -> list[list[list[int]]]:
+    """The shape of each parameter of each group."""
+    return [[list(p.shape) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def optimizer_misfits(
+    optimizer: torch.optim.Optimizer, shapes: list[list[list[int]]], names: list[list[str | None]]
+) -> list[str]:
+    """Why a saved optimizer with these ``shapes`` and ``names`` cannot go into this one; empty if it can."""
+    own_shapes, own_names = parameter_shapes(optimizer), parameter_names(optimizer)
+    if len(shapes) != len(own_shapes):
+        return [f"{len(shapes)} parameter groups were saved, the optimizer has {len(own_shapes)}"]
+    faults = []
+    for index, (saved, own) in enumerate(zip(shapes, own_shapes, strict=True)):
+        if len(saved) != len(own):
+            faults.append(
+                f"parameter group {index}: {len(saved)} parameters were saved, the optimizer has {len(own)} "
+                "(is the same part of the model trained?)"
+            )
+            continue
+        for place, (before, now) in enumerate(zip(saved, own, strict=True)):
+            old_name, name = names[index][place], own_names[index][place]
+            label = name or f"parameter {place} of group {index}"
+            if before != now:
+                faults.append(f"{label}: shape {before} was saved, the model has {now}")
+            elif old_name and name and old_name != name:
+                faults.append(f"{label}: in its place {old_name} was saved")
+    return faults
+
+
+def rng_state() -> dict[str, Any]:
+    """States of the generators of Python, NumPy and torch (CPU and every CUDA device)."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put back what `rng_state` took."""
+    random.setstate(state["python"])
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    saved = state.get("cuda", [])
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if len(saved) != here:
+        logger.warning(
+            "the checkpoint holds generators of %d CUDA devices and this machine has %d: random draws on "
+            "CUDA will differ from an unbroken run's",
+            len(saved),
+            here,
+        )
+    for device, device_state in enumerate(saved[:here]):
+        torch.cuda.set_rng_state(device_state, device)

@@ -1,0 +1,114 @@
+"""Loads saved weights into a live model, or says what does not match; never keeps initial ones silently."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
+
+from selfverify.errors import CheckpointError
+
+SHOWN = 5
+"""Names listed per kind of mismatch."""
+
+
+def load_matching(model: Any, folder: Path) -> None:
+    """Load a folder that ``save_pretrained`` wrote into ``model``, in place.
+
+    The weights go through ``type(model).from_pretrained``, because a saved file need not have the live
+    model's names: Qwen2.5-VL is saved under its older ones, and a tied output head is not saved at all.
+    A plain ``load_state_dict`` keeps initial weights wherever names differ.
+
+    Parameters stay the same objects, so an optimizer that holds them goes on working. Takes the memory of
+    a second copy of the model while it runs, and may draw random numbers: restore generators afterwards.
+
+    Args:
+        model: A transformers model.
+        folder: Holds ``config.json`` and safetensors files.
+
+    Raises:
+        CheckpointError: Another architecture, or names or shapes that do not match; ``model`` is unchanged.
+    """
+    _check_architecture(model, folder)
+    # With mixed precision, float32 holds every narrower value exactly and the copy narrows it back.
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    try:
+        with _quiet():
+            loaded, info = type(model).from_pretrained(
+                folder,
+                config=copy.deepcopy(model.config),
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are listed below, all at once
+                local_files_only=True,
+                use_safetensors=True,  # never a pickle
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: cannot load these weights: {error}") from error
+    weights, live = loaded.state_dict(), model.state_dict()
+    faults = [
+        *_listed("not in the folder", {*info["missing_keys"], *(live.keys() - weights.keys())}),
+        *_listed("not in the model", info["unexpected_keys"]),
+        *_listed("of another shape", [_mismatch(entry) for entry in info["mismatched_keys"]]),
+        *_listed("in error", info.get("error_msgs") or []),
+    ]
+    if faults:
+        raise CheckpointError(
+            f"{folder}: these weights do not match {type(model).__name__}: {'; '.join(faults)}"
+        )
+    model.load_state_dict(weights, strict=True)
+
+
+def _check_architecture(model: Any, folder: Path) -> None:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: there is no config.json, so this is not a saved model") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: cannot read config.json: {error}") from None
+    saved = config.get("architectures") or []
+    own = type(model).__name__
+    if saved and own not in saved:
+        raise CheckpointError(f"{folder}: holds a {', '.join(saved)}, the model is a {own}")
+    saved_type, own_type = config.get("model_type"), model.config.model_type
+    if saved_type != own_type:
+        raise CheckpointError(f"{folder}: holds a model of type {saved_type!r}, the model is {own_type!r}")
+
+
+def _mismatch(entry: Any) -> str:
+    """A mismatched key, with both shapes where transformers tells them."""
+    if isinstance(entry, str):
+        return entry
+    name, *shapes = entry
+    return f"{name} ({', model '.join(str(list(shape)) for shape in shapes)})" if shapes else str(name)
+
+
+def _listed(kind: str, names: Any) -> list[str]:
+    ordered = sorted(str(name) for name in names)
+    if not ordered:
+        return []
+    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return [f"{len(ordered)} {kind}: {', '.join(ordered[:SHOWN])}{more}"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers prints a table of mismatches, which our error says in a line."""
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

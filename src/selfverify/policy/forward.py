@@ -1,0 +1,235 @@
+"""Forward passes: prompts alone, prompts with continuations sharing them, and the plain way.
+
+All three give hidden states; `token_logprobs` turns those into log-probabilities without ever holding
+the logits of a whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+
+from selfverify.errors import DataError
+from selfverify.policy.encoding import PixelInput, Prompt, VisionCache, image_features
+from selfverify.policy.loading import Loaded
+from selfverify.policy.shared_attention import SharedLayout
+
+
+@dataclass(slots=True)
+class Continuation:
+    """Tokens that follow a prompt; images only where the environment put some in."""
+
+    tokens: Sequence[int]
+    images: list[PixelInput] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Continuations:
+    """Continuations of B prompts as tensors: ``ids`` [B, G, R], ``lengths`` [B, G], and their images."""
+
+    ids: Tensor
+    lengths: Tensor
+    images: list[list[list[PixelInput]]]
+
+    @property
+    def mask(self) -> Tensor:
+        """``[B, G, R]`` True at tokens, False at padding."""
+        places = torch.arange(self.ids.shape[2], device=self.ids.device)
+        return places < self.lengths[..., None]
+
+
+class Forward:
+    """Forward passes of one loaded model. ``cache`` holds image features when the vision tower is frozen."""
+
+    def __init__(self, loaded: Loaded, cache: VisionCache | None) -> None:
+        self.loaded = loaded
+        self.cache = cache
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self.loaded.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        device: torch.device = self.loaded.model.device
+        return device
+
+    # --- laying out ---------------------------------------------------------------------------------
+
+    def stack_prompts(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor, Tensor]:
+        """Right-padded ids ``[B, P]``, positions ``[axes, B, P]`` and lengths ``[B]``."""
+        pad = self.loaded.tokenizer.pad_token_id
+        ids = pad_sequence([prompt.ids for prompt in prompts], batch_first=True, padding_value=pad)
+        places = pad_sequence([prompt.positions.T for prompt in prompts], batch_first=True)
+        lengths = torch.tensor([len(prompt.ids) for prompt in prompts])
+        return ids.to(self.device), places.permute(2, 0, 1).to(self.device), lengths.to(self.device)
+
+    def stack_continuations(
+        self, continuations: Sequence[Sequence[Sequence[int] | Continuation]]
+    ) -> Continuations:
+        """Ragged continuations as padded tensors; groups of different size are filled with empty ones."""
+        rows = [
+            [c if isinstance(c, Continuation) else Continuation(c) for c in group] for group in continuations
+        ]
+        groups = max((len(group) for group in rows), default=0)
+        width = max((len(c.tokens) for group in rows for c in group), default=0)
+        ids = torch.full((len(rows), groups, max(width, 1)), self.loaded.tokenizer.pad_token_id)
+        lengths = torch.zeros(len(rows), groups, dtype=torch.long)
+        for b, group in enumerate(rows):
+            for g, continuation in enumerate(group):
+                ids[b, g, : len(continuation.tokens)] = torch.tensor(
+                    list(continuation.tokens), dtype=torch.long
+                )
+                lengths[b, g] = len(continuation.tokens)
+        images = [[c.images for c in group] for group in rows]
+        return Continuations(ids.to(self.device), lengths.to(self.device), images)
+
+    def continuation_positions(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
+        """Position ids ``[axes, B, G, R]``. Text counts on from the prompt; an image needs the family's rule."""
+        b, g, r = continuations.ids.shape
+        starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
+        steps = starts[:, None, None] + torch.arange(r, device=self.device)
+        positions = steps.expand(b, g, r).expand(self.loaded.family.position_axes, b, g, r)
+        if not any(images for group in continuations.images for images in group):
+            return positions
+        positions = positions.clone()
+        for i, (prompt, group) in enumerate(zip(prompts, continuations.images, strict=True)):
+            for j, images in enumerate(group):
+                if images:
+                    length = int(continuations.lengths[i, j])
+                    whole = torch.cat([prompt.ids, continuations.ids[i, j, :length].cpu()])
+                    grids = torch.stack([image.grid for image in [*prompt.images, *images]])
+                    places = self.loaded.family.positions(self.model, whole, grids)
+                    positions[:, i, j, :length] = places[:, len(prompt.ids) :].to(self.device)
+        return positions
+
+    def embed(self, ids: Tensor, images: Sequence[PixelInput], owners: Sequence[Prompt]) -> Tensor:
+        """Embeddings ``[..., L, H]`` of ``ids``, with the features of ``images`` in their places, in order.
+
+        Raises:
+            DataError: Image tokens and image features do not match; the problems are named.
+        """
+        embeddings: Tensor = self.model.get_input_embeddings()(ids)
+        placeholder = self.loaded.family.placeholder(self.model)
+        if placeholder is None:
+            return embeddings
+        places = ids == placeholder
+        count = int(places.sum())
+        if not images and count == 0:
+            return embeddings
+        features = image_features(self.loaded, images, self.cache)
+        flat = torch.cat([features[image.key] for image in images]) if images else embeddings.new_zeros(0)
+        if count != len(flat):
+            names = ", ".join(dict.fromkeys(prompt.problem_id for prompt in owners))
+            raise DataError(f"{count} image tokens but {len(flat)} image features in: {names}")
+        return embeddings.masked_scatter(places.unsqueeze(-1), flat.to(embeddings.dtype))
+
+    def _decoder(self, embeddings: Tensor, positions: Tensor, mask: Tensor, **kwargs: Any) -> Tensor:
+        axes = self.loaded.family.position_axes
+        hidden: Tensor = self.loaded.family.backbone(self.model)(
+            inputs_embeds=embeddings,
+            position_ids=positions if axes > 1 else positions[0],
+            attention_mask=mask,
+            use_cache=False,
+            **kwargs,
+        ).last_hidden_state
+        return hidden
+
+    def _shared(self, embeddings: Tensor, positions: Tensor, layout: SharedLayout) -> Tensor:
+        # A 4-D mask is taken as finished by transformers; ours is inside the attention function.
+        return self._decoder(embeddings, positions, embeddings.new_zeros(1, 1, 1, 1), shared=layout)
+
+    # --- passes -------------------------------------------------------------------------------------
+
+    def prefill(self, prompts: Sequence[Prompt]) -> tuple[Tensor, SharedLayout]:
+        """Each prompt's last hidden state ``[B, H]`` and the layout that keeps its keys and values."""
+        ids, positions, lengths = self.stack_prompts(prompts)
+        layout = SharedLayout("prefill", lengths, ids.shape[1])
+        images = [image for prompt in prompts for image in prompt.images]
+        hidden = self._shared(self.embed(ids, images, prompts), positions, layout)
+        return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], layout
+
+    def decode_step(self, tokens: Tensor, positions: Tensor, layout: SharedLayout) -> Tensor:
+        """Hidden states ``[B, G, H]`` of one new token per continuation; ``positions`` [B, G]."""
+        embeddings = self.model.get_input_embeddings()(tokens)
+        return self._shared(embeddings, positions.expand(self.loaded.family.position_axes, -1, -1), layout)
+
+    def hidden_shared(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
+        """Hidden states that predict each continuation token ``[B, G, R, H]``; each prompt forwarded once."""
+        b, g, r = continuations.ids.shape
+        ids, positions, lengths = self.stack_prompts(prompts)
+        width = ids.shape[1]
+        packed = torch.cat([ids, continuations.ids.view(b, g * r)], dim=1)
+        # Row by row the prompt's images come before its continuations'.
+        images = [
+            image
+            for prompt, group in zip(prompts, continuations.images, strict=True)
+            for image in [*prompt.images, *(i for own in group for i in own)]
+        ]
+        own_positions = self.continuation_positions(prompts, continuations).flatten(2)
+        hidden = self._shared(
+            self.embed(packed, images, prompts),
+            torch.cat([positions, own_positions], dim=2),
+            SharedLayout("packed", lengths, width, g),
+        )
+        first = hidden[torch.arange(b, device=self.device), lengths - 1]
+        rest = hidden[:, width:].view(b, g, r, -1)[:, :, :-1]
+        return torch.cat([first[:, None, None].expand(b, g, 1, -1), rest], dim=2)
+
+    def hidden_plain(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
+        """The same from prompt + continuation written out G times: the yardstick, and the fallback."""
+        b, g, r = continuations.ids.shape
+        rows, places, images = [], [], []
+        own_positions = self.continuation_positions(prompts, continuations)
+        for i, prompt in enumerate(prompts):
+            for j in range(g):
+                rows.append(torch.cat([prompt.ids.to(self.device), continuations.ids[i, j]]))
+                places.append(torch.cat([prompt.positions.to(self.device), own_positions[:, i, j]], dim=1).T)
+                images += prompt.images
+                if j < len(continuations.images[i]):
+                    images += continuations.images[i][j]
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.loaded.tokenizer.pad_token_id)
+        positions = pad_sequence(places, batch_first=True).permute(2, 0, 1)
+        starts = torch.tensor([len(prompt.ids) for prompt in prompts], device=self.device).repeat_interleave(
+            g
+        )
+        lengths = starts + continuations.lengths.flatten()
+        mask = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
+        hidden = self._decoder(self.embed(ids, images, prompts), positions, mask.long())
+        places_of = (starts - 1)[:, None] + torch.arange(r, device=self.device)
+        return hidden[torch.arange(b * g, device=self.device)[:, None], places_of].view(b, g, r, -1)
+
+    # --- head ---------------------------------------------------------------------------------------
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of ``hidden``."""
+        module: nn.Module = self.model.get_output_embeddings()
+        logits: Tensor = module(hidden)
+        return logits
+
+    def token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float, rows: int) -> Tensor:
+        """``[N]`` float32 log-probabilities of ``targets`` from hidden ``[N, H]``.
+
+        At most ``rows`` rows of logits exist at a time; the backward pass computes them again.
+        """
+
+        def chunk(states: Tensor, wanted: Tensor) -> Tensor:
+            logits = self.head(states).float() / temperature
+            picked: Tensor = logits.gather(-1, wanted[:, None]).squeeze(-1) - logits.logsumexp(-1)
+            return picked
+
+        if len(hidden) <= rows:
+            return chunk(hidden, targets)
+        parts = [
+            checkpoint(chunk, states, wanted, use_reentrant=False)
+            for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+        return torch.cat(parts)

@@ -1,0 +1,90 @@
+"""Tiny policies that tests share: written once per session, in the form of any checkpoint folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
+
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny import tiny_tokenizer, write_tiny
+
+
+def sharpen(model: torch.nn.Module, seed: int = 1) -> None:
+    """Give the weights values large enough that logits and attention are far from uniform.
+
+    With transformers' initialisation a tiny model predicts every token alike and attends to every place
+    alike, so that a wrong mask or position would hardly show.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * 1.5 / parameter[0].numel() ** 0.5)
+            else:
+                parameter.add_(0.1 * noise)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2.5-VL policy of 2 layers with sharpened weights; three query heads share a key head."""
+    folder = write_tiny(tmp_path_factory.mktemp("tiny"), hidden=96, layers=2)
+    model = TinyModel.from_pretrained(folder)
+    sharpen(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _text_model(kind: str, vocabulary: int) -> Any:
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "bos_token_id": None,
+        "tie_word_embeddings": kind == "qwen2",
+    }
+    return LlamaForCausalLM(LlamaConfig(**sizes)) if kind == "llama" else Qwen2ForCausalLM(Qwen2Config(**sizes))
+
+
+@pytest.fixture(scope="session")
+def text_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Text-only Llama and Qwen2 policies with the tiny tokenizer, by model type."""
+    tokenizer = tiny_tokenizer()
+    folders = {}
+    for kind in ("llama", "qwen2"):
+        folder = tmp_path_factory.mktemp(kind)
+        model = _text_model(kind, -(-len(tokenizer) // 16) * 16)
+        sharpen(model)
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        folders[kind] = folder
+    return folders
+
+
+@pytest.fixture(scope="session")
+def load_policy(tiny_folder: Path, text_folders: dict[str, Path]) -> Callable[..., Policy]:
+    """``load_policy(kind="tiny", **settings)`` loads a fresh policy on the CPU."""
+
+    def load(kind: str = "tiny", **settings: Any) -> Policy:
+        folder = tiny_folder if kind == "tiny" else text_folders[kind]
+        return Policy.load(str(folder), device="cpu", **settings)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def policy(load_policy: Callable[..., Policy]) -> Policy:
+    """One tiny policy for tests that leave it as it is."""
+    return load_policy()

@@ -1,0 +1,68 @@
+"""The metrics file: deterministic lines, and a resumed run's file equal to an unbroken one's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from selfverify.errors import CheckpointError
+from selfverify.learner.logging import MetricsLog
+
+
+def test_values_are_rounded_and_plain(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    log.append(
+        {
+            "step": 1234567890,
+            "a": 0.123456789,
+            "nan": float("nan"),
+            "inf": -float("inf"),
+            "tensor": torch.tensor(2 / 3),
+            "numpy": np.float32(1e-9),
+            "list": (1.00000001, None, True),
+            "inner": {"text": "ä\n"},
+        }
+    )
+    text = log.path.read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    assert json.loads(text) == {
+        "step": 1234567890,
+        "a": 0.123457,
+        "nan": None,
+        "inf": None,
+        "tensor": 0.666667,
+        "numpy": 1e-9,
+        "list": [1.0, None, True],
+        "inner": {"text": "ä\n"},
+    }
+
+
+def test_a_resumed_file_equals_an_unbroken_one(tmp_path: Path) -> None:
+    unbroken, resumed = MetricsLog(tmp_path / "a.jsonl"), MetricsLog(tmp_path / "b.jsonl")
+    length = 0
+    for step in range(6):
+        unbroken.append({"step": step, "loss": 1 / (step + 3)})
+    for step in range(5):
+        resumed.append({"step": step, "loss": 1 / (step + 3)})
+        length = resumed.length() if step == 2 else length
+    with resumed.path.open("a") as file:
+        file.write('{"step": 5, "lo')  # killed in the middle of a line
+    again = MetricsLog(resumed.path)
+    assert len(resumed.path.read_text().splitlines()) == 5
+    again.truncate(length)
+    for step in range(3, 6):
+        again.append({"step": step, "loss": 1 / (step + 3)})
+    assert resumed.path.read_bytes() == unbroken.path.read_bytes()
+
+
+def test_a_file_that_lost_lines_is_refused(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1})
+    with pytest.raises(CheckpointError, match="has 12 bytes, but the checkpoint was written when it had 99"):
+        log.truncate(99)
+    log.truncate(0)
+    assert log.length() == 0

@@ -1,0 +1,155 @@
+"""Loading weights into a live model: exact, or an error; never silently the initial weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
+
+from selfverify.errors import CheckpointError
+from selfverify.learner.weights import load_matching
+
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def llama(seed: int, **changes: Any) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**(SMALL | changes)))
+
+
+def qwen(seed: int, tied: bool = True) -> Qwen2_5_VLForConditionalGeneration:
+    torch.manual_seed(seed)
+    text = SMALL | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+        "tie_word_embeddings": tied,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+        "fullatt_block_indexes": [0],
+    }
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    first, second = one.state_dict(), other.state_dict()
+    assert list(first) == list(second)
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize("make", [llama, qwen, lambda seed: qwen(seed, tied=False)])
+def test_every_weight_arrives_and_parameters_stay_the_same_objects(tmp_path: Path, make: Any) -> None:
+    saved, live = make(1), make(2)
+    saved.save_pretrained(tmp_path)
+    parameters = list(live.parameters())
+    load_matching(live, tmp_path)
+    assert_same(live, saved)
+    assert all(before is now for before, now in zip(parameters, live.parameters(), strict=True))
+
+
+def test_qwen_is_saved_under_names_that_differ_from_the_live_ones(tmp_path: Path) -> None:
+    """The reason for this file: loading these by their names would load next to nothing."""
+    model = qwen(1)
+    model.save_pretrained(tmp_path)
+    stored = set(load_file(tmp_path / "model.safetensors"))
+    assert stored != set(model.state_dict())
+    assert "lm_head.weight" not in stored
+
+
+def test_mixed_precision_is_kept_exactly(tmp_path: Path) -> None:
+    saved, live = llama(1).to(torch.bfloat16), llama(2).to(torch.bfloat16)
+    for model in (saved, live):
+        model.model.norm.to(torch.float32)
+    with torch.no_grad():
+        saved.model.norm.weight.add_(1e-6)
+    saved.save_pretrained(tmp_path)
+    load_matching(live, tmp_path)
+    assert live.model.norm.weight.dtype == torch.float32
+    assert_same(live, saved)
+
+
+def test_names_that_do_not_match_are_listed_and_nothing_changes(tmp_path: Path) -> None:
+    llama(1).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    weights["stranger.weight"] = weights.pop("model.norm.weight")
+    weights["model.embed_tokens.weight"] = torch.zeros(41, 16)
+    save_file(weights, file, metadata={"format": "pt"})
+    live = llama(2)
+    with pytest.raises(CheckpointError) as caught:
+        load_matching(live, tmp_path)
+    message = str(caught.value)
+    assert "1 not in the folder: model.norm.weight" in message
+    assert "1 not in the model: stranger.weight" in message
+    assert "1 of another shape: model.embed_tokens.weight" in message
+    assert "[41, 16]" in message
+    assert str(tmp_path) in message
+    assert_same(live, llama(2))
+
+
+def test_another_size_of_the_same_architecture_is_refused(tmp_path: Path) -> None:
+    llama(1, num_hidden_layers=3).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"9 not in the model: .* and 4 more"):
+        load_matching(llama(2), tmp_path)
+    llama(1, intermediate_size=32).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="6 of another shape"):
+        load_matching(llama(2), tmp_path)
+
+
+def test_another_architecture_is_refused_by_both_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    MistralForCausalLM(MistralConfig(**SMALL)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="holds a MistralForCausalLM, the model is a LlamaForCausalLM"):
+        load_matching(llama(1), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="of type 'mistral', the model is 'llama'"):
+        load_matching(llama(1), tmp_path)
+
+
+def test_folders_that_hold_no_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        load_matching(llama(1), tmp_path)
+    llama(1).config.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot load these weights"):
+        load_matching(llama(1), tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"cannot read config\.json"):
+        load_matching(llama(1), tmp_path)
+    (tmp_path / "config.json").unlink()
+    torch.save(llama(1).state_dict(), tmp_path / "pytorch_model.bin")  # a pickle is never opened
+    llama(1).config.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot load these weights"):
+        load_matching(llama(1), tmp_path)
+
+
+def test_a_broken_weights_file_is_refused(tmp_path: Path) -> None:
+    llama(1).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(CheckpointError, match="cannot load these weights"):
+        load_matching(llama(1), tmp_path)
