@@ -176,7 +176,7 @@ def overview(
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.06)
         figure = Figure(figsize=(12.8, 5.6), layout=layout, dpi=125)
         figure.patch.set_facecolor(PALETTE["panel"])
-        columns = figure.subfigures(1, 2, width_ratios=[2, 1])
+        columns: Any = figure.subfigures(1, 2, width_ratios=[2, 1])
         for axes, (title, values) in zip(
             columns[0].subplots(1, len(curves), squeeze=False)[0], curves, strict=True
         ):
@@ -203,16 +203,15 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
     """Write each line's name at its right end, moved apart where lines end close together."""
     low, high = axes.get_ylim()
     apart = 0.075 * (high - low)
-    place = -np.inf
-    placed = []
-    for value, text, colour in sorted(ends):
-        place = max(value, place + apart)
-        placed.append([place, text, colour])
-    if placed and (over := placed[-1][0] - high) > 0:
-        for index in range(len(placed) - 1, -1, -1):  # push back down what left the top
-            limit = placed[index + 1][0] - apart if index + 1 < len(placed) else placed[index][0] - over
-            placed[index][0] = min(placed[index][0], limit)
-    for place, text, colour in placed:
+    ends = sorted(ends)
+    places: list[float] = []
+    for value, _, _ in ends:
+        places.append(max(value, places[-1] + apart) if places else value)
+    ceiling = high
+    for index in reversed(range(len(places))):  # push back down what left the top
+        places[index] = min(places[index], ceiling)
+        ceiling = places[index] - apart
+    for place, (_, text, colour) in zip(places, ends, strict=True):
         axes.annotate(
             text, (1, place), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
             color=colour, va="center", fontsize=9.5, annotation_clip=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def _accuracy(runs: Sequence[RunData]) -> Iterator[Chart]:
     for run, stage, curves in found:
         title = _title(runs, run, STAGE_TITLES[stage])
         yield _chart(
-            lambda axes, c=curves, t=title: figures.draw_accuracy(axes, c, t, limits),
+            partial(figures.draw_accuracy, curves=curves, title=title, limits=limits),
             f"Accuracy by samples per problem, {run.name}, {stage} training",
         )
 
@@ -164,7 +165,7 @@ def _training(runs: Sequence[RunData]) -> Iterator[Chart]:
                 lines.append((run.name if len(runs) > 1 else "", colour, steps, values))
         if lines:
             yield _chart(
-                lambda axes, x=lines, t=title, p=percent: figures.draw_lines(axes, x, t, p),
+                partial(figures.draw_lines, lines=lines, title=title, percent=percent),
                 f"{title} over training steps",
                 note,
                 size=(4.0, 2.5) if len(runs) == 1 else (4.8, 2.7),
@@ -182,7 +183,7 @@ def _signal(runs: Sequence[RunData]) -> Iterator[Chart]:
         if lines:
             title = _title(runs, run, "Reward signal over training")
             yield _chart(
-                lambda axes, x=lines, t=title: _draw_signal(axes, x, t),
+                partial(_draw_signal, lines=lines, title=title),
                 f"Reward signal over training, {run.name}",
             )  # fmt: skip
 
@@ -200,7 +201,7 @@ def _scores(runs: Sequence[RunData]) -> Iterator[Chart]:
             if len(right) + len(wrong):
                 title = _title(runs, run, STAGE_TITLES[stage])
                 yield _chart(
-                    lambda axes, r=right, w=wrong, t=title: figures.draw_histogram(axes, r, w, t),
+                    partial(figures.draw_histogram, right=right, wrong=wrong, title=title),
                     f"Scores of right and wrong answers, {run.name}, {stage} training",
                 )  # fmt: skip
             elif run.samples.get(stage):
