@@ -53,7 +53,9 @@ def _text_model(kind: str, vocabulary: int) -> Any:
         "bos_token_id": None,
         "tie_word_embeddings": kind == "qwen2",
     }
-    return LlamaForCausalLM(LlamaConfig(**sizes)) if kind == "llama" else Qwen2ForCausalLM(Qwen2Config(**sizes))
+    return (
+        LlamaForCausalLM(LlamaConfig(**sizes)) if kind == "llama" else Qwen2ForCausalLM(Qwen2Config(**sizes))
+    )
 
 
 @pytest.fixture(scope="session")

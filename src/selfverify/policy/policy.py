@@ -20,7 +20,7 @@ from selfverify.rollouts.types import Problem
 log = logging.getLogger(__name__)
 
 # How far shared and plain log-probs may lie apart on a first batch before sharing is switched off.
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05, torch.float64: 1e-8}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 Tokens = Sequence[Sequence[Sequence[int] | Continuation]]
 
@@ -164,9 +164,9 @@ class Policy:
         )
 
     @torch.no_grad()
-    def _check_sharing(self, prompts: Sequence[Prompt], continuations: Continuations) -> bool:
+    def _check_sharing(self, prompts: Sequence[Prompt], continuations: Continuations) -> bool | None:
         """Compare shared and plain log-probs on two prompts of a first batch; a difference switches sharing
-        off with a warning."""
+        off with a warning. None when there was no token to compare."""
         few = Continuations(
             continuations.ids[:2, :2],
             continuations.lengths[:2, :2],
@@ -185,7 +185,9 @@ class Policy:
                 ]
         finally:
             self.model.train(was_training)
-        worst = float((rows[0] - rows[1]).abs().max()) if len(rows[0]) else 0.0
+        if not len(rows[0]):
+            return None
+        worst = float((rows[0] - rows[1]).abs().max())
         if worst <= TOLERANCE.get(self.model.dtype, 1e-4):
             return True
         log.warning(

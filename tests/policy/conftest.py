@@ -1,0 +1,128 @@
+"""The yardstick of the policy tests: transformers' own forward, which knows nothing of this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
+
+from selfverify.policy.tiny import tiny_image_processor
+from selfverify.rollouts.types import Problem
+from selfverify.tasks.base import user_turn
+
+PAD = "<|image_pad|>"
+
+
+def noise_image(seed: int, width: int = 32, height: int = 24) -> Image.Image:
+    """An image of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@dataclass(slots=True)
+class RawRow:
+    """One prompt + continuation as a user of transformers would write it."""
+
+    ids: list[int]
+    start: int
+    images: list[Image.Image] = field(default_factory=list)
+
+
+class RawModel:
+    """transformers' model loaded by itself, with eager attention, and inputs made without our encoder."""
+
+    def __init__(self, folder: Path, vision: bool, **settings: Any) -> None:
+        loader = TinyModel if vision else AutoModelForCausalLM
+        self.model = loader.from_pretrained(folder, attn_implementation="eager", **settings).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.processor = tiny_image_processor() if vision else None
+        self.pad = self.tokenizer.convert_tokens_to_ids(PAD)
+
+    def image_tokens(self, image: Image.Image) -> int:
+        """Placeholders that one image takes."""
+        assert self.processor is not None
+        return int(self.processor(images=[image], return_tensors="pt")["image_grid_thw"][0].prod()) // 4
+
+    def row(
+        self, problem: Problem, continuation: Sequence[int], images: Sequence[Image.Image] = ()
+    ) -> RawRow:
+        """``continuation`` behind the problem's prompt; ``images`` are the continuation's."""
+        text = self.tokenizer.apply_chat_template(
+            problem.messages, tokenize=False, add_generation_prompt=True
+        )
+        parts = text.split(PAD)
+        written = parts[0]
+        for image, part in zip(problem.images, parts[1:], strict=True):
+            written += PAD * self.image_tokens(image) + part
+        ids = self.tokenizer(written, add_special_tokens=False)["input_ids"]
+        return RawRow([*ids, *continuation], len(ids), [*problem.images, *images])
+
+    def logits(self, rows: Sequence[RawRow]) -> list[torch.Tensor]:
+        """Per row the logits ``[continuation, V]`` that predict its continuation, right-padded batch."""
+        longest = max(len(row.ids) for row in rows)
+        ids = torch.full((len(rows), longest), int(self.tokenizer.pad_token_id))
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            ids[i, : len(row.ids)] = torch.tensor(row.ids)
+            mask[i, : len(row.ids)] = 1
+        extra: dict[str, Any] = {}
+        images = [image for row in rows for image in row.images]
+        if self.processor is not None:
+            extra["mm_token_type_ids"] = (ids == self.pad).int()
+        if images:
+            assert self.processor is not None
+            made = self.processor(images=images, return_tensors="pt")
+            extra["pixel_values"] = made["pixel_values"].to(self.model.dtype)
+            extra["image_grid_thw"] = made["image_grid_thw"]
+        out = self.model(input_ids=ids, attention_mask=mask, **extra).logits
+        return [out[i, row.start - 1 : len(row.ids) - 1] for i, row in enumerate(rows)]
+
+    def logprobs(self, rows: Sequence[RawRow], temperature: float = 1.0) -> list[torch.Tensor]:
+        """Per row the log-probabilities of its continuation."""
+        found = []
+        for row, logits in zip(rows, self.logits(rows), strict=True):
+            wanted = torch.tensor(row.ids[row.start :], dtype=torch.long)
+            found.append((logits.float() / temperature).log_softmax(-1).gather(-1, wanted[:, None])[:, 0])
+        return found
+
+
+@pytest.fixture(scope="session")
+def make_raw(tiny_folder: Path, text_folders: dict[str, Path]) -> Callable[..., RawModel]:
+    """``make_raw(kind="tiny", **settings)`` loads transformers' model of that kind."""
+
+    def make(kind: str = "tiny", **settings: Any) -> RawModel:
+        folder = tiny_folder if kind == "tiny" else text_folders[kind]
+        return RawModel(folder, kind == "tiny", **settings)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def raw(make_raw: Callable[..., RawModel]) -> RawModel:
+    """The raw tiny model, for tests that leave it as it is."""
+    return make_raw()
+
+
+@pytest.fixture(scope="session")
+def make_image() -> Callable[..., Image.Image]:
+    """``make_image(seed, width, height)``: an image of random pixels."""
+    return noise_image
+
+
+@pytest.fixture(scope="session")
+def problems() -> list[Problem]:
+    """Prompts of different lengths: one image, none, three images of two sizes (one of them twice)."""
+    small, large = noise_image(1), noise_image(2, 48, 40)
+    return [
+        Problem("one", user_turn("Which digits are shown here, and what do they add up to?"), [small]),
+        Problem("none", user_turn("Say 7.", images=0)),
+        Problem("three", user_turn("Compare these.", images=3), [large, noise_image(3), large]),
+    ]

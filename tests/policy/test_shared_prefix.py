@@ -1,0 +1,271 @@
+"""Invariant 1: log-probs and gradients with a shared prompt equal transformers' plain forward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import selfverify.policy.shared_attention as shared_attention
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.forward import Continuation
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Problem
+
+Groups = list[list[Any]]
+
+
+@pytest.fixture(scope="module")
+def groups() -> Groups:
+    """Continuations of different lengths, one of them empty, in groups of different size."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(6, 360, (count,), generator=generator).tolist()
+
+    return [[tokens(5), tokens(1), tokens(9)], [tokens(4), [], tokens(2)], [tokens(7), tokens(3)]]
+
+
+def observation(policy: Policy, image: Any, before: list[int], after: list[int]) -> Continuation:
+    """A continuation in which the environment shows ``image``."""
+    pixels = policy.encoder._image(image, "observation")
+    start, pad, end = policy.tokenizer.convert_tokens_to_ids(
+        ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
+    )
+    count = int(pixels.grid.prod()) // 4
+    return Continuation([*before, start, *[pad] * count, end, *after], [pixels])
+
+
+def raw_logprobs(raw: Any, problems: list[Problem], groups: Groups, temperature: float = 1.0) -> torch.Tensor:
+    """``[B, G, R]`` from transformers, 0 at padding. Each entry is tokens or (tokens, images)."""
+    pairs = [[c if isinstance(c, tuple) else (c, []) for c in group] for group in groups]
+    rows = [raw.row(problems[b], *pair) for b, group in enumerate(pairs) for pair in group]
+    flat = iter(raw.logprobs(rows, temperature))
+    longest = max(len(tokens) for group in pairs for tokens, _ in group)
+    result = []
+    for group in pairs:
+        padded = [torch.nn.functional.pad(next(flat), (0, longest - len(tokens))) for tokens, _ in group]
+        padded += [torch.zeros(longest)] * (max(map(len, pairs)) - len(group))
+        result.append(torch.stack(padded))
+    return torch.stack(result)
+
+
+def weights_for(values: torch.Tensor) -> torch.Tensor:
+    return torch.randn(values.shape, generator=torch.Generator().manual_seed(7))
+
+
+def assert_same_gradients(ours: Any, theirs: Any, trainable: Callable[[str], bool]) -> None:
+    """Gradients of every parameter that ``trainable`` names agree, and of no other there are any in ours."""
+    expected = dict(theirs.named_parameters())
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        if not trainable(name):
+            assert parameter.grad is None, name
+            continue
+        assert parameter.grad is not None, name
+        wanted = expected[name].grad
+        # Rounding grows with the terms that are summed, so the tolerance does with the tensor's size.
+        atol = 1e-5 * max(1.0, float(wanted.abs().max()))
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=atol, msg=name)
+        compared += bool(parameter.grad.abs().max() > 1e-3)
+    # Equal because both are 0 would prove nothing.
+    assert compared > 10
+
+
+def forced(policy: Policy, shared: bool) -> Policy:
+    policy.shares_prefix = shared
+    return policy
+
+
+def test_sharing_is_on_after_the_first_use_check(
+    load_policy: Any, problems: list[Problem], groups: Groups
+) -> None:
+    policy = load_policy()
+    policy.logprobs(policy.encode(problems), groups)
+    assert policy.shares_prefix is True
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_equal_transformers(
+    load_policy: Any, raw: Any, problems: list[Problem], groups: Groups, shared: bool, temperature: float
+) -> None:
+    policy = forced(load_policy(), shared)
+    found = policy.logprobs(policy.encode(problems), groups, temperature=temperature)
+    expected = raw_logprobs(raw, problems, groups, temperature)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert expected[expected != 0].std() > 0.5
+
+
+def test_image_in_a_continuation(
+    load_policy: Any, raw: Any, problems: list[Problem], make_image: Any
+) -> None:
+    policy = forced(load_policy(), True)
+    first, second = make_image(5, 40, 16), make_image(6, 16, 48)
+    ours = [
+        [observation(policy, first, [50, 51], [60, 61, 62]), [70, 71]],
+        [[80], observation(policy, second, [52], [63, 64])],
+        [observation(policy, second, [], [65, 66, 67]), observation(policy, first, [53, 54, 55], [])],
+    ]
+    shown = {ours[0][0].images[0].key: first, ours[1][1].images[0].key: second}
+    theirs = [
+        [(c.tokens, [shown[c.images[0].key]]) if isinstance(c, Continuation) else c for c in row]
+        for row in ours
+    ]
+    expected = raw_logprobs(raw, problems, theirs)
+    for shared in (True, False):
+        found = forced(policy, shared).logprobs(policy.encode(problems), ours)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"logprob_chunk": 7},
+        {"gradient_checkpointing": True},
+        {"train_vision": True},
+        {"train_vision": True, "gradient_checkpointing": True},
+    ],
+    ids=lambda s: "+".join(s) or "plain",
+)
+def test_gradients_equal_transformers(
+    load_policy: Any, make_raw: Any, problems: list[Problem], groups: Groups, settings: dict[str, Any]
+) -> None:
+    policy = forced(load_policy(**settings), True)
+    policy.model.train()
+    found = policy.logprobs(policy.encode(problems), groups)
+    (found * weights_for(found)).sum().backward()
+    yardstick = make_raw()
+    expected = raw_logprobs(yardstick, problems, groups)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    (expected * weights_for(expected)).sum().backward()
+    train_vision = settings.get("train_vision", False)
+    assert_same_gradients(policy.model, yardstick.model, lambda n: train_vision or "visual" not in n)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_text_only_models(load_policy: Any, make_raw: Any, groups: Groups, kind: str) -> None:
+    from selfverify.tasks.base import user_turn
+
+    texts = ["Add 3 and 4, then tell me what you think.", "Hi", "Pick 3 of the digits."]
+    problems = [Problem(text, user_turn(text, images=0)) for text in texts]
+    policy, yardstick = load_policy(kind), make_raw(kind)
+    found = policy.logprobs(policy.encode(problems), groups)
+    assert policy.shares_prefix is True
+    expected = raw_logprobs(yardstick, problems, groups)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    (found * weights_for(found)).sum().backward()
+    (expected * weights_for(expected)).sum().backward()
+    assert_same_gradients(policy.model, yardstick.model, lambda name: True)
+
+
+def test_a_continuation_does_not_see_its_neighbours(
+    policy: Policy, problems: list[Problem], groups: Groups
+) -> None:
+    prompts = policy.encode(problems)
+    together = policy.logprobs(prompts, groups)
+    for b, (prompt, group) in enumerate(zip(prompts, groups, strict=True)):
+        for g, tokens in enumerate(group):
+            alone = policy.logprobs([prompt], [[tokens]])[0, 0, : len(tokens)]
+            torch.testing.assert_close(together[b, g, : len(tokens)], alone, rtol=0, atol=1e-5)
+
+
+def test_needed_leaves_the_rest_zero(policy: Policy, problems: list[Problem], groups: Groups) -> None:
+    prompts = policy.encode(problems)
+    whole = policy.logprobs(prompts, groups)
+    needed = torch.rand(whole.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+    part = policy.logprobs(prompts, groups, needed=needed)
+    torch.testing.assert_close(part, torch.where(needed, whole, 0.0), rtol=0, atol=1e-6)
+    assert bool((part != 0).any()) and bool((part[needed] == 0).any())
+
+
+def test_temperature_zero_is_read_as_one(policy: Policy, problems: list[Problem], groups: Groups) -> None:
+    prompts = policy.encode(problems)
+    assert torch.equal(policy.logprobs(prompts, groups, temperature=0.0), policy.logprobs(prompts, groups))
+
+
+def test_nothing_to_score(policy: Policy, problems: list[Problem]) -> None:
+    assert policy.logprobs(policy.encode(problems), [[[], []]] * 3).eq(0).all()
+
+
+def test_bfloat16_is_close(load_policy: Any, make_raw: Any, problems: list[Problem], groups: Groups) -> None:
+    policy = load_policy(dtype="bfloat16")
+    found = policy.logprobs(policy.encode(problems), groups)
+    assert policy.shares_prefix is True and policy.model.dtype == torch.bfloat16
+    expected = raw_logprobs(make_raw(dtype=torch.bfloat16), problems, groups)
+    exact = raw_logprobs(make_raw(), problems, groups)
+    rounding = (expected - exact).abs().max()
+    # As close to the exact values as transformers' own bfloat16, with some room for luck.
+    assert (found - exact).abs().max() < 2 * rounding
+    assert found.dtype == torch.float32
+
+
+# --- the first-use check --------------------------------------------------------------------------------
+
+
+def test_broken_sharing_is_noticed_and_switched_off(
+    load_policy: Any,
+    raw: Any,
+    problems: list[Problem],
+    groups: Groups,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    right = shared_attention._packed
+
+    def leaky(layout: Any, query: Any, key: Any, value: Any, scaling: float) -> torch.Tensor:
+        return right(layout, query, key, value, scaling * 1.05)
+
+    monkeypatch.setattr(shared_attention, "_packed", leaky)
+    policy = load_policy()
+    with caplog.at_level(logging.WARNING, logger="selfverify.policy.policy"):
+        found = policy.logprobs(policy.encode(problems), groups)
+    assert policy.shares_prefix is False
+    assert "qwen2_5_vl" in caplog.text and "sharing is off" in caplog.text
+    torch.testing.assert_close(found, raw_logprobs(raw, problems, groups), rtol=0, atol=1e-5)
+
+
+def test_attention_that_gives_nan_is_noticed(
+    load_policy: Any, problems: list[Problem], groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = shared_attention._packed
+    monkeypatch.setattr(shared_attention, "_packed", lambda *a: right(*a) * float("nan"))
+    policy = load_policy()
+    assert policy.logprobs(policy.encode(problems), groups).isfinite().all()
+    assert policy.shares_prefix is False
+
+
+def test_an_empty_first_batch_is_no_check(load_policy: Any, problems: list[Problem], groups: Groups) -> None:
+    policy = load_policy()
+    prompts = policy.encode(problems)
+    policy.logprobs(prompts, [[[], []]] * 3)
+    assert policy.shares_prefix is None
+    policy.logprobs(prompts, groups)
+    assert policy.shares_prefix is True
+
+
+def test_a_model_that_ignores_our_attention_falls_back(
+    load_policy: Any, raw: Any, problems: list[Problem], groups: Groups
+) -> None:
+    """As a model does whose attention does not go through transformers' interface."""
+    policy = load_policy()
+    policy.loaded.family.backbone(policy.model).config._attn_implementation = "sdpa"
+    found = policy.logprobs(policy.encode(problems), groups)
+    assert policy.shares_prefix is False
+    torch.testing.assert_close(found, raw_logprobs(raw, problems, groups), rtol=0, atol=1e-5)
+
+
+def test_sharing_can_be_switched_off(
+    load_policy: Any, problems: list[Problem], groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> torch.Tensor:
+        raise AssertionError("the shared forward ran")
+
+    policy = load_policy(shared_prefix="off")
+    monkeypatch.setattr(policy.forward, "hidden_shared", refuse)
+    prompts: list[Prompt] = policy.encode(problems)
+    assert policy.logprobs(prompts, groups).shape == (3, 3, 9)
