@@ -93,7 +93,7 @@ class Forward:
         return Continuations(ids.to(self.device), lengths.to(self.device), images)
 
     def continuation_positions(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
-        """Position ids ``[axes, B, G, R]``. Text counts on from the prompt; an image needs the family's rule."""
+        """Position ids ``[axes, B, G, R]``. Text counts on; an image needs the family's rule."""
         b, g, r = continuations.ids.shape
         starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
         steps = starts[:, None, None] + torch.arange(r, device=self.device)

@@ -1,0 +1,202 @@
+"""Encoding: every image once, none lost, and errors that name the problem (invariant 7)."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from selfverify.errors import DataError
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.encoding import VisionCache
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Problem
+from selfverify.tasks.base import user_turn
+
+SHORT = SamplingConfig(group_size=3, max_new_tokens=6)
+
+
+class Counter:
+    """Counts images that pass through preprocessing and through the vision tower."""
+
+    def __init__(self, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.preprocessed = self.encoded = 0
+        processor, family = policy.loaded.image_processor, policy.loaded.family
+        right_features = family.image_features
+
+        def preprocess(images: list[Any], **kwargs: Any) -> Any:
+            self.preprocessed += len(images)
+            return processor(images=images, **kwargs)
+
+        preprocess.merge_size = processor.merge_size  # type: ignore[attr-defined]
+
+        def features(model: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
+            self.encoded += len(grids)
+            return right_features(model, pixels, grids)
+
+        monkeypatch.setattr(policy.loaded, "image_processor", preprocess)
+        monkeypatch.setattr(family, "image_features", features)
+
+
+def one_step(policy: Policy, reference: Policy, problems: list[Problem]) -> None:
+    prompts = policy.encode(problems)
+    groups = policy.sample(prompts, SHORT, seeds=range(len(problems)))
+    tokens = [[s.tokens for s in group] for group in groups]
+    for model in (policy, reference, policy):
+        model.logprobs(prompts, tokens)
+
+
+def test_each_distinct_image_is_encoded_once(
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = load_policy()
+    reference = policy.frozen_copy()
+    counter = Counter(policy, monkeypatch)
+    one_step(policy, reference, problems)
+    # Four images stand in the problems, one of them twice.
+    assert (counter.preprocessed, counter.encoded) == (3, 3)
+    one_step(policy, reference, problems[::-1])
+    assert (counter.preprocessed, counter.encoded) == (3, 3)
+
+
+def test_a_trained_tower_runs_once_per_forward(
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = load_policy(train_vision=True)
+    counter = Counter(policy, monkeypatch)
+    prompts = policy.encode(problems)
+    assert (counter.preprocessed, counter.encoded) == (3, 0)
+    policy.shares_prefix = True
+    values = policy.logprobs(prompts, [[[7, 8], [9]]] * 3)
+    assert counter.encoded == 3
+    values.sum().backward()
+    assert policy.model.model.visual.patch_embed.proj.weight.grad.abs().sum() > 0
+
+
+def test_equal_pixels_are_one_image_and_other_pixels_are_not(policy: Policy, make_image: Any) -> None:
+    problem = Problem("p", user_turn("x", images=3), [make_image(1), make_image(1).copy(), make_image(2)])
+    first, second, third = policy.encode([problem])[0].images
+    assert first.key == second.key != third.key
+    # The same bytes in another shape are another image.
+    flat, tall = Image.new("RGB", (64, 16)), Image.new("RGB", (16, 64))
+    keys = {i.key for i in policy.encode([Problem("q", user_turn("x", images=2), [flat, tall])])[0].images}
+    assert len(keys) == 2
+
+
+def test_features_do_not_depend_on_companions(load_policy: Any, problems: list[Problem]) -> None:
+    tokens = [[[7, 8, 9]]]
+    together = load_policy()
+    prompts = together.encode(problems)
+    for problem, prompt in zip(problems, prompts, strict=True):
+        alone = load_policy()
+        torch.testing.assert_close(
+            together.logprobs([prompt], tokens), alone.logprobs(alone.encode([problem]), tokens)
+        )
+
+
+def test_results_do_not_depend_on_the_cache(
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached, uncached = load_policy(), load_policy(vision_cache_mb=0)
+    counter = Counter(uncached, monkeypatch)
+    tokens = [[[7, 8, 9]]] * 3
+    values = [p.logprobs(p.encode(problems), tokens) for p in (cached, uncached)]
+    torch.testing.assert_close(*values)
+    assert uncached.cache is not None and uncached.cache.used == 0 and counter.encoded > 3
+
+
+def test_cache_drops_the_least_recently_used_and_keeps_its_limit() -> None:
+    cache = VisionCache(1)
+    quarter = torch.zeros(2**16)  # 4 bytes each: a quarter of a MiB
+    for key in "abcd":
+        cache.put(key, quarter)
+    assert cache.used == cache.limit
+    assert cache.get("a") is not None
+    cache.put("e", quarter)
+    assert cache.used == cache.limit
+    assert cache.get("b") is None and cache.get("a") is not None
+    cache.put("too large", torch.zeros(2**18 + 1))
+    assert cache.get("too large") is None and cache.get("e") is not None
+    cache.put("e", quarter)
+    assert cache.used == cache.limit
+    assert (cache.hits, cache.misses) == (3, 2)
+    cache.clear()
+    assert cache.used == 0 and cache.get("e") is None
+
+
+def test_cached_features_do_not_keep_a_batch_alive(policy: Policy, problems: list[Problem]) -> None:
+    policy.encode(problems)
+    assert policy.cache is not None
+    for item in policy.cache._items.values():
+        assert item.untyped_storage().nbytes() == item.numel() * item.element_size()
+        assert not item.requires_grad
+
+
+# --- errors that name the problem -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("parts", "images"), [(1, 2), (2, 1), (0, 1), (1, 0)])
+def test_placeholders_and_images_must_match(policy: Policy, make_image: Any, parts: int, images: int) -> None:
+    problem = Problem("task/7", user_turn("x", images=parts), [make_image(i) for i in range(images)])
+    with pytest.raises(DataError, match=rf"task/7.*\b{parts} image placeholders.*{images} images"):
+        policy.encode([problem])
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_text_that_contains_the_image_token_is_refused(policy: Policy, make_image: Any, parts: int) -> None:
+    """Also with as many images as there are tokens: the text would take the place of a missing image."""
+    images = [make_image(0)]
+    messages = user_turn("What does <|image_pad|> mean?", images=parts)
+    with pytest.raises(DataError, match="task/8"):
+        policy.encode([Problem("task/8", messages, images)])
+    as_string = [{"role": "user", "content": "What does <|image_pad|> mean?"}]
+    with pytest.raises(DataError, match="task/9"):
+        policy.encode([Problem("task/9", as_string, images)])
+
+
+def test_broken_image_file(policy: Policy, make_image: Any) -> None:
+    buffer = io.BytesIO()
+    make_image(3, 64, 64).save(buffer, format="PNG")
+    broken = Image.open(io.BytesIO(buffer.getvalue()[: len(buffer.getvalue()) // 2]))
+    with pytest.raises(DataError, match=r"task/10.*image cannot be read"):
+        policy.encode([Problem("task/10", user_turn("x"), [broken])])
+
+
+def test_image_that_cannot_be_resized(policy: Policy) -> None:
+    with pytest.raises(DataError, match=r"task/11.*2000"):
+        policy.encode([Problem("task/11", user_turn("x"), [Image.new("RGB", (2000, 1))])])
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "I;16"])
+def test_images_of_any_mode_are_read(policy: Policy, mode: str) -> None:
+    [prompt] = policy.encode([Problem("m", user_turn("x"), [Image.new(mode, (16, 16))])])
+    assert len(prompt.images) == 1 and prompt.images[0].pixels.isfinite().all()
+
+
+def test_text_only_model_refuses_images(load_policy: Any, make_image: Any) -> None:
+    policy = load_policy("llama")
+    with pytest.raises(DataError, match=r"task/12.*text only"):
+        policy.encode([Problem("task/12", user_turn("x"), [make_image(0)])])
+
+
+def test_image_tokens_in_a_continuation_need_an_image(policy: Policy, problems: list[Problem]) -> None:
+    pad = policy.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    with pytest.raises(DataError, match="one"):
+        policy.logprobs(policy.encode(problems[:1]), [[[7, pad, 8]]])
+
+
+# --- prompts --------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_what_transformers_makes(policy: Policy, raw: Any, problems: list[Problem]) -> None:
+    for prompt, problem in zip(policy.encode(problems), problems, strict=True):
+        ids = raw.row(problem, []).ids
+        assert prompt.ids.tolist() == ids
+        kinds = (prompt.ids == raw.pad).int()[None]
+        grids = torch.stack([i.grid for i in prompt.images]) if prompt.images else None
+        positions, _ = raw.model.model.get_rope_index(prompt.ids[None], kinds, image_grid_thw=grids)
+        assert torch.equal(prompt.positions, positions[:, 0])
+        assert prompt.next_position == int(positions.max()) + 1

@@ -1,0 +1,251 @@
+"""Sampling: the tokens follow the model's distribution, and nothing else in the batch matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import TopPLogitsWarper
+
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Decoder, pick_tokens, uniforms
+from selfverify.rollouts.types import Problem
+
+FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
+
+
+@pytest.fixture
+def boosted(load_policy: Callable[..., Policy]) -> Callable[[str, float], Policy]:
+    """A policy whose logit of one token is raised at every place: ``boosted(token, by)``."""
+
+    def make(token: str, by: float) -> Policy:
+        policy = load_policy()
+        index = policy.tokenizer.convert_tokens_to_ids(token)
+        right = policy.forward.head
+
+        def head(hidden: torch.Tensor) -> torch.Tensor:
+            logits = right(hidden)
+            return logits + by * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
+
+        policy.forward.head = head  # type: ignore[method-assign]
+        return policy
+
+    return make
+
+
+def as_tuples(samples: list[Any]) -> list[tuple[list[int], list[float], str]]:
+    return [(s.tokens, s.logprobs, s.finish) for s in samples]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_returned_logprobs_are_those_of_the_policy(
+    policy: Policy, problems: list[Problem], temperature: float, top_p: float
+) -> None:
+    prompts = policy.encode(problems)
+    sampling = SamplingConfig(group_size=5, temperature=temperature, top_p=top_p, max_new_tokens=16)
+    groups = policy.sample(prompts, sampling, seeds=[1, 2, 3])
+    expected = policy.logprobs(
+        prompts, [[s.tokens for s in group] for group in groups], temperature=temperature
+    )
+    for b, group in enumerate(groups):
+        for g, sample in enumerate(group):
+            found = torch.tensor(sample.logprobs)
+            torch.testing.assert_close(found, expected[b, g, : len(found)], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_greedy_is_what_generate_writes(
+    policy: Policy, raw: Any, problems: list[Problem], which: int
+) -> None:
+    problem = problems[which]
+    sampling = SamplingConfig(group_size=2, temperature=0.0, max_new_tokens=24)
+    # All three in one padded batch on our side, each by itself on the other.
+    first, second = policy.sample(policy.encode(problems), sampling, seeds=[0, 0, 0])[which]
+    row = raw.row(problem, [])
+    ids = torch.tensor([row.ids])
+    extra: dict[str, Any] = {}
+    if row.images:
+        extra = dict(raw.processor(images=row.images, return_tensors="pt"))
+    out = raw.model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        mm_token_type_ids=(ids == raw.pad).int(),
+        do_sample=False,
+        max_new_tokens=24,
+        suppress_tokens=policy.loaded.family.suppressed(policy.model),
+        **extra,
+    )
+    assert first.tokens == second.tokens == out[0, row.start :].tolist()
+
+
+def test_first_token_follows_the_softmax(policy: Policy, raw: Any, problems: list[Problem]) -> None:
+    problem, draws = problems[0], 4000
+    sampling = SamplingConfig(group_size=draws, temperature=0.8, top_p=1.0, max_new_tokens=1)
+    [samples] = policy.sample(policy.encode([problem]), sampling, seeds=[11])
+    logits = raw.logits([raw.row(problem, [0])])[0][0] / 0.8
+    logits[policy.loaded.family.suppressed(policy.model)] = float("-inf")
+    counts = torch.bincount(torch.tensor([s.tokens[0] for s in samples]), minlength=len(logits))
+    expected = logits.softmax(-1).double() * draws
+    common = expected >= 5
+    found = [*counts[common].tolist(), int(counts[~common].sum())]
+    wanted = torch.cat([expected[common], expected[~common].sum()[None]])
+    assert len(found) > 20
+    assert chisquare(found, (wanted * draws / wanted.sum()).tolist()).pvalue > 0.01
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.99])
+def test_nucleus_is_that_of_transformers(top_p: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = 3 * torch.randn(8, 30, generator=generator)
+    warped = TopPLogitsWarper(top_p=top_p)(torch.zeros(8, 1, dtype=torch.long), logits.clone())
+    grid = (torch.arange(2000) + 0.5) / 2000
+    picked = pick_tokens(logits[:, None].expand(8, 2000, 30), grid.expand(8, 2000), 1.0, top_p)
+    shares = torch.stack([torch.bincount(row, minlength=30) for row in picked]) / 2000
+    # Evenly spaced uniforms give every token its probability to within one step of the grid.
+    torch.testing.assert_close(shares, warped.softmax(-1), rtol=0, atol=1.01 / 2000)
+    assert bool((shares[warped.isinf()] == 0).all())
+
+
+def test_the_ends_of_the_unit_interval_are_inside_the_nucleus() -> None:
+    logits = torch.tensor([[2.0, 1.0, -9.0, 0.5, -9.0]]).expand(3, 5)
+    ends = torch.tensor([0.0, 1.0 - 2**-24, 1.0])
+    assert pick_tokens(logits, ends, 1.0, 0.95).tolist() == [0, 3, 3]
+
+
+def test_temperature_divides_the_logits() -> None:
+    logits = torch.tensor([1.0, 0.0]).expand(1000, 2)
+    grid = (torch.arange(1000) + 0.5) / 1000
+    share = (pick_tokens(logits, grid, 0.5, 1.0) == 0).float().mean()
+    assert float(share) == pytest.approx(float(torch.tensor(2.0).sigmoid()), abs=1e-3)
+
+
+def test_samples_do_not_depend_on_batch_companions(policy: Policy, problems: list[Problem]) -> None:
+    prompts = policy.encode(problems)
+    together = policy.sample(prompts, FREE, seeds=[5, 6, 7])
+    for b, seed in enumerate([5, 6, 7]):
+        [alone] = policy.sample([prompts[b]], FREE, seeds=[seed])
+        assert [s.tokens for s in alone] == [s.tokens for s in together[b]]
+    turned = policy.sample(prompts[::-1], FREE, seeds=[7, 6, 5])
+    assert [[s.tokens for s in g] for g in turned[::-1]] == [[s.tokens for s in g] for g in together]
+
+
+def test_same_seed_same_bits_and_other_seed_other_samples(policy: Policy, problems: list[Problem]) -> None:
+    prompts = policy.encode(problems)
+    first = [as_tuples(g) for g in policy.sample(prompts, FREE, seeds=[1, 2, 3])]
+    torch.manual_seed(99)
+    assert [as_tuples(g) for g in policy.sample(prompts, FREE, seeds=[1, 2, 3])] == first
+    other = [as_tuples(g) for g in policy.sample(prompts, FREE, seeds=[4, 2, 3])]
+    assert other[0] != first[0] and other[1:] == first[1:]
+
+
+def test_sampling_leaves_the_global_random_state_alone(policy: Policy, problems: list[Problem]) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    policy.sample(policy.encode(problems[:1]), FREE, seeds=[1])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_uniforms_differ_between_samples_of_a_problem() -> None:
+    numbers = uniforms([3, 4], 5, 6)
+    assert numbers.shape == (2, 5, 6) and numbers.unique().numel() == 60
+
+
+def test_stop_token_ends_a_response(boosted: Any, problems: list[Problem]) -> None:
+    policy = boosted("<|im_end|>", 3.0)
+    sampling = SamplingConfig(group_size=16, top_p=1.0, max_new_tokens=30)
+    stop = policy.tokenizer.eos_token_id
+    samples = [s for g in policy.sample(policy.encode(problems), sampling, seeds=[1, 2, 3]) for s in g]
+    for sample in samples:
+        assert stop not in sample.tokens[:-1]
+        assert (sample.finish == "stop") == (sample.tokens[-1] == stop)
+        assert sample.finish == "stop" or len(sample.tokens) == 30
+        assert len(sample.logprobs) == len(sample.tokens)
+    assert len({len(s.tokens) for s in samples}) > 5
+
+
+def test_length_limit(boosted: Any, problems: list[Problem]) -> None:
+    policy = boosted("<|im_end|>", -1e4)
+    for limit in (1, 7):
+        sampling = SamplingConfig(group_size=3, max_new_tokens=limit)
+        for group in policy.sample(policy.encode(problems), sampling, seeds=[1, 2, 3]):
+            assert [(len(s.tokens), s.finish) for s in group] == [(limit, "length")] * 3
+
+
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_image_tokens_are_never_sampled(
+    boosted: Any, problems: list[Problem], token: str, temperature: float
+) -> None:
+    policy = boosted(token, 1e3)
+    sampling = SamplingConfig(group_size=4, temperature=temperature, top_p=1.0, max_new_tokens=5)
+    groups = policy.sample(policy.encode(problems), sampling, seeds=[1, 2, 3])
+    forbidden = policy.tokenizer.convert_tokens_to_ids(token)
+    assert forbidden not in [t for g in groups for s in g for t in s.tokens]
+
+
+def test_dropping_ended_rows_changes_nothing(
+    boosted: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = boosted("<|im_end|>", 3.5)
+    prompts, seeds = policy.encode(problems * 4), list(range(12))
+    sampling = SamplingConfig(group_size=4, top_p=0.99, max_new_tokens=30)
+    smaller, dropped = Decoder._smaller, []
+
+    def counted(alive: torch.Tensor) -> Any:
+        keep = smaller(alive)
+        if keep is not None:
+            dropped.append((tuple(alive.shape), tuple(keep[1].shape)))
+        return keep
+
+    monkeypatch.setattr(Decoder, "_smaller", staticmethod(counted))
+    found = policy.sample(prompts, sampling, seeds=seeds)
+    # Both slots and whole problems have left the batch.
+    assert any(after[1] < before[1] for before, after in dropped)
+    assert any(after[0] < before[0] for before, after in dropped)
+    monkeypatch.setattr(Decoder, "_smaller", staticmethod(lambda alive: None))
+    expected = policy.sample(prompts, sampling, seeds=seeds)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+def test_training_mode_is_given_back(load_policy: Any, problems: list[Problem]) -> None:
+    policy = load_policy(gradient_checkpointing=True)
+    prompts = policy.encode(problems)
+    expected = policy.sample(prompts, FREE, seeds=[1, 2, 3])
+    policy.model.train()
+    found = policy.sample(prompts, FREE, seeds=[1, 2, 3])
+    assert policy.model.training
+    assert [as_tuples(g) for g in found] == [as_tuples(g) for g in expected]
+
+
+def test_no_prompts_no_samples(policy: Policy) -> None:
+    assert policy.sample([], seeds=[]) == []
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_text_only_models_sample(load_policy: Any, make_raw: Any, kind: str) -> None:
+    from selfverify.tasks.base import user_turn
+
+    policy, raw = load_policy(kind), make_raw(kind)
+    problem = Problem("text", user_turn("Pick 3 of the digits.", images=0))
+    prompts = policy.encode([problem])
+    greedy = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=20)
+    [[sample]] = policy.sample(prompts, greedy, seeds=[0])
+    row = raw.row(problem, [])
+    ids = torch.tensor([row.ids])
+    out = raw.model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20
+    )
+    assert sample.tokens == out[0, row.start :].tolist()
+    [group] = policy.sample(prompts, FREE, seeds=[1])
+    values = policy.logprobs(prompts, [[s.tokens for s in group]])[0]
+    for s, row_values in zip(group, values, strict=True):
+        assert s.logprobs == pytest.approx(row_values[: len(s.tokens)].tolist(), abs=1e-4)
