@@ -142,7 +142,7 @@ def train(
             f"{loaded.output} already holds a run: --resume goes on with it, --overwrite deletes it, and "
             "name=OTHER writes elsewhere"
         )
-    from selfverify.cli_progress import TrainingProgress
+    from selfverify.learner.progress import TrainingProgress
     from selfverify.run import train as run_train
 
     with TrainingProgress(loaded.learner.steps) as shown:
@@ -215,6 +215,36 @@ def report(
     from selfverify.evaluation.report import write_report
 
     typer.echo(f"report: {write_report(runs, out)}")
+
+
+@app.command()
+def study(
+    file: Annotated[str, typer.Argument(help="A study's YAML file, or a built-in study's name.")],
+    output: Annotated[Path | None, typer.Option(help="Folder of the study; default `runs/NAME`.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Instead of the file's, as `0,1,2`.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once; they share the cores.")] = 1,
+    only: Annotated[list[str] | None, typer.Option(metavar="VARIANT", help="Run only this one.")] = None,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Only write the tables.")] = False,
+) -> None:
+    """Compare variants of a recipe, on several tasks and seeds, in tables and figures.
+
+    Called again, it goes on where it was stopped: finished runs are skipped, unfinished ones resumed.
+
+    Examples:
+
+    - `selfverify study study-adpo-digits --jobs 2`
+
+    - `selfverify study my-study.yaml --only grpo --only adpo --seeds 0`
+    """
+    from selfverify.study import load_study, run_study
+
+    done = run_study(load_study(file, seeds), output, jobs, only or [], report_only, typer.echo)
+    for failure in done.failures:
+        _say(f"{failure.label}: {failure.reason}, see {failure.log}", "bold red", "failed: ")
+    if done.results:
+        typer.echo(f"results: {done.results}, tables: {done.folder / 'table.md'}")
+    if done.failures or not done.results:
+        raise typer.Exit(1)
 
 
 @app.command()

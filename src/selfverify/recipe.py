@@ -34,6 +34,9 @@ from selfverify.recipe_yaml import Document, dump_yaml, parse_override, read_doc
 RECIPE_FILE = "recipe.yaml"
 """Name under which a run keeps its resolved recipe."""
 
+STUDY_PREFIX = "study-"
+"""How the names of built-in studies start, which stand beside the recipes and are none."""
+
 
 class Choice(BaseModel):
     """A task or method by name, with its options.
@@ -113,7 +116,13 @@ def recipe_folder() -> Path:
 
 def builtin_recipes() -> dict[str, Path]:
     """The recipes that ship with the package, by name."""
-    return {path.stem: path for path in sorted(recipe_folder().glob("*.yaml"))}
+    paths = sorted(recipe_folder().glob("*.yaml"))
+    return {path.stem: path for path in paths if not path.stem.startswith(STUDY_PREFIX)}
+
+
+def builtin_studies() -> dict[str, Path]:
+    """The studies that ship with the package, by name."""
+    return {path.stem: path for path in sorted(recipe_folder().glob(f"{STUDY_PREFIX}*.yaml"))}
 
 
 def recipe_summary(path: Path) -> str:
@@ -135,6 +144,11 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
             contradict each other. The message has one line per fault.
     """
     document = read_document(_locate(path_or_name))
+    if "variants" in document.data:
+        raise ConfigError(
+            f"{document.source}: this is a study, many runs in one file; run it with `selfverify study "
+            f"{path_or_name}`"
+        )
     for override in overrides:
         parse_override(override, document)
     return build_recipe(document)
@@ -199,8 +213,9 @@ def _locate(path_or_name: str | Path) -> Path:
     if path.is_file():
         return path
     builtin = builtin_recipes()
-    if text in builtin:
-        return builtin[text]
+    shipped = builtin | builtin_studies()  # a study is found, too, so that it can be refused as one
+    if text in shipped:
+        return shipped[text]
     if path.is_dir():
         raise ConfigError(f"{text}: this folder holds no {RECIPE_FILE}, so it is not the folder of a run")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
