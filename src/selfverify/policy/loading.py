@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -62,7 +63,10 @@ def _load_image_processor(folder: str, config: PolicyConfig) -> Any:
     from transformers import AutoImageProcessor
 
     sizes = {k: v for k in ("min_pixels", "max_pixels") if (v := getattr(config, k)) is not None}
-    return AutoImageProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code, **sizes)
+    try:
+        return AutoImageProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code, **sizes)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load the image processor at {folder!r}: {error}") from error
 
 
 def _check_weights(folder: str, report: dict[str, Any]) -> None:
@@ -96,13 +100,19 @@ def load(config: PolicyConfig) -> Loaded:
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
     try:
         model, report = loader.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **remote
+            folder,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            # Ignored by transformers only, whose own error does not name them: `_check_weights` does.
+            ignore_mismatched_sizes=True,
+            **remote,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, **remote)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the model at {config.path!r}: {error}") from error
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights in {folder} do not fit the model: {error}") from error
+    except (RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"the weights in {folder} cannot be loaded: {error}") from error
     _check_weights(folder, report)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,0 +1,218 @@
+"""Loading: what does not fit is an error that names it, never silently kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from selfverify.errors import CheckpointError, ConfigError
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny import write_tiny
+from selfverify.rollouts.types import Problem
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def altered(tiny_folder: Path, tmp_path: Path) -> Callable[[Callable[[Tensors], None]], str]:
+    """A copy of the tiny folder whose tensors were changed by a function."""
+
+    def make(change: Callable[[Tensors], None]) -> str:
+        folder = tmp_path / "altered"
+        shutil.copytree(tiny_folder, folder)
+        [file] = folder.glob("*.safetensors")
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file, metadata={"format": "pt"})
+        return str(folder)
+
+    return make
+
+
+def change_config(folder: str, **values: Any) -> None:
+    file = Path(folder) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def a_name(tensors: Tensors, part: str) -> str:
+    return next(name for name in sorted(tensors) if part in name)
+
+
+def test_missing_tensor(altered: Any) -> None:
+    folder = altered(lambda tensors: tensors.pop(a_name(tensors, "layers.1.mlp.up_proj")))
+    with pytest.raises(CheckpointError, match=r"missing keys: .*layers\.1\.mlp\.up_proj"):
+        Policy.load(folder)
+
+
+def test_missing_vision_tensor(altered: Any) -> None:
+    folder = altered(lambda tensors: tensors.pop(a_name(tensors, "visual.blocks.0")))
+    with pytest.raises(CheckpointError, match=r"missing keys: .*visual\.blocks\.0"):
+        Policy.load(folder)
+
+
+def test_extra_tensor(altered: Any) -> None:
+    folder = altered(lambda tensors: tensors.update({"model.language_model.adapter": torch.zeros(3)}))
+    with pytest.raises(CheckpointError, match=r"unexpected keys: .*adapter"):
+        Policy.load(folder)
+
+
+def test_shape_mismatch(altered: Any) -> None:
+    def shrink(tensors: Tensors) -> None:
+        name = a_name(tensors, "layers.0.mlp.up_proj")
+        tensors[name] = tensors[name][:-1].clone()
+
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.up_proj"):
+        Policy.load(altered(shrink))
+
+
+def test_more_layers_than_weights(altered: Any) -> None:
+    folder = altered(lambda tensors: None)
+    text = json.loads((Path(folder) / "config.json").read_text())["text_config"]
+    text |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    change_config(folder, text_config=text)
+    with pytest.raises(CheckpointError, match=r"missing keys: .*layers\.2"):
+        Policy.load(folder)
+
+
+def test_weights_of_another_architecture(text_folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    shutil.copytree(text_folders["qwen2"], folder)
+    shutil.copy(text_folders["llama"] / "config.json", folder / "config.json")
+    with pytest.raises(CheckpointError, match=r"bias|lm_head"):
+        Policy.load(str(folder))
+
+
+def test_unknown_architecture(altered: Any) -> None:
+    folder = altered(lambda tensors: None)
+    change_config(folder, model_type="never-heard-of", architectures=["NeverHeardOf"])
+    with pytest.raises(ConfigError, match="never-heard-of"):
+        Policy.load(folder)
+
+
+def test_model_that_generates_nothing(tmp_path: Path, text_folders: dict[str, Path]) -> None:
+    folder = tmp_path / "vision-only"
+    shutil.copytree(text_folders["llama"], folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 32}))
+    with pytest.raises(ConfigError, match="vision-only"):
+        Policy.load(str(folder))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_broken_config_file(altered: Any, content: str) -> None:
+    folder = altered(lambda tensors: None)
+    (Path(folder) / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match="altered"):
+        Policy.load(folder)
+
+
+def test_truncated_weights(altered: Any) -> None:
+    folder = altered(lambda tensors: None)
+    [file] = Path(folder).glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match="altered"):
+        Policy.load(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"]
+)
+def test_missing_file(altered: Any, name: str) -> None:
+    folder = altered(lambda tensors: None)
+    (Path(folder) / name).unlink()
+    with pytest.raises(ConfigError, match="altered"):
+        Policy.load(folder)
+
+
+def test_folder_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="nowhere"):
+        Policy.load(str(tmp_path / "nowhere"))
+
+
+def test_unknown_builtin() -> None:
+    with pytest.raises(ConfigError, match="there is no built-in policy 'nonesuch'"):
+        Policy.load("builtin:nonesuch")
+
+
+# --- saving ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tiny", "llama", "qwen2"])
+def test_save_and_load_is_the_same_policy(
+    load_policy: Any, problems: list[Problem], tmp_path: Path, kind: str
+) -> None:
+    policy: Policy = load_policy(kind)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+    policy.save(tmp_path / "saved")
+    loaded = Policy.load(str(tmp_path / "saved"))
+    tied = kind != "llama"
+    for model in (policy.model, loaded.model):
+        shared = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+        assert shared == tied
+    state = loaded.model.state_dict()
+    assert state.keys() == policy.model.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in policy.model.state_dict().items())
+
+    shown = problems if kind == "tiny" else problems[1:2]
+    outputs = []
+    for each in (policy, loaded):
+        prompts = each.encode(shown)
+        samples = each.sample(prompts, SamplingConfig(max_new_tokens=8), seeds=range(len(shown)))
+        tokens = [[s.tokens for s in group] for group in samples]
+        outputs.append((tokens, [[s.logprobs for s in g] for g in samples], each.logprobs(prompts, tokens)))
+    assert outputs[0][:2] == outputs[1][:2]
+    assert torch.equal(outputs[0][2], outputs[1][2])
+
+
+def test_saved_pixel_limits_are_kept(load_policy: Any, make_image: Any, tmp_path: Path) -> None:
+    from selfverify.tasks.base import user_turn
+
+    problem = Problem("p", user_turn("x"), [make_image(1, 64, 64)])
+    policy = load_policy(max_pixels=32 * 32)
+    [small] = policy.encode([problem])
+    [usual] = load_policy().encode([problem])
+    assert len(small.ids) < len(usual.ids)
+    policy.save(tmp_path / "small")
+    [again] = Policy.load(str(tmp_path / "small")).encode([problem])
+    assert again.ids.tolist() == small.ids.tolist()
+
+
+def test_frozen_copy_stays_as_it_was(load_policy: Any, problems: list[Problem]) -> None:
+    policy = load_policy()
+    prompts, tokens = policy.encode(problems), [[[7, 8, 9]]] * 3
+    reference = policy.frozen_copy()
+    before = policy.logprobs(prompts, tokens).detach()
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1.2)
+    kept = reference.logprobs(prompts, tokens)
+    assert torch.equal(kept, before) and not kept.requires_grad
+    assert (policy.logprobs(prompts, tokens) - before).abs().max() > 0.1
+
+
+def test_tower_is_frozen_unless_asked(load_policy: Any) -> None:
+    for train_vision in (False, True):
+        model = load_policy(train_vision=train_vision).model
+        assert {p.requires_grad for p in model.model.visual.parameters()} == {train_vision}
+        assert all(p.requires_grad for p in model.model.language_model.parameters())
+
+
+def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path) -> None:
+    for name, noise, seed in (("a", 1, 0), ("b", 2, 0), ("c", 2, 1)):
+        torch.manual_seed(noise)
+        state = torch.get_rng_state()
+        write_tiny(tmp_path / name, seed, hidden=96, layers=1)
+        assert torch.equal(torch.get_rng_state(), state)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
