@@ -1,0 +1,230 @@
+"""What GRPO and ADPO credit, worked out by hand on small groups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from selfverify.learner.streams import valid_trajectories
+from selfverify.methods import make_method
+from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
+
+EPS = 1e-4
+MALFORMED, MISSING = "malformed", "missing"
+
+
+def trajectory(
+    quality: float, score: float | str, answer_ok: bool = True, finish: Any = "stop"
+) -> Trajectory:
+    """One judged trajectory; ``score`` is a number, or says why there is none."""
+    segments = [Segment("answer", [10, 11, 12], [-1.0, -1.0, -1.0])]
+    if score != MISSING:
+        segments.append(Segment("score", [13, 14], [-1.0, -1.0]))
+    segments[-1].finish = finish
+    readable = isinstance(score, float)
+    return Trajectory(
+        segments,
+        scores={"sampled": score} if isinstance(score, float) else {},
+        rewards={
+            "answer": quality,
+            "correct": float(quality > 0.5),
+            "answer_format": float(answer_ok),
+            "score_format": float(readable),
+            "score_opened": float(score != MISSING),
+        },
+    )
+
+
+def group(*trajectories: Trajectory) -> Group:
+    return Group(Problem("p", []), list(trajectories))
+
+
+def mixed() -> Group:
+    """Right .9, wrong .2, right with a malformed score, wrong without a score."""
+    return group(
+        trajectory(1.0, 0.9), trajectory(0.0, 0.2), trajectory(1.0, MALFORMED), trajectory(0.0, MISSING)
+    )
+
+
+def crossed() -> Group:
+    """Right .9, wrong .2, right .4, wrong .5: one of the four pairs is the wrong way round."""
+    return group(trajectory(1.0, 0.9), trajectory(0.0, 0.2), trajectory(1.0, 0.4), trajectory(0.0, 0.5))
+
+
+def credits(method: str, of: Group, drop_truncated: bool = False, **options: Any) -> dict[str, Any]:
+    """Credits by channel."""
+    found = make_method(method, **options).credit(of, valid_trajectories(of, drop_truncated))
+    assert len({credit.channel for credit in found}) == len(found)
+    return {credit.channel: credit for credit in found}
+
+
+def normalised(*rewards: float) -> list[float]:
+    """(R - mean) / (unbiased std + 1e-4), spelled out."""
+    mean = sum(rewards) / len(rewards)
+    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
+    return [(r - mean) / (std + EPS) for r in rewards]
+
+
+def close(found: torch.Tensor, expected: list[float]) -> None:
+    assert found.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_yardstick_itself() -> None:
+    # Mean .5, deviations of .5, variance 4 * .25 / 3.
+    assert normalised(1, 0, 1, 0)[0] == pytest.approx(0.5 / (math.sqrt(1 / 3) + EPS))
+
+
+# --- GRPO -----------------------------------------------------------------------------------------------
+
+
+def test_grpo_pays_answer_and_format_on_all_tokens() -> None:
+    found = credits("grpo", mixed(), kl=0.03)
+    # The format part needs both: 1 + .1, 0 + .1, 1 + 0 and 0 + 0.
+    for channel in ("answer", "score"):
+        close(found[channel].advantage, normalised(1.1, 0.1, 1.0, 0.0))
+        assert found[channel].kl_coef == 0.03
+    # By hand: mean .55, std sqrt((.3025 + .2025 + .2025 + .3025) / 3) = .580230.
+    assert float(found["answer"].advantage[0]) == pytest.approx(0.55 / 0.580330, abs=1e-5)
+
+
+def test_grpo_without_format_weight_or_scaling() -> None:
+    found = credits("grpo", mixed(), format_weight=0.0, scale_advantage=False)
+    close(found["answer"].advantage, [0.5, -0.5, 0.5, -0.5])
+
+
+def test_grpo_malformed_answer_earns_no_format() -> None:
+    of = group(trajectory(0.0, 0.9, answer_ok=False), trajectory(0.0, 0.9))
+    close(credits("grpo", of)["answer"].advantage, normalised(0.0, 0.1))
+
+
+@pytest.mark.parametrize("method", ["grpo", "adpo"])
+def test_truncated_leaves_before_the_mean_is_taken(method: str) -> None:
+    cut = trajectory(0.0, 0.3, finish="length")
+    of = group(trajectory(1.0, 0.9), cut, trajectory(1.0, 0.4), trajectory(0.0, 0.5))
+    found = credits(method, of, drop_truncated=True)
+    a, b, c = normalised(1.1, 1.1, 0.1)
+    close(found["answer"].advantage, [a, 0.0, b, c])
+    assert found["answer"].valid.tolist() == [True, False, True, True]
+    kept = credits(method, of, drop_truncated=False)
+    close(kept["answer"].advantage, normalised(1.1, 0.1, 1.1, 0.1))
+
+
+def test_truncated_is_in_nobodys_contrastive_set() -> None:
+    cut = trajectory(0.0, 0.95, finish="length")
+    of = group(trajectory(1.0, 0.9), cut, trajectory(1.0, 0.4), trajectory(0.0, 0.5))
+    # Without the cut one: .9 > .5 is right, .4 > .5 is not, and .5 is below one of two.
+    a, b, c = normalised(1.0, 0.0, 0.5)
+    close(credits("adpo", of, drop_truncated=True)["score"].advantage, [a, 0.0, b, c])
+    # With it .9 is above one of two only, and so on.
+    close(credits("adpo", of)["score"].advantage, normalised(0.5, 0.0, 0.0, 0.5))
+
+
+def test_failed_trajectories_take_no_part() -> None:
+    failed = trajectory(0.0, MISSING, finish="error")
+    of = group(trajectory(1.0, 0.9), failed, trajectory(0.0, 0.5))
+    found = credits("grpo", of)
+    a, b = normalised(1.1, 0.1)
+    close(found["score"].advantage, [a, 0.0, b])
+
+
+# --- ADPO, decoupled ------------------------------------------------------------------------------------
+
+
+def test_pairwise() -> None:
+    of = crossed()
+    found = credits("adpo", of)
+    close(found["answer"].advantage, normalised(1.1, 0.1, 1.1, 0.1))
+    # .9 is above .2 and .5; .2 below .9 and .4; .4 above .2 only; .5 below .9 only.
+    close(found["score"].advantage, normalised(1.0, 1.0, 0.5, 0.5))
+    assert [t.rewards["verification"] for t in of.trajectories] == [1.0, 1.0, 0.5, 0.5]
+
+
+def test_malformed_and_missing_scores() -> None:
+    found = credits("adpo", mixed())
+    # A missing score is the answer's fault, a malformed one the score's.
+    close(found["answer"].advantage, normalised(1.1, 0.1, 1.1, 0.0))
+    close(found["score"].advantage, normalised(1.0, 1.0, 0.0 - 0.1, 0.0))
+
+
+def test_class_mean() -> None:
+    # Means: right .65, wrong .35; every score is on its side of the other's mean. So nothing to learn.
+    close(credits("adpo", crossed(), verification="class_mean")["score"].advantage, [0.0] * 4)
+    of = group(trajectory(1.0, 0.9), trajectory(0.0, 0.2), trajectory(1.0, 0.1), trajectory(0.0, 0.6))
+    # Means: right .5, wrong .4; .9 and .2 are on their sides, .1 and .6 are not.
+    close(credits("adpo", of, verification="class_mean")["score"].advantage, normalised(1, 1, 0, 0))
+
+
+def test_binary() -> None:
+    # Right above .5, wrong below .5; .5 itself is on no side.
+    close(credits("adpo", crossed(), verification="binary")["score"].advantage, normalised(1, 1, 0, 0))
+    found = credits("adpo", crossed(), verification="binary", tau_score=0.3)
+    close(found["score"].advantage, normalised(1, 1, 1, 0))
+
+
+def test_margin_of_the_contrastive_set() -> None:
+    of = group(trajectory(0.9, 0.5), trajectory(0.6, 0.7), trajectory(0.1, 0.6))
+    # All pairs: .9/.6 is the wrong way round, .9/.1 too, .6/.1 is right.
+    close(credits("adpo", of)["score"].advantage, normalised(0.0, 0.5, 0.5))
+    # Only pairs that differ by more than .6: .9 and .1, the wrong way round.
+    close(credits("adpo", of, gamma=0.6)["score"].advantage, [0.0, 0.0, 0.0])
+
+
+def test_weights_and_kl_by_channel() -> None:
+    found = credits("adpo", crossed(), kl=0.02, score_weight=3.0)
+    assert (found["answer"].weight, found["score"].weight) == (1.0, 3.0)
+    assert (found["answer"].kl_coef, found["score"].kl_coef) == (0.02, 0.02)
+
+
+# --- ADPO, ablations and the concordance credit -----------------------------------------------------------
+
+
+def test_entangled_adds_the_rewards() -> None:
+    found = credits("adpo", mixed(), credit="entangled")
+    # Answer 1.1 .1 1.1 0, verification 1 1 0 0, malformed -.1.
+    for channel in ("answer", "score"):
+        close(found[channel].advantage, normalised(2.1, 1.1, 1.0, 0.0))
+
+
+def test_concordance_is_not_normalised() -> None:
+    found = credits("adpo", crossed(), verification_credit="concordance", concordance_scale=4.0)
+    # Four pairs. Concordant minus discordant: 2, 2, 0, 0; halved, over 4 pairs, times 4.
+    close(found["score"].advantage, [1.0, 1.0, 0.0, 0.0])
+    close(found["answer"].advantage, normalised(1.1, 0.1, 1.1, 0.1))
+
+
+def test_concordance_with_malformed_and_missing_scores() -> None:
+    found = credits("adpo", mixed(), verification_credit="concordance", concordance_scale=1.0)
+    # One pair, concordant: 1/2 each; the malformed one pays .1 of format.
+    close(found["score"].advantage, [0.5, 0.5, -0.1, 0.0])
+
+
+def test_concordance_penalty_skips_invalid_trajectories() -> None:
+    cut = trajectory(1.0, MALFORMED, finish="length")
+    of = group(trajectory(1.0, 0.9), trajectory(0.0, 0.2), cut)
+    found = credits("adpo", of, drop_truncated=True, verification_credit="concordance", concordance_scale=1.0)
+    close(found["score"].advantage, [0.5, 0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"verification": "class_mean"},
+        {"verification_credit": "concordance"},
+        {"credit": "entangled"},
+    ],
+)
+def test_nothing_to_learn_is_exactly_zero(options: dict[str, Any]) -> None:
+    of = group(*[trajectory(1.0, 0.9) for _ in range(3)])
+    for credit in credits("adpo", of, **options).values():
+        assert not credit.advantage.any()
+
+
+def test_all_right_groups_teach_scores_nothing_by_preference() -> None:
+    of = group(trajectory(1.0, 0.9), trajectory(1.0, 0.1), trajectory(1.0, 0.5))
+    assert not credits("adpo", of)["score"].advantage.any()
+    # The binary reward does pay in such a group: the drift the paper describes.
+    assert credits("adpo", of, verification="binary")["score"].advantage.any()

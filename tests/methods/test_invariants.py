@@ -1,0 +1,216 @@
+"""Invariants 2 to 4, end to end with a real policy: loss, masks on logits, accumulation."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from selfverify.learner.config import LearnerConfig
+from selfverify.learner.streams import GroupStreams, make_streams, select, stack, valid_trajectories
+from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs
+from selfverify.methods import Method, make_method
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.types import Group, Segment, Trajectory
+from selfverify.tasks import make_task
+
+ACCELERATOR = SimpleNamespace(backward=lambda loss: loss.backward())
+
+
+def make_group(policy: Policy, index: int, qualities: list[float], scores: list[float | None]) -> Any:
+    """A prompt and its group: sampled tokens, cut at half, with given qualities and scores."""
+    problem = make_task("digits-pick").problem("train", 0, index)
+    [prompt] = policy.encode([problem])
+    sampling = SamplingConfig(group_size=len(qualities), top_p=1.0, max_new_tokens=6 + index)
+    [samples] = policy.sample([prompt], sampling, seeds=[index])
+    rows = []
+    for sample, quality, score in zip(samples, qualities, scores, strict=True):
+        half = (len(sample.tokens) + 1) // 2
+        segments = [Segment("answer", sample.tokens[:half], sample.logprobs[:half])]
+        segments.append(Segment("score", sample.tokens[half:], sample.logprobs[half:], finish="stop"))
+        rewards = {
+            "answer": quality,
+            "correct": quality,
+            "answer_format": 1.0,
+            "score_format": float(score is not None),
+            "score_opened": 1.0,
+        }
+        rows.append(Trajectory(segments, {} if score is None else {"sampled": score}, rewards))
+    return prompt, Group(problem, rows)
+
+
+def streams_of(method: Method, rollout: list[Any]) -> list[GroupStreams]:
+    groups = Rollout([prompt for prompt, _ in rollout], [group for _, group in rollout])
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in groups.groups]
+    kept, _ = select(groups, credits, drop_zero=True)
+    return kept
+
+
+def drifted(policy: Policy) -> Policy:
+    """A reference that differs from the policy, so that KL is not 0."""
+    reference = policy.frozen_copy()
+    with torch.no_grad():
+        for parameter in reference.model.parameters():
+            parameter.mul_(0.97)
+    return reference
+
+
+def update(
+    policy: Policy, groups: list[GroupStreams], reference: Policy | None, **settings: Any
+) -> UpdateTotals:
+    """Accumulate one batch's gradient."""
+    config = LearnerConfig(steps=1, **settings)
+    totals = UpdateTotals()
+    fixed = None if reference is None else fixed_logprobs(reference, groups, config.micro_batch_groups, 1.0)
+    policy.model.zero_grad()
+    Updater(policy, ACCELERATOR, config, "surrogate").gradient(groups, fixed, None, 1.0, totals)
+    return totals
+
+
+# --- invariant 3: disjoint tokens -----------------------------------------------------------------------
+
+ANSWER_ONLY = ([1.0, 0.0, 1.0, 0.0], [0.5, 0.5, 0.5, 0.5])  # ties: no score is better than another
+SCORE_ONLY = ([1.0, 1.0, 1.0, 1.0], [0.9, 0.1, 0.5, 0.7])  # answers alike: nothing to learn from them
+BOTH = ([1.0, 0.0, 1.0, 0.0], [0.9, 0.1, 0.5, 0.7])
+
+
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+@pytest.mark.parametrize(
+    ("case", "verification", "silent"),
+    [(ANSWER_ONLY, "pairwise", {1}), (SCORE_ONLY, "binary", {0}), (BOTH, "pairwise", set())],
+    ids=["only the answer learns", "only the score learns", "both learn"],
+)
+def test_gradient_on_logits_is_exactly_zero_where_nothing_is_credited(
+    load_policy: Any, case: Any, verification: str, silent: set[int], denominator: str
+) -> None:
+    policy = load_policy()
+    policy.shares_prefix = True
+    [streams] = streams_of(
+        make_method("adpo", kl=0.1, verification=verification), [make_group(policy, 1, *case)]
+    )
+    reference = drifted(policy)
+    seen, right = [], policy.forward.head
+
+    def watched(hidden: torch.Tensor) -> torch.Tensor:
+        logits = right(hidden)
+        logits.retain_grad()
+        seen.append(logits)
+        return logits
+
+    policy.forward.head = watched
+    update(policy, [streams], reference, denominator=denominator)
+    [logits] = seen
+    # The head runs on the trained tokens, in order.
+    channels = streams.channel[streams.channel >= 0]
+    assert len(channels) == len(logits) and set(channels.tolist()) == {0, 1}
+    for channel in (0, 1):
+        sizes = logits.grad[channels == channel].abs().amax(-1)
+        assert bool((sizes == 0).all() if channel in silent else (sizes > 1e-6).all())
+
+
+def test_a_credit_reaches_its_own_tokens_only(load_policy: Any) -> None:
+    policy = load_policy()
+    prompt, group = make_group(policy, 2, *BOTH)
+    group.trajectories[0].segments.insert(1, Segment("observation", [20, 21], author="environment"))
+    group.trajectories[0].segments.append(Segment("answer", [22], author="environment"))
+    method = make_method("adpo", kl=0.1)
+    credits = method.credit(group, valid_trajectories(group, False))
+    streams = make_streams(prompt, group, credits)
+    for i, trajectory in enumerate(group.trajectories):
+        place = 0
+        for segment in trajectory.segments:
+            number = {"answer": 0, "score": 1}.get(segment.channel, -1)
+            number = number if segment.author == "policy" else -1
+            for _ in segment.tokens:
+                assert int(streams.channel[i, place]) == number
+                wanted = float(credits[number].advantage[i]) if number >= 0 else 0.0
+                assert float(streams.advantage[i, place]) == pytest.approx(wanted, abs=1e-6)
+                assert float(streams.kl_coef[i, place]) == pytest.approx(0.1 * (number >= 0))
+                place += 1
+        assert bool((streams.channel[i, place:] == -1).all())
+    # Tokens that the environment wrote have no sampling log-probs, so neither has the group.
+    assert streams.old_logprobs is None
+
+
+# --- invariant 4: accumulation --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batch(load_policy: Any) -> tuple[Policy, list[Any]]:
+    policy = load_policy()
+    policy.shares_prefix = True
+    cases = [
+        ([1.0, 0.0, 1.0], [0.9, 0.1, 0.5]),
+        ([0.0, 0.0, 1.0, 1.0, 0.0], [0.2, None, 0.5, 0.7, 0.6]),
+        ([1.0, 0.0], [0.3, 0.4]),
+    ]
+    return policy, [make_group(policy, index, *cases[index % 3]) for index in range(8)]
+
+
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+def test_eight_at_once_equal_one_at_a_time(batch: Any, denominator: str) -> None:
+    policy, rollout = batch
+    groups, reference = streams_of(make_method("adpo", kl=0.1), rollout), drifted(policy)
+    assert len(groups) == 8 and len({len(g.tokens) for g in groups}) == 3
+    gradients, losses = [], []
+    for size in (8, 1, 3):
+        totals = update(policy, groups, reference, micro_batch_groups=size, denominator=denominator)
+        gradients.append(
+            {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+        )
+        losses.append((totals.loss, totals.kl, totals.tokens))
+    largest = max(float(g.abs().max()) for g in gradients[0].values())
+    for other, loss in zip(gradients[1:], losses[1:], strict=True):
+        assert loss == pytest.approx(losses[0], rel=1e-5)
+        for name, gradient in gradients[0].items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-5, atol=1e-6 * max(largest, 1.0))
+    assert largest > 1e-2 and losses[0][1] > 0
+
+
+# --- invariant 2: our GRPO is TRL's ---------------------------------------------------------------------
+
+
+def test_grpo_update_is_trls(batch: Any) -> None:
+    """TRL's own advantage and loss code on the same samples, rewards and log-probs."""
+    pytest.importorskip("trl", exc_type=ImportError)
+    trl = runpy.run_path(str(Path(__file__).parents[1] / "objectives" / "test_trl_parity.py"))
+    policy, _ = batch
+    cases = [([1.0, 0.0, 1.0, 0.0], [0.9, None, 0.5, 0.2]), ([0.0, 0.0, 1.0, 0.0], [0.2, 0.1, None, 0.7])]
+    rollout = [make_group(policy, index, *cases[index % 2]) for index in range(4)]
+    reference = drifted(policy)
+    groups = streams_of(make_method("grpo", kl=0.01), rollout)
+    totals = update(policy, groups, reference)
+    ours = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+
+    policy.model.zero_grad()
+    rewards = torch.tensor(
+        [
+            [t.rewards["answer"] + 0.1 * t.rewards["score_format"] for t in group.trajectories]
+            for _, group in rollout
+        ]
+    )
+    prompts = [prompt for prompt, _ in rollout]
+    tokens = [[t.tokens for t in group.trajectories] for _, group in rollout]
+    logprobs = policy.logprobs(prompts, tokens).flatten(0, 1)
+    with torch.no_grad():
+        ref = reference.logprobs(prompts, tokens).flatten(0, 1)
+    mask = policy.forward.stack_continuations(tokens).mask.flatten(0, 1).long()
+    advantages = trl["trl_advantage"](rewards).flatten()
+    loss, metrics = trl["trl_loss"](logprobs, logprobs.detach(), ref, advantages, mask, "grpo")
+    loss.backward()
+
+    assert totals.loss == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert totals.kl / totals.tokens == pytest.approx(metrics["kl"][0], rel=1e-5)
+    advantage = stack([g.advantage for g in groups], policy.device).flatten(0, 1)[:, 0]
+    torch.testing.assert_close(advantage, advantages, rtol=0, atol=1e-6)
+    largest = max(float(g.abs().max()) for g in ours.values())
+    for name, parameter in policy.model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-6 * max(largest, 1.0))
+    assert largest > 1e-2
