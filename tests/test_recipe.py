@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
@@ -215,6 +215,7 @@ def test_builtin_recipes_are_found_by_name(good: Path, monkeypatch: pytest.Monke
 
 
 @settings(max_examples=60, deadline=None)
+@example({"next line": "\x85", "separators": "a\u2028 \u2029\ufeff", "lines": "a\n\n b\t \r\n"})
 @given(
     st.dictionaries(
         st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1),

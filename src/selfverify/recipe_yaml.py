@@ -48,6 +48,15 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT})$"), None)
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # PyYAML writes U+0085, a line separator, so that it reads it back as a space; escaped it survives.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def dump_yaml(data: dict[str, Any]) -> str:
     """Plain values as YAML, in their order, so that any YAML reader reads them back unchanged."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -236,5 +236,6 @@ class CheckpointManager:
         return (
             f"cannot write the checkpoint of step {step} to {self.folder}: {error}. It needs "
             f"at least {space_report(needed, self.folder)}. Free space there (old runs' checkpoints are what "
-            f"is large), lower learner.keep_last (now {self.keep_last}) or set output to another disk; {valid}"
+            f"is large), lower learner.keep_last (now {self.keep_last}) or set output to another disk; "
+            f"{valid}"
         )
