@@ -241,6 +241,18 @@ def test_a_full_disk_leaves_nothing_behind_and_the_earlier_one_valid(
     assert training.save(manager, 2) == manager.latest()
 
 
+def test_the_room_it_needs_counts_what_was_not_written_yet(tmp_path: Path) -> None:
+    manager, training = CheckpointManager(tmp_path, keep_last=2), Training(width=100_000)
+    training.step()
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    # 600,001 float32 weights and two moments of each are 6.9 MiB.
+    with pytest.raises(CheckpointError, match=r"needs at least 6\.9 MiB .* there is no earlier one"):
+        manager.save(1, full, training.optimizer, training.scheduler, {})
+
+
 def test_a_failed_replacement_puts_the_old_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager, training = CheckpointManager(tmp_path, keep_last=1), Training()
     path = training.save(manager, 1)

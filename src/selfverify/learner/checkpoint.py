@@ -38,7 +38,7 @@ from selfverify.learner.checkpoint_files import (
     write_checkpoint,
 )
 from selfverify.learner.disk import folder_size, space_report, sync_folder
-from selfverify.learner.state import optimizer_misfits, set_rng_state, unpack
+from selfverify.learner.state import optimizer_misfits, set_rng_state, training_bytes, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,9 @@ class CheckpointManager:
             written = folder_size(partial)
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, (OSError, SafetensorError)):
-                raise CheckpointError(self._explain(step, error, written)) from error
+                raise CheckpointError(
+                    self._explain(step, error, max(written, training_bytes(optimizer)))
+                ) from error
             raise
         self._prune()
         return final
@@ -227,9 +229,9 @@ class CheckpointManager:
                     shutil.rmtree(side, ignore_errors=True)
         self._note_best()
 
-    def _explain(self, step: int, error: Exception, written: int) -> str:
+    def _explain(self, step: int, error: Exception, needed: int) -> str:
         latest = self.latest()
-        needed = max(folder_size(latest) if latest else 0, written)
+        needed = max(folder_size(latest) if latest else 0, needed)
         valid = (
             f"{latest.name} remains valid and can be resumed from" if latest else "there is no earlier one"
         )

@@ -111,6 +111,13 @@ def optimizer_misfits(
     return faults
 
 
+def training_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the trained parameters and of what the optimizer keeps about them."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    return sum(tensor.nbytes for tensor in (*parameters, *kept))
+
+
 def rng_state() -> dict[str, Any]:
     """States of the generators of Python, NumPy and torch (CPU and every CUDA device)."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
