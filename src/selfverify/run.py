@@ -15,7 +15,7 @@ from selfverify.learner.loop import Learner, StepCallback
 from selfverify.methods import Method, make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.recipe import Recipe
+from selfverify.recipe import Recipe, to_yaml
 from selfverify.tasks import Task, make_task
 
 GALLERY_PROBLEMS = 128
@@ -102,7 +102,11 @@ def measure(
 
 
 def train(
-    recipe: Recipe, resume: bool = False, on_step: StepCallback | None = None, on_phase: Any = None
+    recipe: Recipe,
+    resume: bool = False,
+    on_step: StepCallback | None = None,
+    on_phase: Any = None,
+    before: dict[str, Any] | None = None,
 ) -> Path:
     """Run a recipe: evaluate before, train, evaluate after. Returns the run folder.
 
@@ -115,23 +119,22 @@ def train(
         resume: Go on from the newest checkpoint.
         on_step: Called after every training step.
         on_phase: Called as ``on_phase(name, done, total)`` while evaluating.
+        before: The summary of an evaluation of the same policy on the same problems, which is then not made
+            again: runs that start from one policy share it.
     """
     folder = recipe.folder
     folder.mkdir(parents=True, exist_ok=True)
     if not resume:
         _clear(folder)
-    (folder / "recipe.yaml").write_text(recipe.to_yaml())
+    (folder / "recipe.yaml").write_text(to_yaml(recipe))
     policy, task, method = build(recipe)
     evaluated = method.objective == "surrogate"
 
     def progress(phase: str) -> Callable[[int, int], None] | None:
         return None if on_phase is None else lambda done, total: on_phase(phase, done, total)
 
-    before = (
-        measure(policy, task, recipe, folder / "samples-before.jsonl", "before", progress("before"))
-        if evaluated
-        else None
-    )
+    if evaluated and before is None:
+        before = measure(policy, task, recipe, folder / "samples-before.jsonl", "before", progress("before"))
     learn(
         policy,
         task,

@@ -1,0 +1,238 @@
+"""What a study found: every metric of every variant, pooled over seeds, and compared with the baseline.
+
+**Pooling.** All runs of a task are measured on the same P problems with the same draws of problems w. Of a
+metric S, variant v's figure is the mean over its seeds k of S_k, its interval that of the mean over k of
+S_k(w): the problem is what is drawn again, and each draw takes a problem with its samples of all seeds. For
+metrics that are means over problems this averages each problem's value over the seeds first; AUC and AP,
+which are none, are computed per seed. The difference from the baseline is the same statistic of
+S_k(w) − S_k'(w), on the seeds that both have: with one seed, exactly
+`selfverify.evaluation.metrics.paired_difference`.
+
+The intervals say how sure the figures are for *these trained models*; how much training itself varies is
+in ``per_seed`` and ``seed_std``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfverify.errors import DataError
+from selfverify.evaluation.bootstrap import Statistic, draws, evaluate, mean_statistic, percentile_interval
+from selfverify.evaluation.metrics import HEADLINE, statistics
+from selfverify.evaluation.run_data import RunData, load_run
+from selfverify.evaluation.store import Sample, read_samples
+from selfverify.evaluation.table import SampleTable
+from selfverify.recipe import Recipe
+from selfverify.run import write_json
+from selfverify.selection.rules import best_weights
+from selfverify.study.figures import draw_figures
+from selfverify.study.file import BEFORE, Run, Study
+from selfverify.study.table import markdown
+from selfverify.tasks import make_task
+
+Floats = NDArray[np.float64]
+Boxes = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The metrics of one sample set.
+
+    Args:
+        values: By name; NaN where a metric cannot be measured.
+        draws: The same on every draw of the problems ``[n]``, the same draws for every sample set.
+    """
+
+    values: dict[str, float]
+    draws: dict[str, Floats]
+
+
+def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
+    """Aggregate the finished ones of ``runs`` into results.json, table.md and figures; returns the first.
+
+    Raises:
+        DataError: Runs of one task were measured on different problems, or a file is corrupt.
+    """
+    tasks: dict[str, Any] = {}
+    missing = []
+    for task in study.tasks:
+        found: dict[str, dict[int, RunData]] = {}
+        recipes: dict[str, Recipe] = {}
+        for run in (run for run in runs if run.task == task):
+            folder = output / run.label
+            if (folder / "metrics.json").is_file():
+                found.setdefault(run.variant, {})[run.seed] = load_run(folder)
+                recipes[run.variant] = run.recipe
+            else:
+                missing.append(run.label)
+        # In the file's order, whatever the order in which runs were finished.
+        found = {label: found[label] for label in study.variants if label in found}
+        if found:
+            first = output / task / BEFORE / "samples.jsonl"
+            if not first.is_file():
+                raise DataError(f"{first} is missing; run the study without --report-only to make it again")
+            before = read_samples(first)[1]
+            samples = {v: {k: run.samples["after"] for k, run in of.items()} for v, of in found.items()}
+            tasks[task] = task_results(before, samples, recipes, study.baseline)
+            draw_figures(output / "figures", task, tasks[task], found)
+    results = {
+        "study": study.name,
+        "recipe": Path(study.recipe).stem,
+        "baseline": study.baseline,
+        "interval": "95 % bootstrap over problems, of the mean over seeds; see selfverify.study.results",
+        "tasks": tasks,
+        "missing": missing,
+    }
+    write_json(output / "results.json", results)
+    (output / "table.md").write_text(markdown(results), encoding="utf-8")
+    return output / "results.json"
+
+
+def task_results(
+    before: Sequence[Sample],
+    samples: Mapping[str, Mapping[int, Sequence[Sample]]],
+    recipes: Mapping[str, Recipe],
+    baseline: str | None,
+    n: int = 2000,
+) -> dict[str, Any]:
+    """The figures of one task.
+
+    Args:
+        before: Samples of the policy that all variants start from.
+        samples: After training, by variant and seed.
+        recipes: By variant; the seed does not matter.
+        baseline: The variant that the others are compared with.
+        n: Bootstrap draws.
+    """
+    recipe = next(iter(recipes.values()))
+    task = make_task(recipe.task.name, **recipe.task.options)
+    continuous = task.kind == "continuous"
+    problems = [task.problem(recipe.evaluation.split, 0, i) for i in range(recipe.evaluation.problems)]
+    boxes = {p.id: p.target for p in problems} if continuous else None
+    order = list(dict.fromkeys(sample.problem for sample in before))
+    start = measure_samples(before, order, continuous, boxes, n)
+    measured = {
+        variant: {
+            seed: measure_samples(found, order, continuous, boxes, n) for seed, found in by_seed.items()
+        }
+        for variant, by_seed in samples.items()
+    }
+    reference = measured.get(baseline or "")
+    variants = {}
+    for variant, by_seed in measured.items():
+        variants[variant] = {
+            "method": recipes[variant].method.model_dump(mode="json"),
+            "seeds": list(by_seed),
+            "metrics": pooled(by_seed),
+        }
+        if reference is not None and variant != baseline:
+            variants[variant]["difference"] = difference(by_seed, reference)
+    return {
+        "task": recipe.task.name,
+        "kind": task.kind,
+        "problems": len(order),
+        "samples_per_problem": len(before) // len(order),
+        BEFORE: {"metrics": pooled({0: start}, seeded=False)},
+        "variants": variants,
+    }
+
+
+def measure_samples(
+    samples: Sequence[Sample], order: Sequence[str], continuous: bool, boxes: Boxes | None, n: int = 2000
+) -> Measured:
+    """All metrics of a sample set, on the problems in ``order``.
+
+    Besides those of `selfverify.evaluation.metrics.statistics`: ``score_is_1``, the share of the sampled
+    scores that are 1 (what ADPO's Fig. 2 watches), and for a continuous task the mean reward of the answers,
+    ``mean_iou``, and of those that their own score selects, ``best_iou@N``.
+    """
+    present = {sample.problem for sample in samples}
+    if present != set(order):
+        differing = sorted(present ^ set(order))
+        raise DataError(
+            f"runs of one task need the same problems; {len(differing)} differ, such as {differing[0]}"
+        )
+    table = SampleTable.from_samples(samples, order)
+    total = table.correct.shape[1]
+    found: dict[str, Statistic] = {
+        name: statistic for name, statistic in statistics(table, boxes).items() if "." not in name
+    }
+    sampled = table.scores["sampled"]
+    found["score_is_1"] = mean_statistic(_row_mean(np.where(np.isnan(sampled), np.nan, sampled >= 1)))
+    if continuous:
+        quality = _quality(samples, order)
+        found["mean_iou"] = mean_statistic(quality.mean(-1))
+        score = table.scores[HEADLINE]
+        if not np.isnan(score).all():
+            found[f"best_iou@{total}"] = mean_statistic((best_weights(score) * quality).sum(-1))
+    problems = len(order)
+    return Measured(
+        {name: evaluate(statistic, problems) for name, statistic in found.items()},
+        {name: draws(statistic, problems, n) for name, statistic in found.items()},
+    )
+
+
+def pooled(by_seed: Mapping[int, Measured], seeded: bool = True) -> dict[str, dict[str, Any]]:
+    """Mean over seeds, interval and the seeds' own values of each metric; None where it is undefined.
+
+    ``seed_std`` is the standard deviation over seeds (dividing by n − 1).
+    """
+    result = {}
+    for name in dict.fromkeys(name for measured in by_seed.values() for name in measured.values):
+        values = {seed: measured.values.get(name, math.nan) for seed, measured in by_seed.items()}
+        defined = [seed for seed, value in values.items() if not math.isnan(value)]
+        known = [values[seed] for seed in defined]
+        result[name] = _figure(known, [by_seed[seed].draws[name] for seed in defined], "mean")
+        if seeded:
+            result[name]["seed_std"] = float(np.std(known, ddof=1)) if len(known) > 1 else None
+            result[name]["per_seed"] = {
+                str(seed): None if math.isnan(value) else value for seed, value in values.items()
+            }
+    return result
+
+
+def difference(
+    by_seed: Mapping[int, Measured], baseline: Mapping[int, Measured]
+) -> dict[str, dict[str, Any]]:
+    """How much higher each metric is than the baseline's, on the same problems and seeds."""
+    result = {}
+    common = [seed for seed in by_seed if seed in baseline]
+    for name in dict.fromkeys(name for seed in common for name in by_seed[seed].values):
+        gains = {
+            seed: by_seed[seed].values.get(name, math.nan) - baseline[seed].values.get(name, math.nan)
+            for seed in common
+        }
+        defined = [seed for seed, gain in gains.items() if not math.isnan(gain)]
+        drawn = [by_seed[seed].draws[name] - baseline[seed].draws[name] for seed in defined]
+        result[name] = _figure([gains[seed] for seed in defined], drawn, "difference")
+        result[name]["per_seed"] = {str(seed): gains[seed] for seed in defined}
+    return {name: figure for name, figure in result.items() if figure["difference"] is not None}
+
+
+def _figure(values: Sequence[float], drawn: Sequence[Floats], name: str) -> dict[str, Any]:
+    if not values:
+        return {name: None, "interval": None}
+    interval = percentile_interval(np.mean(drawn, axis=0))
+    return {name: float(np.mean(values)), "interval": list(interval) if interval else None}
+
+
+def _quality(samples: Sequence[Sample], order: Sequence[str]) -> Floats:
+    """The answers' rewards ``[P, G]``."""
+    rows: dict[str, list[Sample]] = {problem: [] for problem in order}
+    for sample in sorted(samples, key=lambda sample: sample.sample):
+        rows[sample.problem].append(sample)
+    return np.array([[sample.rewards["answer"] for sample in row] for row in rows.values()])
+
+
+def _row_mean(values: Floats) -> Floats:
+    """Mean of each row's numbers; NaN for a row without any."""
+    known = ~np.isnan(values)
+    sums = np.where(known, values, 0.0).sum(-1)
+    return np.divide(sums, known.sum(-1), out=np.full(len(values), np.nan), where=known.any(-1))

@@ -1,0 +1,155 @@
+"""A study's tables in Markdown: each task's variants in figures, and how they differ from the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfverify.study.file import BEFORE
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Args:
+        name: The metric; ``{n}`` stands for the number of samples per problem.
+        title: Its heading.
+        percent: Shown as a percentage.
+        better: Whether more is better: the best gets bold print, and an interval is shown.
+    """
+
+    name: str
+    title: str
+    percent: bool = True
+    better: bool = True
+
+    @property
+    def heading(self) -> str:
+        """Title and unit."""
+        return f"{self.title} (%)" if self.percent else self.title
+
+
+_PASS = Column("pass@1", "pass@1")
+_MAJORITY = Column("majority@{n}", "majority@{n}")
+_BEST = Column("best@{n}", "best@{n}")
+_GAIN = Column("best_over_majority@{n}", "best − majority")
+_WITHIN = Column("within_problem_auc", "within-problem AUC", percent=False)
+_AUC = Column("auc", "AUC", percent=False)
+_AP = Column("ap", "AP", percent=False)
+_SCORES = (
+    Column("score_mean", "mean score", percent=False, better=False),
+    Column("score_spread", "score spread", percent=False, better=False),
+    Column("score_is_1", "score = 1", better=False),
+    Column("format_rate", "well-formed", better=False),
+)
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "discrete": (
+        _PASS, _MAJORITY, _BEST, _GAIN, Column("oracle@{n}", "oracle@{n}"), _WITHIN, _AUC, _AP, *_SCORES,
+    ),
+    "continuous": (
+        Column("pass@1", "acc@IoU 0.5"), Column("mean_iou", "mean IoU"), _BEST,
+        Column("best_iou@{n}", "IoU of best@{n}"), _WITHIN, _AUC, _AP, *_SCORES,
+    ),
+}  # fmt: skip
+"""By kind of task: what its table shows."""
+
+NOTE = (
+    "Held-out problems; mean over the training seeds [95 % interval: bootstrap over problems]. The intervals "
+    "do not cover how training varies between seeds: `results.json` has every seed's figure. Best in bold."
+)
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The document ``table.md``."""
+    parts = [f"# {results['study']}", NOTE]
+    for label, task in results["tasks"].items():
+        parts += [
+            f"## {label}: {task['task']}",
+            f"{task['problems']} problems, {task['samples_per_problem']} samples each.",
+            task_table(task),
+        ]
+        if any(variant.get("difference") for variant in task["variants"].values()):
+            parts += [
+                f"Difference from **{results['baseline']}** on the same problems and seeds; bold where the "
+                "interval excludes 0.",
+                difference_table(task),
+            ]
+    if results["missing"]:
+        parts.append(f"Not finished: {', '.join(results['missing'])}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def task_table(task: Mapping[str, Any]) -> str:
+    """One row per variant, below that of the policy before training."""
+    columns, n = COLUMNS[task["kind"]], task["samples_per_problem"]
+    sweep = task["kind"] == "continuous"
+    rows = {BEFORE: task[BEFORE], **task["variants"]}
+    body = []
+    for label, row in rows.items():
+        cells = [label, "–" if label == BEFORE else str(len(row["seeds"]))]
+        if sweep:
+            cells.append(_margin(row))
+        for column in columns:
+            name = column.name.format(n=n)
+            text = _cell(row["metrics"].get(name), "mean", column)
+            cells.append(f"**{text}**" if label in _best(rows, name, column) else text)
+        body.append(cells)
+    head = ["variant", "seeds", *(["γ"] if sweep else []), *(c.heading.format(n=n) for c in columns)]
+    return _grid(head, body)
+
+
+def difference_table(task: Mapping[str, Any]) -> str:
+    """One row per variant except the baseline."""
+    columns = [column for column in COLUMNS[task["kind"]] if column.better]
+    n = task["samples_per_problem"]
+    body = []
+    for label, row in task["variants"].items():
+        if "difference" not in row:
+            continue
+        cells = [label]
+        for column in columns:
+            figure = row["difference"].get(column.name.format(n=n))
+            text = _cell(figure, "difference", column, sign="+")
+            low, high = (figure or {}).get("interval") or (0, 0)
+            cells.append(f"**{text}**" if low > 0 or high < 0 else text)
+        body.append(cells)
+    return _grid(["variant", *(column.heading.format(n=n) for column in columns)], body)
+
+
+def _best(rows: Mapping[str, Any], name: str, column: Column) -> list[str]:
+    """The rows with the highest figure as it is printed: what looks equal is bold together."""
+    if not column.better:
+        return []
+    shown = {
+        label: round(figure["mean"], 3)
+        for label, row in rows.items()
+        if (figure := row["metrics"].get(name)) and figure["mean"] is not None
+    }
+    return [label for label, value in shown.items() if value == max(shown.values())]
+
+
+def _cell(figure: Mapping[str, Any] | None, name: str, column: Column, sign: str = "") -> str:
+    if figure is None or figure[name] is None:
+        return "–"
+    # A difference of rates is itself one that has a sign.
+    sign = "+" if column is _GAIN else sign
+
+    def write(value: float) -> str:
+        text = f"{value * 100:{sign}.1f}" if column.percent else f"{value:{sign}.3f}"
+        return text.replace("-", "−")
+
+    interval = figure["interval"] if column.better else None
+    spread = f" [{write(interval[0])}, {write(interval[1])}]" if interval else ""
+    return write(figure[name]) + spread
+
+
+def _margin(row: Mapping[str, Any]) -> str:
+    gamma = row.get("method", {}).get("gamma")
+    return "–" if gamma is None else f"{gamma:g}"
+
+
+def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
