@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from selfverify.evaluation.figures import _STYLE, PALETTE, RUN_COLOURS, draw_histogram, draw_lines
@@ -84,10 +85,15 @@ def training_curves(panels: list[Axes], runs: Runs) -> None:
         for variant, colour in colours(runs).items():
             steps, values = seed_mean(runs[variant], name)
             if not np.isnan(values).all():
-                lines.append((variant, colour, steps, values))
-        if percent:
-            axes.set_ylim(0, 1.02)  # before the labels are placed, which look at it
+                lines.append(("", colour, steps, values))
         draw_lines(axes, lines, title, percent=percent)
+        if percent:
+            axes.set_ylim(0, 1.02)
+    # One key for all charts: names at the lines' ends would stand far from lines that end close together.
+    handles = [Line2D([], [], color=PALETTE[colour], label=label) for label, colour in colours(runs).items()]
+    panels[0].get_figure(root=True).legend(  # type: ignore[union-attr]
+        handles=handles, loc="outside lower center", ncols=6, frameon=False
+    )
 
 
 def verification_points(panels: list[Axes], results: Mapping[str, Any]) -> None:
@@ -122,10 +128,12 @@ def verification_points(panels: list[Axes], results: Mapping[str, Any]) -> None:
 
 def score_histograms(panels: list[Axes], runs: Runs) -> None:
     """ADPO's Fig. 8: the scores of right and of wrong answers after training, all seeds together."""
-    for axes, (variant, by_seed) in zip(panels, runs.items(), strict=False):
+    columns = panels[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    for index, (axes, (variant, by_seed)) in enumerate(zip(panels, runs.items(), strict=False)):
         scores = [run.scores("after") for run in by_seed.values()]
         right, wrong = (np.concatenate(side) for side in zip(*scores, strict=True))
         draw_histogram(axes, right, wrong, variant)
-        axes.label_outer()
+        if index + columns < len(runs):
+            axes.set_xlabel("")  # the chart below says it
     for axes in panels[len(runs) :]:
         axes.set_visible(False)

@@ -86,6 +86,8 @@ def task_table(task: Mapping[str, Any]) -> str:
     columns, n = COLUMNS[task["kind"]], task["samples_per_problem"]
     sweep = task["kind"] == "continuous"
     rows = {BEFORE: task[BEFORE], **task["variants"]}
+    if sweep:  # by margin, whatever the variants are called; without one first
+        rows = dict(sorted(rows.items(), key=lambda item: item[1].get("method", {}).get("gamma", -1.0)))
     body = []
     for label, row in rows.items():
         cells = [label, "–" if label == BEFORE else str(len(row["seeds"]))]
