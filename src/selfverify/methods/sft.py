@@ -29,6 +29,7 @@ class SFTConfig(MethodConfig):
         description="Distance between the mean score shown for the best and the worst answers. "
         "0 teaches the format only; the scores then say nothing.",
     )
+    score_weight: float = Field(1.0, ge=0, description="Loss weight of the score channel.")
     score_noise: float = Field(0.25, ge=0, description="Standard deviation of the scores shown.")
 
 
@@ -78,7 +79,10 @@ class SFT:
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """1 for every token of the answer and score channels; ``context`` gets none."""
         ones = torch.ones(len(group.trajectories), dtype=torch.float64)
-        return [Credit(channel, ones, valid=valid) for channel in (ANSWER, SCORE)]
+        return [
+            Credit(ANSWER, ones, valid=valid),
+            Credit(SCORE, ones, weight=self.config.score_weight, valid=valid),
+        ]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Mean quality of what was shown."""

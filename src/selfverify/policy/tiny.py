@@ -78,8 +78,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def tiny_config(tokenizer: PreTrainedTokenizerFast, hidden: int = 192, layers: int = 5) -> Qwen2_5_VLConfig:
-    """A Qwen2.5-VL configuration of about 3 million parameters."""
+def tiny_config(tokenizer: PreTrainedTokenizerFast, hidden: int = 160, layers: int = 5) -> Qwen2_5_VLConfig:
+    """A Qwen2.5-VL configuration of 2.4 million parameters."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
     heads = hidden // 32
     return Qwen2_5_VLConfig(
@@ -131,7 +131,7 @@ def tiny_image_processor() -> Qwen2VLImageProcessorPil:
     )
 
 
-def write_tiny(folder: Path, seed: int = 0, hidden: int = 192, layers: int = 5) -> Path:
+def write_tiny(folder: Path, seed: int = 0, hidden: int = 160, layers: int = 5) -> Path:
     """Write a freshly initialised tiny policy to ``folder`` and return it."""
     tokenizer = tiny_tokenizer()
     state = torch.random.get_rng_state()
@@ -145,3 +145,9 @@ def write_tiny(folder: Path, seed: int = 0, hidden: int = 192, layers: int = 5) 
     tokenizer.save_pretrained(folder)
     tiny_image_processor().save_pretrained(folder)
     return folder
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(write_tiny(Path(sys.argv[1])))

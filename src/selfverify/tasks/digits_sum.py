@@ -29,7 +29,8 @@ from selfverify.tasks.canvas import Split, digit_bank, draw_grid
 class DigitsSumConfig(TaskConfig):
     """Difficulty of `digits-sum`."""
 
-    count: int = Field(4, ge=1, le=12, description="Digits shown.")
+    count: int = Field(4, ge=1, le=12, description="Digits shown, at most.")
+    fewest: int | None = Field(None, ge=1, description="Digits shown, at least; None means always `count`.")
     columns: int = Field(2, ge=1, le=12, description="Digits per row.")
     cell: int = Field(16, ge=8, le=64, description="Side of a digit's cell in pixels.")
     noise: tuple[float, float] = Field((0.0, 0.45), description="Range of the noise's standard deviation.")
@@ -49,7 +50,8 @@ class DigitsSum:
         """See `Task.problem`."""
         c = self.config
         rng = problem_rng(split, seed, index)
-        digits = [int(d) for d in rng.integers(0, 10, c.count)]
+        count = c.count if c.fewest is None else int(rng.integers(c.fewest, c.count + 1))
+        digits = [int(d) for d in rng.integers(0, 10, count)]
         noise = float(rng.uniform(*c.noise))
         image = draw_grid(digits, c.columns, c.cell, noise, digit_bank(split), rng)
         question = "What do the digits shown add up to?"

@@ -1,0 +1,170 @@
+"""What the benchmarks share: the model, the problems, interleaved timing, and how results are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers import BatchFeature, ProcessorMixin
+
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny import tiny_image_processor, write_tiny
+from selfverify.rollouts.types import Problem
+from selfverify.tasks import make_task
+
+RESPONSE_TOKENS = 24
+PROMPT_TOKENS = (110, 400)
+GROUP_SIZES = (4, 8, 16)
+PROBLEMS = 8
+FILLER = " Answer with care."
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each side, after one warm-up")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--groups", type=int, nargs="+", default=list(GROUP_SIZES), help="values of G")
+    parser.add_argument("--prompts", type=int, nargs="+", default=list(PROMPT_TOKENS), help="prompt tokens")
+    parser.add_argument("--quick", action="store_true", help="G = 8 and the short prompt only")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the options and apply those that concern the whole process."""
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.groups, options.prompts = [8], [PROMPT_TOKENS[0]]
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return options
+
+
+@contextmanager
+def model_folder(seed: int) -> Any:
+    """A folder with the built-in architecture at its default size, random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield str(write_tiny(Path(folder), seed))
+
+
+def make_problems(policy: Policy, count: int, prompt_tokens: int) -> list[Problem]:
+    """`digits-pick` problems with their question padded by filler words to about ``prompt_tokens``."""
+    task = make_task("digits-pick")
+    step = len(policy.tokenizer(FILLER, add_special_tokens=False)["input_ids"])
+    found = []
+    for index in range(count):
+        problem = task.problem("train", 0, index)
+        missing = prompt_tokens - len(policy.encoder.prompt(problem).ids)
+        [message] = problem.messages
+        *images, text = message["content"]
+        padded = {**text, "text": text["text"] + FILLER * max(0, round(missing / step))}
+        found.append(replace(problem, messages=[{**message, "content": [*images, padded]}]))
+    return found
+
+
+class PreparedTask:
+    """A task whose training problems were made beforehand, so that making them is not timed."""
+
+    name, kind, tags = "prepared", "discrete", ("think", "answer", "score")
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = problems
+        self.inner = make_task("digits-pick")
+
+    def problem(self, split: str, seed: int, index: int) -> Problem:
+        """Problem ``index``, beginning again at the end."""
+        return self.problems[index % len(self.problems)]
+
+    def judge(self, problem: Problem, tagged: Any) -> Any:
+        """As `digits-pick` does."""
+        return self.inner.judge(problem, tagged)
+
+
+class ImageTextProcessor(ProcessorMixin):
+    """The tiny model's processor without the video part, which cannot be built without torchvision."""
+
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.image_token = "<|image_pad|>"
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+
+    def __call__(self, images: Any = None, text: Any = None, **kwargs: Any) -> BatchFeature:
+        """Preprocess images, expand placeholders, tokenise."""
+        kwargs = {**kwargs.pop("text_kwargs", {}), **kwargs}
+        kinds = kwargs.pop("return_mm_token_type_ids", True)
+        wanted = kwargs.pop("return_tensors", None)
+        texts = [text] if isinstance(text, str) else list(text)
+        made: dict[str, Any] = {}
+        if images is not None:
+            flat = [i for item in images for i in item] if isinstance(images[0], list | tuple) else images
+            made = dict(self.image_processor(images=flat, return_tensors="pt"))
+            counts = iter((made["image_grid_thw"].prod(-1) // 4).tolist())
+            for n, words in enumerate(texts):
+                first, *rest = words.split(self.image_token)
+                texts[n] = first + "".join(self.image_token * next(counts) + part for part in rest)
+        allowed = {k: v for k, v in kwargs.items() if k in ("padding", "padding_side", "add_special_tokens")}
+        encoded = dict(self.tokenizer(texts, **allowed))
+        encoded.pop("token_type_ids", None)
+        if kinds:
+            encoded["mm_token_type_ids"] = [
+                [int(token == self.image_token_id) for token in row] for row in encoded["input_ids"]
+            ]
+        return BatchFeature({**encoded, **made}, tensor_type=wanted)
+
+
+def make_processor(tokenizer: Any) -> ImageTextProcessor:
+    """The processor that transformers' and TRL's side of a comparison uses."""
+    return ImageTextProcessor(tiny_image_processor(), tokenizer, chat_template=tokenizer.chat_template)
+
+
+def interleaved(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Median seconds of each side, run A B A B ... after one warm-up of each."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for run in range(repeats + 1):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            side()
+            if run:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table; numbers with three digits."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*[f"{v:.3g}" if isinstance(v, float) else str(v) for v in row])
+    Console().print(table)
+
+
+def finish(results: dict[str, Any], options: argparse.Namespace) -> None:
+    """Print the results as the last line, one JSON object, with what they were measured on."""
+    about = {
+        "machine": platform.machine(),
+        "threads": options.threads,
+        "repeats": options.repeats,
+        "seed": options.seed,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    print(json.dumps({**results, "about": about}), flush=True)

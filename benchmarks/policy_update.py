@@ -1,0 +1,216 @@
+"""Forward and backward of the policy loss: prompts shared by their G responses against written out.
+
+Three ways to the same gradient, on the same 8 problems x G responses of 24 tokens:
+
+- shared: ours. Each prompt is forwarded once; the frozen vision tower's features come from the cache.
+- plain: transformers' model on prompt + response written out G times. The frozen vision tower runs
+  on every copy of the image, as in a trainer that does not share; the head runs on the response only
+  (TRL's logits_to_keep; --full-logits runs it on everything).
+- plain, cached: the same without sharing, but with our feature cache.
+
+The program fails if their losses or gradients differ. Peak memory is measured in a fresh process for
+each way: the resident set's high-water mark during one forward and backward minus the resident set
+before it (Linux only: /proc/self/clear_refs resets the mark). The bytes that autograd saves for the
+backward pass are given as well: they don't depend on the allocator.
+
+    python benchmarks/policy_update.py [--quick] [--repeats 7]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import PROBLEMS, RESPONSE_TOKENS, arguments, finish, interleaved, make_problems, model_folder
+from common import make_processor, parse, show
+from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
+
+from selfverify.objectives import surrogate, token_weights
+from selfverify.policy.policy import Policy
+
+SIDES = ("shared", "plain", "plain, cached")
+
+
+def loss_of(logprobs: torch.Tensor, advantage: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """GRPO's loss of ``[N, R]`` log-probs, with KL, the same for every side."""
+    channel = torch.zeros_like(logprobs, dtype=torch.long)
+    weights = token_weights(channel, torch.ones(1))
+    terms = surrogate(logprobs, logprobs.detach(), advantage, ref_logprobs=reference, kl_coef=0.01)
+    return (weights * terms.loss).sum()
+
+
+class Comparison:
+    """One model, one batch, three ways to its gradient."""
+
+    def __init__(self, folder: str, prompt_tokens: int, group_size: int, seed: int, full_logits: bool) -> None:
+        self.policy = Policy.load(folder, device="cpu")
+        self.raw = TinyModel.from_pretrained(folder)
+        self.raw.model.visual.requires_grad_(False)
+        self.full_logits = full_logits
+        problems = make_problems(self.policy, PROBLEMS, prompt_tokens)
+        self.prompts = self.policy.encode(problems)
+        generator = torch.Generator().manual_seed(seed)
+        vocabulary = len(self.policy.tokenizer) - 6
+        shape = (PROBLEMS, group_size, RESPONSE_TOKENS)
+        self.tokens = torch.randint(6, vocabulary, shape, generator=generator)
+        self.lists = self.tokens.tolist()
+        flat = (PROBLEMS * group_size, RESPONSE_TOKENS)
+        self.advantage = torch.randn(flat[0], 1, generator=generator)
+        self.reference = -5.9 + 0.1 * torch.randn(flat, generator=generator)
+        self.replicated = self._replicate(problems, group_size)
+        self.prompt_tokens = sum(len(p.ids) for p in self.prompts) / PROBLEMS
+        for model in (self.policy.model, self.raw):
+            model.train()
+
+    def _replicate(self, problems: list[Any], group_size: int) -> dict[str, torch.Tensor]:
+        processor = make_processor(self.policy.tokenizer)
+        texts = [
+            self.policy.tokenizer.apply_chat_template(p.messages, tokenize=False, add_generation_prompt=True)
+            for p in problems
+            for _ in range(group_size)
+        ]
+        images = [p.images for p in problems for _ in range(group_size)]
+        inputs = dict(processor(images, texts, padding=True, padding_side="left", return_tensors="pt"))
+        responses = self.tokens.flatten(0, 1)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], responses], dim=1)
+        for name, value in (("attention_mask", 1), ("mm_token_type_ids", 0)):
+            inputs[name] = torch.cat([inputs[name], torch.full_like(responses, value)], dim=1)
+        return inputs
+
+    def logprobs(self, side: str) -> torch.Tensor:
+        """``[N, R]`` by one of the ways."""
+        if side != "plain":
+            self.policy.shares_prefix = side == "shared"
+            return self.policy.logprobs(self.prompts, self.lists).flatten(0, 1)
+        keep = 0 if self.full_logits else RESPONSE_TOKENS + 1
+        logits = self.raw(**self.replicated, logits_to_keep=keep, use_cache=False).logits
+        logits = logits[:, -RESPONSE_TOKENS - 1 : -1]
+        targets = self.tokens.flatten(0, 1)
+        return logits.gather(-1, targets[..., None]).squeeze(-1) - logits.logsumexp(-1)
+
+    def run(self, side: str) -> float:
+        """One forward and backward."""
+        model = self.raw if side == "plain" else self.policy.model
+        model.zero_grad()
+        loss = loss_of(self.logprobs(side), self.advantage, self.reference)
+        loss.backward()
+        return float(loss.detach())
+
+    def check(self) -> None:
+        """Fail unless all ways give the same loss and gradient."""
+        losses, norms = [], []
+        for side in SIDES:
+            losses.append(self.run(side))
+            model = self.raw if side == "plain" else self.policy.model
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            norms.append(float(torch.stack([g.norm() for g in grads]).norm()))
+        for values in (losses, norms):
+            if max(values) - min(values) > 1e-4 * max(1.0, abs(values[0])):
+                raise SystemExit(f"the sides disagree: losses {losses}, gradient norms {norms}")
+
+    def saved_bytes(self, side: str) -> int:
+        """Bytes that autograd keeps for the backward pass, each storage once, weights not counted."""
+        own = {p.untyped_storage().data_ptr() for m in (self.policy.model, self.raw) for p in m.parameters()}
+        kept: dict[int, Any] = {}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                # Held until the end, so that no address is used twice.
+                kept[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = loss_of(self.logprobs(side), self.advantage, self.reference)
+        total = sum(storage.nbytes() for storage in kept.values())
+        loss.backward()
+        return total
+
+
+def resident(field: str) -> int:
+    """Bytes of one field of /proc/self/status."""
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """How far the resident set rises during ``run``."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    run()
+    return resident("VmHWM") - before
+
+
+def peak_in_fresh_process(options: Any, folder: str, prompt: int, group: int, side: str) -> int | None:
+    """`peak_bytes` of one side in a process of its own; None where /proc does not offer it."""
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    command = [sys.executable, __file__, "--memory-of", side, "--folder", folder]
+    command += ["--prompts", str(prompt), "--groups", str(group), "--seed", str(options.seed)]
+    command += ["--threads", str(options.threads), *(["--full-logits"] if options.full_logits else [])]
+    # Freed blocks go back to the system at once, so that the resident set follows what is in use.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    out = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if out.returncode:
+        raise SystemExit(out.stderr)
+    return int(json.loads(out.stdout.splitlines()[-1])["peak_bytes"])
+
+
+def main() -> None:
+    """Measure every setting and print the results."""
+    parser = arguments(__doc__)
+    parser.add_argument("--full-logits", action="store_true", help="plain computes logits of the prompt too")
+    parser.add_argument("--memory-of", choices=SIDES, help="only this side's peak memory, in this process")
+    parser.add_argument("--folder", help="the model, for --memory-of")
+    options = parse(parser)
+    if options.memory_of:
+        made = Comparison(
+            options.folder, options.prompts[0], options.groups[0], options.seed, options.full_logits
+        )
+        print(json.dumps({"peak_bytes": peak_bytes(lambda: made.run(options.memory_of))}))
+        return
+    rows, speedups, memory, saved = [], {}, {}, {}
+    with model_folder(options.seed) as folder:
+        for prompt in options.prompts:
+            for group in options.groups:
+                made = Comparison(folder, prompt, group, options.seed, options.full_logits)
+                made.check()
+                times = interleaved({s: lambda s=s: made.run(s) for s in SIDES}, options.repeats)
+                peaks = {s: peak_in_fresh_process(options, folder, prompt, group, s) for s in SIDES}
+                kept = {s: made.saved_bytes(s) for s in SIDES}
+                name = f"P={made.prompt_tokens:.0f},R={RESPONSE_TOKENS},G={group}"
+                speedups[name] = {s: times[s] / times["shared"] for s in SIDES[1:]}
+                saved[name] = {s: kept["shared"] / kept[s] for s in SIDES[1:]}
+                memory[name] = {s: peaks["shared"] / peaks[s] if peaks[s] else None for s in SIDES[1:]}
+                for s in SIDES:
+                    peak = peaks[s] / 2**20 if peaks[s] else "-"
+                    rows.append([name, s, times[s], times[s] / times["shared"], peak, kept[s] / 2**20])
+    show(
+        f"Forward and backward of {PROBLEMS} problems x G",
+        ["setting", "way", "seconds", "x shared", "peak MiB", "saved MiB"],
+        rows,
+    )
+    names = [n for n in speedups if n.endswith("G=8") and int(n[2:].split(",")[0]) < 200]
+    headline = names[0] if names else next(iter(speedups))
+    results = {
+        "headline": headline,
+        "update_speedup": speedups[headline]["plain"],
+        "memory_ratio": memory[headline]["plain"],
+        "saved_ratio": saved[headline]["plain"],
+        "update_speedup_by_setting": speedups,
+        "memory_ratio_by_setting": memory,
+        "saved_ratio_by_setting": saved,
+    }
+    finish(results, options)
+
+
+if __name__ == "__main__":
+    main()

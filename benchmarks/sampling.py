@@ -1,0 +1,136 @@
+"""Sampling G responses: prompt and image once per problem, against transformers' generate() on copies.
+
+Both sides sample 24 tokens per response with T = 1, top-p 0.99 and no top-k; neither may stop earlier
+(no end token), and neither may write an image token. generate() gets each prompt G times with its
+pixel values, as a trainer gives it, and in `generate, one image each` the same in `num_return_sequences`
+form, where transformers copies the prompt itself.
+
+    python benchmarks/sampling.py [--quick] [--repeats 7]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from common import PROBLEMS, RESPONSE_TOKENS, arguments, finish, interleaved, make_problems, make_processor
+from common import model_folder, parse, show
+from transformers import GenerationConfig
+from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
+
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+
+
+class Endless(Policy):
+    """A policy that never stops, so that every response has the same length."""
+
+    @property
+    def stop_tokens(self) -> set[int]:
+        """None."""
+        return set()
+
+
+class Comparison:
+    """The same prompts for both sides."""
+
+    def __init__(self, folder: str, prompt_tokens: int, group_size: int) -> None:
+        self.policy = Endless.load(folder, device="cpu")
+        self.raw = TinyModel.from_pretrained(folder).eval()
+        self.problems = make_problems(self.policy, PROBLEMS, prompt_tokens)
+        self.group_size = group_size
+        self.sampling = SamplingConfig(group_size=group_size, top_p=0.99, max_new_tokens=RESPONSE_TOKENS)
+        self.config = GenerationConfig(
+            do_sample=True,
+            temperature=1.0,
+            top_p=0.99,
+            top_k=0,
+            max_new_tokens=RESPONSE_TOKENS,
+            eos_token_id=None,
+            pad_token_id=self.policy.tokenizer.pad_token_id,
+            suppress_tokens=self.policy.loaded.family.suppressed(self.raw),
+        )
+        self.raw.generation_config.eos_token_id = None
+        self.processor = make_processor(self.policy.tokenizer)
+        self.texts = [
+            self.policy.tokenizer.apply_chat_template(p.messages, tokenize=False, add_generation_prompt=True)
+            for p in self.problems
+        ]
+        self.prompt_tokens = sum(len(p.ids) for p in self.policy.encode(self.problems)) / PROBLEMS
+        self.seed = 0
+
+    def ours(self) -> list[list[int]]:
+        """Encode and sample; the image features are computed anew, as for problems not seen before."""
+        assert self.policy.cache is not None
+        self.policy.cache.clear()
+        self.seed += 1
+        prompts = self.policy.encode(self.problems)
+        seeds = [self.seed * 1000 + n for n in range(PROBLEMS)]
+        return [s.tokens for g in self.policy.sample(prompts, self.sampling, seeds=seeds) for s in g]
+
+    def copies(self) -> list[list[int]]:
+        """generate() on every prompt G times."""
+        return self._generate(self.inputs(self.group_size), self.config)
+
+    def returned(self) -> list[list[int]]:
+        """generate() on every prompt once, G sequences returned."""
+        inputs = self.inputs(1)
+        return self._generate(inputs, self.config, num_return_sequences=self.group_size)
+
+    def inputs(self, copies: int) -> dict[str, torch.Tensor]:
+        """Left-padded inputs with every problem ``copies`` times."""
+        texts = [text for text in self.texts for _ in range(copies)]
+        images = [p.images for p in self.problems for _ in range(copies)]
+        return dict(
+            self.processor(images, texts, padding=True, padding_side="left", return_tensors="pt")
+        )
+
+    @torch.no_grad()
+    def _generate(self, inputs: dict[str, Any], config: GenerationConfig, **more: Any) -> list[list[int]]:
+        out = self.raw.generate(**inputs, generation_config=config, **more)
+        return out[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def main() -> None:
+    """Measure every setting and print the results."""
+    options = parse(arguments(__doc__))
+    rows: list[list[Any]] = []
+    speedups: dict[str, dict[str, float]] = {}
+    with model_folder(options.seed) as folder:
+        for prompt in options.prompts:
+            for group in options.groups:
+                made = Comparison(folder, prompt, group)
+                sides = {
+                    "ours": made.ours,
+                    "generate, copies": made.copies,
+                    "generate, num_return_sequences": made.returned,
+                }
+                for name, side in sides.items():
+                    lengths = {len(tokens) for tokens in (found := side())}
+                    if lengths != {RESPONSE_TOKENS} or len(found) != PROBLEMS * group:
+                        raise SystemExit(f"{name} wrote {len(found)} responses of {lengths} tokens")
+                times = interleaved(sides, options.repeats)
+                setting = f"P={made.prompt_tokens:.0f},R={RESPONSE_TOKENS},G={group}"
+                speedups[setting] = {s: times[s] / times["ours"] for s in list(sides)[1:]}
+                written = PROBLEMS * group * RESPONSE_TOKENS
+                rows += [
+                    [setting, s, times[s], times[s] / times["ours"], written / times[s]] for s in sides
+                ]
+    show(
+        f"Sampling for {PROBLEMS} problems x G",
+        ["setting", "way", "seconds", "x ours", "tokens/s"],
+        rows,
+    )
+    finish(
+        {
+            "sampling_speedup": {s: v["generate, copies"] for s, v in speedups.items()},
+            "sampling_speedup_vs_num_return_sequences": {
+                s: v["generate, num_return_sequences"] for s, v in speedups.items()
+            },
+        },
+        options,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A small training run as a program, for tests that kill it. Usage: resume_run.py MODEL OUTPUT [RESUME]"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from selfverify.learner.config import LearnerConfig
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.run import learn
+from selfverify.methods import make_method
+from selfverify.tasks import make_task
+
+STEPS = 6
+
+
+def main() -> None:
+    model, output = sys.argv[1:3]
+    torch.set_num_threads(1)
+    policy = Policy.load(model)
+    config = LearnerConfig(
+        steps=STEPS,
+        groups_per_step=3,
+        updates_per_rollout=2,
+        micro_batch_groups=2,
+        learning_rate=1e-3,
+        schedule="cosine",
+        warmup_steps=2,
+        checkpoint_every=1,
+        keep_last=2,
+        drop_zero_advantage=False,
+    )
+    learn(
+        policy,
+        make_task("digits-pick"),
+        make_method("adpo"),
+        config,
+        SamplingConfig(group_size=4, max_new_tokens=8),
+        output=output,
+        seed=3,
+        resume=len(sys.argv) > 3,
+        on_step=lambda step, metrics, timing: print("step", step, flush=True),
+    )
+    policy.save(Path(output) / "model")
+
+
+if __name__ == "__main__":
+    main()

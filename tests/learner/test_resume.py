@@ -1,0 +1,90 @@
+"""Invariant 5: a run that is killed and resumed ends with the same bits as one that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+SCRIPT = Path(__file__).with_name("resume_run.py")
+
+
+def start(model: Path, output: Path, resume: bool) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPT), str(model), str(output), *(["resume"] if resume else [])]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors[-2000:]
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    left, right = (load_file(folder / "model" / "model.safetensors") for folder in (a, b))
+    return left.keys() == right.keys() and all(bool((left[name] == right[name]).all()) for name in left)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from selfverify.policy.tiny import write_tiny
+
+    return write_tiny(tmp_path_factory.mktemp("model"), seed=1, hidden=96, layers=2)
+
+
+@pytest.fixture(scope="module")
+def unbroken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("unbroken")
+    finish(start(model, output, resume=False))
+    return output
+
+
+def test_killed_at_random_moments(model: Path, unbroken: Path, tmp_path: Path) -> None:
+    """SIGKILL at several moments: between steps, inside steps, and while a checkpoint is being written."""
+    rng = random.Random(0)
+    for kill in range(3):
+        process = start(model, tmp_path, resume=kill > 0)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("step"), process.communicate()[1][-2000:]
+        time.sleep(rng.uniform(0.0, 0.25))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    finish(start(model, tmp_path, resume=True))
+    assert same_weights(unbroken, tmp_path)
+    assert (unbroken / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
+
+
+def test_killed_while_a_checkpoint_is_written(model: Path, unbroken: Path, tmp_path: Path) -> None:
+    """The half-written folder is seen, then the process dies; the checkpoint before it is what counts."""
+    process = start(model, tmp_path, resume=False)
+    checkpoints = tmp_path / "checkpoints"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if process.poll() is not None or any(checkpoints.glob("*.partial*")):
+            break
+        time.sleep(0.0005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    finish(start(model, tmp_path, resume=True))
+    assert same_weights(unbroken, tmp_path)
+    assert (unbroken / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
+
+
+def test_interrupted_by_ctrl_c(model: Path, unbroken: Path, tmp_path: Path) -> None:
+    """Ctrl-C lets the step end, writes a checkpoint, and the run goes on from there."""
+    process = start(model, tmp_path, resume=False)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert list((tmp_path / "checkpoints").glob("checkpoint-*"))
+    finish(start(model, tmp_path, resume=True))
+    assert same_weights(unbroken, tmp_path)
