@@ -28,8 +28,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import PROBLEMS, RESPONSE_TOKENS, arguments, finish, interleaved, make_problems, model_folder
-from common import make_processor, parse, show
+from common import (
+    PROBLEMS,
+    RESPONSE_TOKENS,
+    arguments,
+    finish,
+    interleaved,
+    make_problems,
+    make_processor,
+    model_folder,
+    parse,
+    show,
+)
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from selfverify.objectives import surrogate, token_weights
@@ -49,7 +59,9 @@ def loss_of(logprobs: torch.Tensor, advantage: torch.Tensor, reference: torch.Te
 class Comparison:
     """One model, one batch, three ways to its gradient."""
 
-    def __init__(self, folder: str, prompt_tokens: int, group_size: int, seed: int, full_logits: bool) -> None:
+    def __init__(
+        self, folder: str, prompt_tokens: int, group_size: int, seed: int, full_logits: bool
+    ) -> None:
         self.policy = Policy.load(folder, device="cpu")
         self.raw = TinyModel.from_pretrained(folder)
         self.raw.model.visual.requires_grad_(False)
