@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import statistics
@@ -132,6 +133,9 @@ class ImageTextProcessor(ProcessorMixin):
 
 def make_processor(tokenizer: Any) -> ImageTextProcessor:
     """The processor that transformers' and TRL's side of a comparison uses."""
+    tokenizer = copy.deepcopy(tokenizer)
+    # TRL loads processors this way; handed one that pads on the right, it misplaces token types silently.
+    tokenizer.padding_side = "left"
     return ImageTextProcessor(tiny_image_processor(), tokenizer, chat_template=tokenizer.chat_template)
 
 
