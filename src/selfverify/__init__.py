@@ -1,6 +1,6 @@
 """Train and run vision-language models that answer and verify their own answers.
 
-    from selfverify import Policy, LearnerConfig, evaluate, learn, make_method, make_task
+from selfverify import Policy, LearnerConfig, evaluate, learn, make_method, make_task
 """
 
 from __future__ import annotations

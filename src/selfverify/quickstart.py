@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def _paper_decoding(recipe: Recipe, output: Path, progress: TrainingProgress) ->
             output / f"samples-{when}-paper.jsonl",
             describe={"model": when, "recipe": recipe.name},
             max_new_tokens=recipe.sampling.max_new_tokens,
-            progress=lambda done, total, phase=phase: progress.on_phase(phase, done, total),
+            progress=partial(progress.on_phase, phase),
         )
     return results
 
@@ -101,5 +102,7 @@ def _table(metrics: dict[str, Any]) -> Table:
     for name in ("", "before", "after", ""):
         table.add_column(name)
     for label, key, meaning in ROWS:
-        table.add_row(label, _cell(metrics["before"], key), _cell(metrics["after"], key), f"[dim]{meaning}[/dim]")
+        table.add_row(
+            label, _cell(metrics["before"], key), _cell(metrics["after"], key), f"[dim]{meaning}[/dim]"
+        )
     return table

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 
 from selfverify.learner.config import LearnerConfig
+from selfverify.methods import make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.run import learn
-from selfverify.methods import make_method
 from selfverify.tasks import make_task
 
 STEPS = 6

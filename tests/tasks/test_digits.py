@@ -89,7 +89,9 @@ def test_locate_rewards_overlap() -> None:
     assert box_iou([0, 0, 2, 2], [2, 2, 4, 4]) == 0
 
 
-@pytest.mark.parametrize("text", ["", "1 2", "1 2 3 4", "1 2 x", "-1 2 3", "1.5 2 3", "１ 2 3", "1 2 99999", "1" * 9999])
+@pytest.mark.parametrize(
+    "text", ["", "1 2", "1 2 3 4", "1 2 x", "-1 2 3", "1.5 2 3", "１ 2 3", "1 2 99999", "1" * 9999]
+)
 def test_unreadable_integers(text: str) -> None:
     assert read_integers(text, 3, 9) is None
 

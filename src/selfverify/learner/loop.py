@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from selfverify.errors import DataError
+from selfverify.errors import ConfigError, DataError
 from selfverify.learner.checkpoint import CheckpointManager
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.logging import MetricsLog
@@ -120,7 +120,7 @@ class Learner:
         uses_kl = getattr(getattr(method, "config", None), "kl", 0.0) > 0
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = policy.frozen_copy() if uses_kl else None
-        trainable = [p for p in policy.model.parameters() if p.requires_grad]
+        trainable = [(name, p) for name, p in policy.model.named_parameters() if p.requires_grad]
         self.raw_optimizer = torch.optim.AdamW(
             trainable, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
@@ -162,15 +162,18 @@ class Learner:
     def _advance(self) -> None:
         metrics, timing = self.train_step()
         self.step += 1
+        evaluated: Metrics = {}
         if self.evaluate and self.config.evaluate_every and self.step % self.config.evaluate_every == 0:
             evaluated = self.evaluate(self.policy)
             metrics |= {f"eval/{name}": value for name, value in evaluated.items()}
-            self._keep_best(evaluated)
         if self.step % self.config.log_every == 0:
             self.metrics_log.append({"step": self.step, **metrics})
             self.timing_log.append({"step": self.step, **timing})
             if self.config.trackers:
                 self.accelerator.log({**metrics, **timing}, step=self.step)
+        # After the log, whose length the checkpoint keeps: a resumed run must not lose this line.
+        if evaluated and self.config.best_metric:
+            self._keep_best(evaluated, self.config.best_metric)
         if self.on_step:
             self.on_step(self.step, metrics, timing)
 
@@ -210,7 +213,7 @@ class Learner:
         metrics: Metrics = {
             **self.method.metrics(rollout.groups),
             **totals.metrics(),
-            "learning_rate": self.scheduler.get_last_lr()[0],
+            "learning_rate": float(self.scheduler.get_last_lr()[0]),
             "groups/kept": float(len(groups)),
             "groups/zero_advantage": float(dropped.zero_advantage),
             "trajectories/invalid": float(sum(int((~v).sum()) for v in valid)),
@@ -280,19 +283,20 @@ class Learner:
             "timing_bytes": self.timing_log.length(),
         }
 
-    def save(self) -> Path:
-        """Write a complete checkpoint of this moment."""
+    def save(self, best: float | None = None) -> Path:
+        """Write a complete checkpoint of this moment; ``best`` is its metric if no other has a better one."""
         return self.checkpoints.save(
-            self.step, self.policy.save, self.raw_optimizer, self.scheduler, self._progress()
+            self.step, self.policy.save, self.raw_optimizer, self.scheduler, self._progress(), best=best
         )
 
-    def _keep_best(self, evaluated: Metrics) -> None:
-        value = evaluated.get(self.config.best_metric or "")
-        if value is not None and (self.best is None or value > self.best):
-            self.best = value
-            self.checkpoints.save(
-                self.step, self.policy.save, self.raw_optimizer, self.scheduler, self._progress(), best=value
+    def _keep_best(self, evaluated: Metrics, name: str) -> None:
+        if name not in evaluated:
+            raise ConfigError(
+                f"learner.best_metric: there is no {name!r}; measured are: {', '.join(sorted(evaluated))}"
             )
+        if self.best is None or evaluated[name] > self.best:
+            self.best = evaluated[name]
+            self.save(best=self.best)
 
     def _resume(self) -> None:
         latest = self.checkpoints.latest()

@@ -117,7 +117,8 @@ def load(config: PolicyConfig) -> Loaded:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     family = family_of(model)
-    family.backbone(model).config._attn_implementation = ATTENTION
+    decoder: Any = family.backbone(model)
+    decoder.config._attn_implementation = ATTENTION
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if not config.train_vision:

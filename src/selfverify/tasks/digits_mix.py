@@ -34,7 +34,7 @@ class DigitsMix:
     def __init__(self, config: DigitsMixConfig | None = None) -> None:
         c = config or DigitsMixConfig()
         parts = (DigitsPick(), DigitsSum(), DigitsLocate())
-        self.rotation = [
+        self.rotation: list[DigitsPick | DigitsSum | DigitsLocate] = [
             t for t, share in zip(parts, (c.pick, c.sum, c.locate), strict=True) for _ in range(share)
         ]
         self.by_name = {part.name: part for part in parts}
