@@ -1,0 +1,96 @@
+"""CONTRIBUTING.md's task and method are complete: they are imported as written and trained for a step."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from selfverify.learner.config import LearnerConfig
+from selfverify.methods import METHODS, MethodEntry, make_method
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.tags import parse_tagged
+from selfverify.rollouts.types import Group, Segment, Trajectory
+from selfverify.run import learn
+from selfverify.tasks import TASKS, TaskEntry, make_task
+
+PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """The page's two modules, saved, imported and registered as the page says."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = []
+    for name, block in zip(("contributed_task", "contributed_method"), blocks, strict=True):
+        (tmp_path / f"{name}.py").write_text(block, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        modules.append(importlib.import_module(name))
+    task, method = modules
+    monkeypatch.setitem(
+        TASKS, "digits-count", TaskEntry(task.DigitsCountConfig, task.DigitsCount, "how many digits")
+    )
+    monkeypatch.setitem(METHODS, "rloo", MethodEntry(method.RLOOConfig, method.RLOO, "leave-one-out"))
+    return task, method
+
+
+def one_step(policy: Policy, method: str, output: Path, **options: Any) -> dict[str, Any]:
+    """The metrics of one training step on the page's task."""
+    learn(
+        policy,
+        make_task("digits-count"),
+        make_method(method, **options),
+        LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False, checkpoint_every=0),
+        SamplingConfig(group_size=2, max_new_tokens=8),
+        output=output,
+    )
+    row: dict[str, Any] = json.loads((output / "metrics.jsonl").read_text(encoding="utf-8"))
+    return row
+
+
+@pytest.mark.usefixtures("written")
+def test_one_step(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    """The method learns on the task, and the task's demonstrations can be taught."""
+    policy = load_policy()
+    learnt = one_step(policy, "rloo", tmp_path / "rloo")
+    assert learnt["groups/kept"] == 2 and learnt["tokens/trained"] > 0
+    taught = one_step(policy, "sft", tmp_path / "sft", right=1, wrong=1)
+    assert taught["loss"] > 0 and taught["grad_norm"] > 0
+
+
+@pytest.mark.usefixtures("written")
+def test_task_judges_its_own_demonstrations() -> None:
+    """Right ones earn 1, all earn what they claim, malformed ones earn 0."""
+    task = make_task("digits-count")
+    rng = np.random.default_rng(0)
+    for index in range(20):
+        problem = task.problem("train", 0, index)
+        for wrong in (False, True):
+            shown = task.demonstrate(problem, rng, wrong)
+            text = "".join(piece for _, piece in shown.pieces)
+            assert task.judge(problem, parse_tagged(text, task.tags)).reward == shown.quality
+            assert wrong or shown.quality == 1
+        assert task.judge(problem, parse_tagged("<answer>two</answer>", task.tags)).reward == 0
+
+
+@pytest.mark.usefixtures("written")
+def test_method_by_hand() -> None:
+    """Rewards 1, 0, 0 and an invalid one: 1 - 0, then 0 - 1/2 twice, then nothing."""
+    rows = [
+        Trajectory([Segment("answer", [1])], rewards={"answer": reward}) for reward in (1.0, 0.0, 0.0, 1.0)
+    ]
+    group = Group(make_task("digits-count").problem("train", 0, 0), rows)
+    for credit in make_method("rloo").credit(group, torch.tensor([True, True, True, False])):
+        assert credit.advantage.tolist() == pytest.approx([1.0, -0.5, -0.5, 0.0])
