@@ -30,7 +30,7 @@ class RunData:
         summaries: `summarise` by stage, ``before`` and ``after`` training, as far as there are any.
         samples: By stage.
         differences: `paired_difference` of the two stages; empty unless both have samples.
-        steps: The lines of ``metrics.jsonl``.
+        steps: The lines of ``metrics.jsonl``, with those of ``timing.jsonl`` where there are any.
         problems: The entries of ``gallery/problems.json``.
         missing: A sentence for each part of a report that cannot be shown, by section.
     """
@@ -98,7 +98,8 @@ def load_run(path: Path) -> RunData:
         run.differences = paired_difference(run.samples["before"], run.samples["after"])
     elif run.summaries:
         run.leave_out("table", "Without the samples of both stages there are no paired differences.")
-    run.steps = _read_steps(path / "metrics.jsonl")
+    timing = {row.get("step"): row for row in _read_steps(path / "timing.jsonl")}
+    run.steps = [{**timing.get(row.get("step"), {}), **row} for row in _read_steps(path / "metrics.jsonl")]
     if not run.steps:
         run.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
     run.problems = _read_json(path / "gallery" / "problems.json", list) or []

@@ -16,6 +16,9 @@ from selfverify.tasks.digits_pick import DigitsPick
 from selfverify.tasks.digits_sum import DigitsSum
 
 
+Part = DigitsPick | DigitsSum | DigitsLocate
+
+
 class DigitsMixConfig(TaskConfig):
     """How often each task comes."""
 
@@ -33,8 +36,8 @@ class DigitsMix:
 
     def __init__(self, config: DigitsMixConfig | None = None) -> None:
         c = config or DigitsMixConfig()
-        parts = (DigitsPick(), DigitsSum(), DigitsLocate())
-        self.rotation: list[DigitsPick | DigitsSum | DigitsLocate] = [
+        parts: tuple[Part, ...] = (DigitsPick(), DigitsSum(), DigitsLocate())
+        self.rotation = [
             t for t, share in zip(parts, (c.pick, c.sum, c.locate), strict=True) for _ in range(share)
         ]
         self.by_name = {part.name: part for part in parts}
@@ -43,7 +46,7 @@ class DigitsMix:
         """See `Task.problem`."""
         return self.rotation[index % len(self.rotation)].problem(split, seed, index)
 
-    def _own(self, problem: Problem) -> DigitsPick | DigitsSum | DigitsLocate:
+    def _own(self, problem: Problem) -> Part:
         return self.by_name[problem.id.split("/", 1)[0]]
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
