@@ -1,17 +1,23 @@
-"""docs/python.md runs as it is written, from top to bottom."""
+"""docs/python.md runs as it is written, and docs/adpo.md explains whatever a run writes down."""
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from selfverify.methods import ADPOConfig
+from selfverify.methods.monitor import group_metrics
 from selfverify.policy import loading
+from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
 
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, ADPO_PAGE = DOCS / "python.md", DOCS / "adpo.md"
 
 
 @pytest.fixture
@@ -22,9 +28,41 @@ def builtin_digits(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(loading, "BUILTIN", tmp_path / "builtin")
 
 
+def explained() -> set[str]:
+    """What stands in code marks in the first column of a table of docs/adpo.md."""
+    rows = re.findall(r"^\|(.*?)\|", ADPO_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def last_row(path: Path) -> dict[str, Any]:
+    """The last line of a metrics file."""
+    row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    return row
+
+
+def test_adpo_options_are_explained() -> None:
+    """Every option has a row with the default it really has."""
+    page = ADPO_PAGE.read_text(encoding="utf-8")
+    for name, field in ADPOConfig.model_fields.items():
+        default = str(field.default).lower()
+        row = next((line for line in page.splitlines() if line.startswith(f"| `{name}` |")), None)
+        assert row is not None, f"docs/adpo.md has no row for {name}"
+        assert row.split("|")[2].strip().strip("`") == default, f"{name} is {default} by default: {row}"
+
+
+def test_method_metrics_are_explained() -> None:
+    """Also those that a run logs only when there is something to measure."""
+    rewards = {"answer": 1.0, "correct": 1.0, "answer_format": 1.0, "score_format": 1.0, "verification": 1.0}
+    good = Trajectory([Segment("answer", [1], finish="stop")], {"sampled": 1.0}, rewards)
+    bad = Trajectory([Segment("answer", [1], finish="stop")], {"sampled": 0.0}, rewards | {"correct": 0.0})
+    logged = group_metrics([Group(Problem("p", []), [good, bad])])
+    assert {"verification/auc", "verification/correct_given_reward1"} <= logged.keys()
+    assert not logged.keys() - explained()
+
+
 @pytest.mark.usefixtures("builtin_digits")
 def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks together are one program; it leaves the run folders that the page speaks of."""
+    """All blocks together are one program, whose run folders hold nothing that is not explained."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks
     program = tmp_path / "page.py"
@@ -34,4 +72,8 @@ def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["figures"]["problems"] == 4
     for run in ("by-hand", "near-sum", "recipe"):
         assert (tmp_path / "runs" / run / "metrics.jsonl").is_file()
-    assert (tmp_path / "runs" / "recipe" / "metrics.json").is_file()
+    recipe = tmp_path / "runs" / "recipe"
+    logged = last_row(recipe / "metrics.jsonl").keys() | last_row(recipe / "timing.jsonl").keys()
+    summary = json.loads((recipe / "metrics.json").read_text(encoding="utf-8"))["after"]
+    written = logged - {"step"} | {name.replace("@4", "@N") for name in summary}
+    assert not written - explained()
