@@ -120,9 +120,9 @@ def train(
 
     Examples:
 
-    - `selfverify train digits-adpo`
+    - `selfverify train quickstart`
 
-    - `selfverify train digits-adpo learner.learning_rate=5e-5 method.beta=0 name=no-kl`
+    - `selfverify train quickstart learner.learning_rate=5e-5 method.kl=0 name=no-kl`
 
     - `selfverify train my.yaml --dry-run > resolved.yaml`
 
@@ -173,11 +173,11 @@ def evaluate(
 
     - `selfverify eval runs/no-kl`
 
-    - `selfverify eval digits-adpo evaluation.samples=12 evaluation.temperature=0.2`
+    - `selfverify eval quickstart evaluation.samples=12 evaluation.temperature=0.2`
 
     - `selfverify eval runs/no-kl/checkpoints/checkpoint-000100/model --json`
 
-    - `selfverify eval ./my-model --recipe digits-adpo`
+    - `selfverify eval ./my-model --recipe quickstart`
     """
     from selfverify.cli_runs import flat, resolve_target
     from selfverify.recipe import load_recipe

@@ -216,6 +216,7 @@ class Learner:
             "learning_rate": float(self.scheduler.get_last_lr()[0]),
             "groups/kept": float(len(groups)),
             "groups/zero_advantage": float(dropped.zero_advantage),
+            "groups/all_invalid": float(dropped.all_invalid),
             "trajectories/invalid": float(sum(int((~v).sum()) for v in valid)),
             "problems/skipped": float(len(self.skipped)),
         }

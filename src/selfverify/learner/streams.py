@@ -39,7 +39,6 @@ class Dropped:
 
     zero_advantage: int = 0
     all_invalid: int = 0
-    truncated: int = 0
 
 
 def valid_trajectories(group: Group, drop_truncated: bool) -> Tensor:

@@ -35,7 +35,7 @@ class DigitsPickConfig(TaskConfig):
     picks: int = Field(3, ge=1, le=8, description="Digits to pick.")
     columns: int = Field(3, ge=1, le=12, description="Digits per row.")
     cell: int = Field(16, ge=8, le=64, description="Side of a digit's cell in pixels.")
-    noise: tuple[float, float] = Field((0.0, 0.25), description="Range of the noise's standard deviation.")
+    noise: tuple[float, float] = Field((0.0, 0.15), description="Range of the noise's standard deviation.")
 
 
 class DigitsPick:
