@@ -65,7 +65,8 @@ class SFT:
     ) -> Trajectory:
         shown = task.demonstrate(problem, rng, wrong)
         mean = 0.5 + self.config.score_gap * (shown.quality - 0.5)
-        score = float(np.clip(np.round(rng.normal(mean, self.config.score_noise), 1), 0, 1))
+        # Clipped before it is rounded: a score of -0.0 would be written with its sign, which is malformed.
+        score = round(float(np.clip(rng.normal(mean, self.config.score_noise), 0.0, 1.0)), 1)
         channel, text = shown.pieces[-1]
         pieces = [*shown.pieces[:-1], (channel, f"{text}<score>"), (SCORE, f"{score:.1f}</score>")]
         segments = [

@@ -13,7 +13,7 @@ from selfverify.tasks.base import Demonstration, Judged, TaskConfig
 from selfverify.tasks.canvas import Split
 from selfverify.tasks.digits_locate import DigitsLocate
 from selfverify.tasks.digits_pick import DigitsPick
-from selfverify.tasks.digits_sum import DigitsSum
+from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
 
 
 Part = DigitsPick | DigitsSum | DigitsLocate
@@ -25,6 +25,8 @@ class DigitsMixConfig(TaskConfig):
     pick: int = Field(4, ge=0, description="Shares of digits-pick problems.")
     sum: int = Field(2, ge=0, description="Shares of digits-sum problems.")
     locate: int = Field(2, ge=0, description="Shares of digits-locate problems.")
+    sum_digits: tuple[int, int] = Field((4, 4), description="Fewest and most digits of a digits-sum problem.")
+    sum_noise: tuple[float, float] = Field((0.0, 0.45), description="Noise of the digits-sum problems.")
 
 
 class DigitsMix:
@@ -36,7 +38,9 @@ class DigitsMix:
 
     def __init__(self, config: DigitsMixConfig | None = None) -> None:
         c = config or DigitsMixConfig()
-        parts: tuple[Part, ...] = (DigitsPick(), DigitsSum(), DigitsLocate())
+        fewest, most = c.sum_digits
+        sums = DigitsSumConfig(count=most, fewest=fewest, columns=min(most, 3), noise=c.sum_noise)
+        parts: tuple[Part, ...] = (DigitsPick(), DigitsSum(sums), DigitsLocate())
         self.rotation = [
             t for t, share in zip(parts, (c.pick, c.sum, c.locate), strict=True) for _ in range(share)
         ]
