@@ -15,7 +15,6 @@ from selfverify.tasks.digits_locate import DigitsLocate
 from selfverify.tasks.digits_pick import DigitsPick
 from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
 
-
 Part = DigitsPick | DigitsSum | DigitsLocate
 
 
