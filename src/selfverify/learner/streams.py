@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfverify.objectives import UNTRAINED, token_weights
+from selfverify.objectives import UNTRAINED, Denominator, token_weights
 from selfverify.policy.encoding import Prompt
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.types import Credit, Group
-
-Denominator = str
 
 
 @dataclass(slots=True)
@@ -105,7 +103,7 @@ def select(
     return kept, dropped
 
 
-def batch_weights(groups: Sequence[GroupStreams], denominator: str) -> list[Tensor]:
+def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> list[Tensor]:
     """Loss weights ``[G, R]`` per group of one optimiser batch, denominators included.
 
     Taken over the whole batch at once, so micro-batches only add up.
@@ -117,7 +115,7 @@ def batch_weights(groups: Sequence[GroupStreams], denominator: str) -> list[Tens
 
     channel = torch.cat([widen(group.channel, UNTRAINED) for group in groups])
     weight = torch.cat([widen(group.loss_weight, 0.0) for group in groups])
-    total = token_weights(channel, weight, denominator=denominator)  # type: ignore[arg-type]
+    total = token_weights(channel, weight, denominator=denominator)
     parts = total.split([len(group.channel) for group in groups])
     return [part[:, : group.channel.shape[1]] for part, group in zip(parts, groups, strict=True)]
 

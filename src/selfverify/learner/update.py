@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from selfverify.learner.config import LearnerConfig
@@ -74,7 +75,9 @@ def fixed_logprobs(
 class Updater:
     """Gradient steps on one optimiser batch after another."""
 
-    def __init__(self, policy: Policy, accelerator: object, config: LearnerConfig, objective: str) -> None:
+    def __init__(
+        self, policy: Policy, accelerator: Accelerator, config: LearnerConfig, objective: str
+    ) -> None:
         self.policy = policy
         self.accelerator = accelerator
         self.config = config
@@ -110,7 +113,7 @@ class Updater:
             else:
                 per_token = self._surrogate(chosen, indices, logprobs, reference, old, trained, totals)
             loss = (per_token * weight).sum()
-            self.accelerator.backward(loss)  # type: ignore[attr-defined]
+            self.accelerator.backward(loss)
             totals.loss += float(loss.detach())
             totals.tokens += int(trained.sum())
 

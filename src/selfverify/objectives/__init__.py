@@ -1,11 +1,12 @@
 """The papers' mathematics: pure functions of tensors that import torch and nothing else of this library."""
 
 from .advantage import group_advantage
-from .policy_loss import UNTRAINED, SurrogateTerms, kl_k3, likelihood, surrogate, token_weights
+from .policy_loss import UNTRAINED, Denominator, SurrogateTerms, kl_k3, likelihood, surrogate, token_weights
 from .verification import binary_reward, concordance_credit, contrastive_set, preference_reward
 
 __all__ = [
     "UNTRAINED",
+    "Denominator",
     "SurrogateTerms",
     "binary_reward",
     "concordance_credit",

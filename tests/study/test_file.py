@@ -11,35 +11,6 @@ from selfverify.recipe import builtin_recipes, builtin_studies, load_recipe, rec
 from selfverify.study import load_study
 from selfverify.study.file import overrides_of, plan
 
-RECIPE = """\
-name: base
-task: digits-pick
-method: {name: adpo, kl: 0.5}
-learner: {steps: 3}
-evaluation: {problems: 4, samples: 2}
-"""
-STUDY = """\
-name: small
-recipe: base.yaml
-seeds: [0, 1]
-baseline: adpo
-tasks:
-  pick: []
-  locate: [task.name=digits-locate, method.gamma=0.1]
-variants:
-  grpo: {overrides: [method.name=grpo]}
-  adpo: {overrides: [method.name=adpo]}
-  wide: {overrides: [method.name=adpo, method.gamma=0.25], tasks: [locate]}
-"""
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(RECIPE)
-    path = tmp_path / "small.yaml"
-    path.write_text(STUDY)
-    return path
-
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
@@ -67,8 +38,8 @@ def file(tmp_path: Path) -> Path:
     ],
 )
 def test_a_wrong_file_is_refused_by_name(file: Path, old: str, new: str, said: str) -> None:
-    assert old in STUDY
-    file.write_text(STUDY.replace(old, new))
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
     with pytest.raises(ConfigError) as caught:
         plan(load_study(file), Path("out"))
     assert said in str(caught.value)
@@ -91,7 +62,7 @@ def test_a_variant_replaces_the_method_section(file: Path) -> None:
 
 
 def test_a_variant_without_a_method_keeps_the_recipes(file: Path) -> None:
-    file.write_text(STUDY.replace("[method.name=adpo, method.gamma=0.25]", "[learner.steps=9]"))
+    file.write_text(file.read_text().replace("[method.name=adpo, method.gamma=0.25]", "[learner.steps=9]"))
     recipe = plan(load_study(file, seeds="7"), Path("out"))[-1].recipe
     assert (recipe.method.options["kl"], recipe.method.options["gamma"]) == (0.5, 0.1)
     assert (recipe.learner.steps, recipe.seed) == (9, 7)

@@ -21,35 +21,6 @@ from selfverify.study import results as results_module
 from selfverify.study.file import plan
 from selfverify.study.runner import Job
 
-RECIPE = """\
-name: base
-task: digits-pick
-method: {name: adpo, kl: 0.5}
-learner: {steps: 3}
-evaluation: {problems: 4, samples: 2}
-"""
-STUDY = """\
-name: small
-recipe: base.yaml
-seeds: [0, 1]
-baseline: adpo
-tasks:
-  pick: []
-  locate: [task.name=digits-locate, method.gamma=0.1]
-variants:
-  grpo: {overrides: [method.name=grpo]}
-  adpo: {overrides: [method.name=adpo]}
-  wide: {overrides: [method.name=adpo, method.gamma=0.25], tasks: [locate]}
-"""
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(RECIPE)
-    path = tmp_path / "small.yaml"
-    path.write_text(STUDY)
-    return path
-
 
 def sample(problem: str, number: int, correct: bool, soft: float | None, **changes: Any) -> Sample:
     values: dict[str, Any] = {
@@ -182,7 +153,7 @@ def test_a_folder_with_another_recipes_run_is_refused(file: Path, tmp_path: Path
     launch = FakeLaunch()
     run_study(load_study(file), tmp_path / "moved", say=quiet, launch=launch)
     assert launch.done == [], "where a run lies is no part of its recipe"
-    file.write_text(STUDY.replace("seeds: [0, 1]", "seeds: [0]\noverrides: [learner.steps=4]"))
+    file.write_text(file.read_text().replace("seeds: [0, 1]", "seeds: [0]\noverrides: [learner.steps=4]"))
     with pytest.raises(ConfigError, match=r"learner\.steps was 3 and is now 4.*Delete the folder"):
         run_study(load_study(file), tmp_path / "moved", say=quiet, launch=FakeLaunch())
 
