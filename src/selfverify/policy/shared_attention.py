@@ -23,6 +23,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from selfverify.policy.merged_attention import MergedAttention, can_merge
+
 ATTENTION = "selfverify_shared"
 
 
@@ -92,7 +94,7 @@ def _two_part_attention(
     scores_own = torch.matmul(own_query, own[0].transpose(3, 4)).view(b, g, k, n, q, -1)
     scores_own = scores_own.permute(0, 2, 3, 1, 4, 5)
     if mask.prompt is not None:
-        scores_prompt = scores_prompt + mask.prompt
+        scores_prompt = scores_prompt + mask.prompt[:, :, :, None, None]
     if mask.own is not None:
         scores_own = scores_own + mask.own
     weights = torch.cat([scores_prompt, scores_own], dim=-1).softmax(dim=-1, dtype=torch.float32)
@@ -114,7 +116,7 @@ def _prompt_mask(layout: SharedLayout, dtype: torch.dtype) -> Tensor | None:
     if padding is None:
         return None
     mask = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
-    return mask.masked_fill(padding, torch.finfo(dtype).min)[:, None, None, None, None, :]
+    return mask.masked_fill(padding, torch.finfo(dtype).min)[:, None, None, :]
 
 
 def _packed(layout: SharedLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -127,16 +129,18 @@ def _packed(layout: SharedLayout, query: Tensor, key: Tensor, value: Tensor, sca
     )
     if g * r == 0:
         return prompt_out.transpose(1, 2)
-    own = [x[:, :, p:].reshape(b, k, g, r, d).permute(0, 2, 1, 3, 4) for x in (key, value)]
-    causal = torch.full((r, r), torch.finfo(query.dtype).min, dtype=query.dtype, device=query.device).triu(1)
-    masks = _Masks(_prompt_mask(layout, query.dtype), causal)
-    own_out = _two_part_attention(
-        query[:, :, p:].reshape(b, k, n, g, r, d),
-        (key[:, :, :p], value[:, :, :p]),
-        (own[0], own[1]),
-        masks,
-        scaling,
-    )
+    keys, values = (x[:, :, p:].unflatten(2, (g, r)).transpose(1, 2) for x in (key, value))
+    prompt_keys, prompt_values = key[:, :, :p], value[:, :, :p]
+    own_query = query[:, :, p:].reshape(b, k, n, g, r, d)
+    padding = _prompt_mask(layout, query.dtype)
+    if can_merge(query):
+        by_group = own_query.permute(0, 3, 1, 2, 4, 5)
+        out = MergedAttention.apply(by_group, prompt_keys, prompt_values, keys, values, padding, scaling)
+        own_out = out.permute(0, 2, 3, 1, 4, 5)
+    else:
+        causal = torch.full((r, r), torch.finfo(query.dtype).min, dtype=query.dtype, device=query.device)
+        masks = _Masks(padding, causal.triu(1))
+        own_out = _two_part_attention(own_query, (prompt_keys, prompt_values), (keys, values), masks, scaling)
     return torch.cat([prompt_out, own_out.reshape(b, heads, g * r, d)], dim=2).transpose(1, 2)
 
 

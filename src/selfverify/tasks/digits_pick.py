@@ -96,9 +96,16 @@ class DigitsPick:
         )
 
     def _mistake(self, picks: list[int], digits: list[int], rng: np.random.Generator) -> list[int]:
-        """Like the policy's own errors: another subset, or one digit swapped for another shown one."""
-        if rng.random() < 0.5:
+        """Like the policy's own errors: digits that are shown but miss the target, a digit swapped for
+        any other, or a last digit that completes the sum but is not shown."""
+        kind = rng.integers(3)
+        if kind == 0:
             subset = rng.choice(len(digits), len(picks), replace=False)
             return [digits[i] for i in sorted(subset)]
-        picks[rng.integers(len(picks))] = digits[rng.integers(len(digits))]
-        return picks
+        if kind == 1:
+            picks[rng.integers(len(picks))] = int(rng.integers(10))
+            return picks
+        target = sum(picks)
+        subset = rng.choice(len(digits), len(picks) - 1, replace=False)
+        picks = [digits[i] for i in sorted(subset)]
+        return [*picks, min(max(target - sum(picks), 0), 9)]
