@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from selfverify.errors import ConfigError
 from selfverify.rollouts.tags import Tagged, parse_tagged
+from selfverify.selection.rules import box_iou
 from selfverify.tasks import TASKS, make_task
 from selfverify.tasks.base import read_integers
-from selfverify.tasks.boxes import box_iou
 from selfverify.tasks.canvas import SPLITS, digit_bank
 
 

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from selfverify.errors import ConfigError, DataError
-from selfverify.learner.checkpoint import CheckpointManager
+from selfverify.learner.checkpoint import CheckpointManager, restore_rng
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.streams import GroupStreams, select, valid_trajectories
@@ -23,6 +23,7 @@ from selfverify.learner.weights import load_matching
 from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.types import Problem
 from selfverify.tasks import Task
 
@@ -180,25 +181,40 @@ class Learner:
     # --- one step -----------------------------------------------------------------------------------
 
     def problems(self) -> list[Problem]:
-        """This step's problems. One that cannot be made or encoded is skipped, counted and named."""
+        """This step's problems. One that cannot be made is skipped, counted and named."""
         count = self.config.groups_per_step
         found = []
         for index in range(self.step * count, (self.step + 1) * count):
             try:
-                problem = self.task.problem("train", self.seed, index)
-                self.policy.encoder.prompt(problem)
+                found.append(self.task.problem("train", self.seed, index))
             except DataError as error:
                 self.skipped[f"{self.task.name}#{index}"] = str(error)
-            else:
-                found.append(problem)
         return found
+
+    def _roll_out(self, problems: list[Problem]) -> Rollout:
+        """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named."""
+        seeds = [sampling_seed(self.seed, self.step, index) for index in range(len(problems))]
+        try:
+            return self.method.rollout(self.policy, self.task, problems, seeds, self.sampling)
+        except DataError:
+            # Encoding comes first, so nothing is lost; looking for the culprit costs only those who have one.
+            usable = [problem for problem in problems if self._encodable(problem)]
+            if len(usable) == len(problems):
+                raise
+            return self._roll_out(usable)
+
+    def _encodable(self, problem: Problem) -> bool:
+        try:
+            self.policy.encoder.prompt(problem)
+        except DataError as error:
+            self.skipped[problem.id] = str(error)
+            return False
+        return True
 
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit, learn; returns metrics and timings."""
         clock = [time.perf_counter()]
-        problems = self.problems()
-        seeds = [sampling_seed(self.seed, self.step, index) for index in range(len(problems))]
-        rollout = self.method.rollout(self.policy, self.task, problems, seeds, self.sampling)
+        rollout = self._roll_out(self.problems())
         clock.append(time.perf_counter())
 
         valid = [valid_trajectories(group, self.config.drop_truncated) for group in rollout.groups]
@@ -310,3 +326,5 @@ class Learner:
         self.step, self.best, self.skipped = progress["step"], progress["best"], progress["skipped"]
         self.metrics_log.truncate(progress["metrics_bytes"])
         self.timing_log.truncate(progress["timing_bytes"])
+        # Last: loading draws random numbers. Dropout in an adapter is what needs it.
+        restore_rng(latest)

@@ -167,21 +167,23 @@ class Forward:
         b, g, r = continuations.ids.shape
         ids, positions, lengths = self.stack_prompts(prompts)
         width = ids.shape[1]
-        packed = torch.cat([ids, continuations.ids.view(b, g * r)], dim=1)
+        # Nothing is predicted from the last token, so it need not be forwarded (images are left whole).
+        fed = r if any(i for group in continuations.images for i in group) else r - 1
+        packed = torch.cat([ids, continuations.ids[..., :fed].reshape(b, g * fed)], dim=1)
         # Row by row the prompt's images come before its continuations'.
         images = [
             image
             for prompt, group in zip(prompts, continuations.images, strict=True)
             for image in [*prompt.images, *(i for own in group for i in own)]
         ]
-        own_positions = self.continuation_positions(prompts, continuations).flatten(2)
+        own_positions = self.continuation_positions(prompts, continuations)[..., :fed].flatten(2)
         hidden = self._shared(
             self.embed(packed, images, prompts),
             torch.cat([positions, own_positions], dim=2),
             SharedLayout("packed", lengths, width, g),
         )
         first = hidden[torch.arange(b, device=self.device), lengths - 1]
-        rest = hidden[:, width:].view(b, g, r, -1)[:, :, :-1]
+        rest = hidden[:, width:].view(b, g, fed, -1)[:, :, : r - 1]
         return torch.cat([first[:, None, None].expand(b, g, 1, -1), rest], dim=2)
 
     def hidden_plain(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:

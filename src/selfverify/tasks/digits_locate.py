@@ -9,6 +9,7 @@ from pydantic import Field
 
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
+from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import (
     SCORE_INSTRUCTION,
     UNREADABLE,
@@ -19,18 +20,17 @@ from selfverify.tasks.base import (
     read_integers,
     user_turn,
 )
-from selfverify.tasks.boxes import box_iou
 from selfverify.tasks.canvas import Split, digit_bank, finish, paste
 
 
 class DigitsLocateConfig(TaskConfig):
     """Difficulty of `digits-locate`."""
 
-    count: int = Field(4, ge=1, le=9, description="Digits on the canvas, all different.")
+    count: int = Field(3, ge=1, le=9, description="Digits on the canvas, all different.")
     width: int = Field(64, ge=32, le=512, multiple_of=8, description="Canvas width in pixels.")
     height: int = Field(48, ge=32, le=512, multiple_of=8, description="Canvas height in pixels.")
     size: tuple[int, int] = Field((10, 18), description="Smallest and largest side of a digit in pixels.")
-    noise: tuple[float, float] = Field((0.0, 0.35), description="Range of the noise's standard deviation.")
+    noise: tuple[float, float] = Field((0.0, 0.2), description="Range of the noise's standard deviation.")
 
 
 class DigitsLocate:
@@ -83,7 +83,7 @@ class DigitsLocate:
         box = read_integers(tagged.fields.get("answer", ""), 4, 9999)
         if box is None or box[2] <= box[0] or box[3] <= box[1]:
             return UNREADABLE
-        iou = box_iou(box, problem.target)
+        iou = float(box_iou(box, problem.target))
         return Judged(iou, iou > 0.5, box, " ".join(map(str, box)))
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
@@ -98,4 +98,4 @@ class DigitsLocate:
         answer = f"{' '.join(map(str, box))}"
         head = f"<think>{asked}</think><answer>"
         pieces = [("context" if wrong else "answer", f"{head}{answer}"), ("answer", "</answer>")]
-        return Demonstration(pieces=pieces, quality=box_iou(box, problem.target))
+        return Demonstration(pieces=pieces, quality=float(box_iou(box, problem.target)))

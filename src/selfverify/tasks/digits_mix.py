@@ -24,8 +24,8 @@ class DigitsMixConfig(TaskConfig):
     pick: int = Field(4, ge=0, description="Shares of digits-pick problems.")
     sum: int = Field(2, ge=0, description="Shares of digits-sum problems.")
     locate: int = Field(2, ge=0, description="Shares of digits-locate problems.")
-    sum_digits: tuple[int, int] = Field((4, 4), description="Fewest and most digits of a digits-sum problem.")
-    sum_noise: tuple[float, float] = Field((0.0, 0.45), description="Noise of the digits-sum problems.")
+    sum_digits: tuple[int, int] = Field((1, 6), description="Fewest and most digits of a digits-sum problem.")
+    sum_noise: tuple[float, float] = Field((0.0, 0.35), description="Noise of the digits-sum problems.")
 
 
 class DigitsMix:

@@ -31,9 +31,9 @@ class DigitsSumConfig(TaskConfig):
 
     count: int = Field(4, ge=1, le=12, description="Digits shown, at most.")
     fewest: int | None = Field(None, ge=1, description="Digits shown, at least; None means always `count`.")
-    columns: int = Field(2, ge=1, le=12, description="Digits per row.")
+    columns: int = Field(3, ge=1, le=12, description="Digits per row.")
     cell: int = Field(16, ge=8, le=64, description="Side of a digit's cell in pixels.")
-    noise: tuple[float, float] = Field((0.0, 0.45), description="Range of the noise's standard deviation.")
+    noise: tuple[float, float] = Field((0.0, 0.35), description="Range of the noise's standard deviation.")
 
 
 class DigitsSum:
