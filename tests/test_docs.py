@@ -1,4 +1,4 @@
-"""docs/python.md runs as it is written, and docs/adpo.md explains whatever a run writes down."""
+"""docs/python.md and the README run as written, and docs/adpo.md explains whatever a run writes down."""
 
 from __future__ import annotations
 
@@ -77,3 +77,17 @@ def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = json.loads((recipe / "metrics.json").read_text(encoding="utf-8"))["after"]
     written = logged - {"step"} | {name.replace("@4", "@N") for name in summary}
     assert not written - explained()
+
+
+def test_readme_example_runs(builtin_digits: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is written, but for fewer steps and problems."""
+    [example] = re.findall(r"```python\n(.*?)```", (DOCS.parent / "README.md").read_text("utf-8"), re.DOTALL)
+    for long, short in (("steps=50", "steps=1"), ("per_step=8", "per_step=2"), ("problems=64", "problems=4")):
+        assert long in example
+        example = example.replace(long, short)
+    script = tmp_path / "readme.py"
+    script.write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = runpy.run_path(str(script))
+    assert found["figures"]["problems"] == 4
+    assert (tmp_path / "my-model" / "model.safetensors").is_file()

@@ -11,7 +11,7 @@ from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import Demonstration, Judged, TaskConfig
 from selfverify.tasks.canvas import Split
-from selfverify.tasks.digits_locate import DigitsLocate
+from selfverify.tasks.digits_locate import DigitsLocate, DigitsLocateConfig
 from selfverify.tasks.digits_pick import DigitsPick
 from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
 
@@ -26,6 +26,8 @@ class DigitsMixConfig(TaskConfig):
     locate: int = Field(2, ge=0, description="Shares of digits-locate problems.")
     sum_digits: tuple[int, int] = Field((1, 6), description="Fewest and most digits of a digits-sum problem.")
     sum_noise: tuple[float, float] = Field((0.0, 0.35), description="Noise of the digits-sum problems.")
+    locate_digits: int = Field(3, ge=1, le=9, description="Digits on a digits-locate canvas.")
+    locate_noise: tuple[float, float] = Field((0.0, 0.2), description="Noise of the digits-locate problems.")
 
 
 class DigitsMix:
@@ -39,7 +41,8 @@ class DigitsMix:
         c = config or DigitsMixConfig()
         fewest, most = c.sum_digits
         sums = DigitsSumConfig(count=most, fewest=fewest, columns=min(most, 3), noise=c.sum_noise)
-        parts: tuple[Part, ...] = (DigitsPick(), DigitsSum(sums), DigitsLocate())
+        boxes = DigitsLocateConfig(count=c.locate_digits, noise=c.locate_noise)
+        parts: tuple[Part, ...] = (DigitsPick(), DigitsSum(sums), DigitsLocate(boxes))
         self.rotation = [
             t for t, share in zip(parts, (c.pick, c.sum, c.locate), strict=True) for _ in range(share)
         ]
