@@ -137,7 +137,9 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     Args:
         path_or_name: A YAML file, a run's folder (its `recipe.yaml` is taken) or the name of a built-in
             recipe.
-        overrides: ``section.key=value`` strings, applied in order; a value is read as YAML.
+        overrides: ``section.key=value`` strings, applied in order; a value is read as YAML. Another
+            ``method.name`` or ``task.name`` than the file's replaces the section, since options of one
+            mean nothing to another; what it does not set is at its default.
 
     Raises:
         ConfigError: The file cannot be read, a key does not exist, a value does not fit, or the settings
@@ -149,9 +151,24 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
             f"{document.source}: this is a study, many runs in one file; run it with `selfverify study "
             f"{path_or_name}`"
         )
+    for section in ("method", "task"):
+        _forget_other(section, overrides, document)
     for override in overrides:
         parse_override(override, document)
     return build_recipe(document)
+
+
+def _forget_other(section: str, overrides: Sequence[str], document: Document) -> None:
+    """Empty a section whose ``name`` an override changes."""
+    renamed = [o for o in overrides if o.partition("=")[0].strip() == f"{section}.name"]
+    if not renamed:
+        return
+    trial = Document(document.source, {})
+    parse_override(renamed[-1], trial)
+    written = document.data.get(section)
+    name = written.get("name") if isinstance(written, dict) else written
+    if trial.data[section]["name"] != name:
+        document.data[section] = {}
 
 
 def build_recipe(document: Document) -> Recipe:

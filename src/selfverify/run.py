@@ -10,6 +10,7 @@ from typing import Any
 
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate, write_gallery
+from selfverify.evaluation.store import stored_settings
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner, StepCallback
 from selfverify.methods import Method, make_method
@@ -149,12 +150,19 @@ def train(
     policy.save(folder / "model")
     if evaluated:
         write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
+        _drop_stale(folder / "samples-after.jsonl", policy)
         after = measure(policy, task, recipe, folder / "samples-after.jsonl", "after", progress("after"))
         write_json(
             folder / "metrics.json",
             {"before": before, "after": after, "settings": recipe.model_dump(mode="json")},
         )
     return folder
+
+
+def _drop_stale(samples: Path, policy: Policy) -> None:
+    """A resumed run that has trained on measures its new weights; one that was killed measuring goes on."""
+    if samples.exists() and stored_settings(samples).get("weights") != policy.fingerprint():
+        samples.unlink()
 
 
 def _clear(folder: Path) -> None:
@@ -165,10 +173,10 @@ def _clear(folder: Path) -> None:
         "metrics.jsonl",
         "timing.jsonl",
         "metrics.json",
-        "samples-before.jsonl",
-        "samples-after.jsonl",
     ):
         (folder / name).unlink(missing_ok=True)
+    for samples in folder.glob("samples-*.jsonl"):
+        samples.unlink()
     for name in ("checkpoints", "model", "gallery"):
         shutil.rmtree(folder / name, ignore_errors=True)
 

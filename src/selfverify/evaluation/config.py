@@ -12,7 +12,7 @@ class EvaluationConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    problems: int = Field(512, ge=1, description="Problems to evaluate; fewer if the split has fewer.")
+    problems: int = Field(512, ge=1, description="Problems to evaluate.")
     samples: int = Field(8, ge=1, description="Trajectories per problem: the N of best-of-N and majority@N.")
     temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(

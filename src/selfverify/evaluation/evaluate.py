@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import Sample, SampleStore
@@ -76,6 +78,12 @@ def evaluation_batch(
     ]
 
 
+def _options(task: Task) -> dict[str, Any]:
+    """A task's options as JSON values, where it has any."""
+    config = getattr(task, "config", None)
+    return config.model_dump(mode="json") if isinstance(config, BaseModel) else {}
+
+
 def evaluate(
     policy: Policy,
     task: Task,
@@ -92,7 +100,7 @@ def evaluate(
         policy: What to measure.
         task: Where the problems come from.
         config: How many problems and samples, and how they are drawn.
-        store: A JSONL file that gets every sample; an unfinished one is continued.
+        store: A JSONL file that gets every sample; an unfinished one of the same weights is continued.
         describe: More settings for the store's header (the model's name, the step).
         max_new_tokens: Length limit of a response.
         progress: Called after each batch.
@@ -101,7 +109,9 @@ def evaluate(
         The summary of `selfverify.evaluation.metrics.summarise`.
 
     Raises:
-        ConfigError: The store holds samples of other settings.
+        ConfigError: The store holds samples of other settings or of other weights.
+        DataError: A problem cannot be made or encoded. Training skips such a problem; leaving it out of a
+            measurement would change what is measured.
     """
     config = config or EvaluationConfig()
     sampling = SamplingConfig(
@@ -110,7 +120,14 @@ def evaluate(
         top_p=config.top_p,
         max_new_tokens=max_new_tokens,
     )
-    settings = {"task": task.name, **config.model_dump(exclude={"batch_problems"}), **(describe or {})}
+    settings = {
+        "task": task.name,
+        "task_options": _options(task),
+        "max_new_tokens": max_new_tokens,
+        "weights": policy.fingerprint(),
+        **config.model_dump(exclude={"batch_problems"}),
+        **(describe or {}),
+    }
     problems = [task.problem(config.split, 0, index) for index in range(config.problems)]
     boxes = {p.id: p.target for p in problems} if task.kind == "continuous" else None
     samples: list[Sample] = []

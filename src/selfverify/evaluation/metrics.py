@@ -195,7 +195,6 @@ def summarise(
         "problems": problems,
         "samples": problems * total,
         "samples_per_problem": total,
-        "score_mean": float(soft.mean()) if len(soft) else None,
         "score_std": float(soft.std()) if len(soft) else None,
         "curves": curves(table, target_boxes, seed),
         "intervals": {

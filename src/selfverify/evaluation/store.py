@@ -66,6 +66,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
+def stored_settings(path: Path) -> dict[str, Any]:
+    """The settings a store was written under; empty where its first line cannot be read."""
+    with path.open(encoding="utf-8") as file:
+        line = file.readline()
+    try:
+        settings = json.loads(line)["settings"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
 class SampleStore:
     """An append-only file of samples that a killed evaluation resumes from.
 

@@ -80,7 +80,7 @@ def restore_rng(path: Path) -> None:
 
     Call it last: loading a model draws random numbers.
     """
-    state, tensors = read_checkpoint(path)
+    state, tensors = read_checkpoint(path, only="rng")
     set_rng_state(unpack(state["rng"], tensors))
 
 

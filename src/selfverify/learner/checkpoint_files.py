@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from selfverify.errors import CheckpointError
 from selfverify.learner.disk import sync_file, sync_folder, write_text
@@ -101,15 +101,17 @@ def damage(path: Path) -> str:
     return ""
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The JSON state and the tensors of a complete checkpoint."""
+def read_checkpoint(path: Path, only: str = "") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The JSON state and the tensors of a complete checkpoint, or those whose names begin with ``only``."""
     problem = damage(path)
     if problem:
         raise CheckpointError(f"{path}: this checkpoint {problem}")
     try:
         state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        # Copies, because what `load_file` gives may lie in the mapped file, unlike an unbroken run's memory.
-        return state, {name: tensor.clone() for name, tensor in load_file(path / _TENSORS).items()}
+        with safe_open(path / _TENSORS, framework="pt") as file:
+            # Copies, because what is read may lie in the mapped file, unlike an unbroken run's memory.
+            names: list[str] = file.keys()
+            return state, {n: file.get_tensor(n).clone() for n in names if n.startswith(only)}
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path}: this checkpoint cannot be read: {error}") from error
 

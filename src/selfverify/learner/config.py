@@ -30,7 +30,9 @@ class LearnerConfig(BaseModel):
     )
     learning_rate: float = Field(1e-4, gt=0.0, description="Peak learning rate of AdamW.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="What the learning rate does after the warm-up; linear and cosine end at 0."
+        "constant",
+        description="What the learning rate does after the warm-up; linear and cosine fall to 0. "
+        "Counted in updates: steps in which no group was left to learn from do not move it.",
     )
     warmup_steps: int = Field(
         0, ge=0, description="Steps over which the learning rate rises linearly from 0 to its peak."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.types import Problem
 from selfverify.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, Metrics, Metrics], None]
@@ -167,7 +170,7 @@ class Learner:
         if self.evaluate and self.config.evaluate_every and self.step % self.config.evaluate_every == 0:
             evaluated = self.evaluate(self.policy)
             metrics |= {f"eval/{name}": value for name, value in evaluated.items()}
-        if self.step % self.config.log_every == 0:
+        if evaluated or self.step == self.config.steps or self.step % self.config.log_every == 0:
             self.metrics_log.append({"step": self.step, **metrics})
             self.timing_log.append({"step": self.step, **timing})
             if self.config.trackers:
@@ -180,26 +183,38 @@ class Learner:
 
     # --- one step -----------------------------------------------------------------------------------
 
-    def problems(self) -> list[Problem]:
-        """This step's problems. One that cannot be made is skipped, counted and named."""
+    def problems(self) -> dict[int, Problem]:
+        """This step's problems by their place in it. One that cannot be made is skipped, counted and named.
+
+        Raises:
+            DataError: None of them can be made.
+        """
         count = self.config.groups_per_step
-        found = []
-        for index in range(self.step * count, (self.step + 1) * count):
+        found = {}
+        for place in range(count):
+            index = self.step * count + place
             try:
-                found.append(self.task.problem("train", self.seed, index))
+                found[place] = self.task.problem("train", self.seed, index)
             except DataError as error:
-                self.skipped[f"{self.task.name}#{index}"] = str(error)
+                self._skip(f"{self.task.name}#{index}", error)
+                if not found and place == count - 1:
+                    raise
         return found
 
-    def _roll_out(self, problems: list[Problem]) -> Rollout:
-        """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named."""
-        seeds = [sampling_seed(self.seed, self.step, index) for index in range(len(problems))]
+    def _roll_out(self, problems: dict[int, Problem]) -> Rollout:
+        """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named.
+
+        Raises:
+            DataError: None of them can be encoded: then it is not the problems that are wrong.
+        """
+        # By place, so that a skipped problem does not change what the others sample.
+        seeds = [sampling_seed(self.seed, self.step, place) for place in problems]
         try:
-            return self.method.rollout(self.policy, self.task, problems, seeds, self.sampling)
+            return self.method.rollout(self.policy, self.task, [*problems.values()], seeds, self.sampling)
         except DataError:
             # Encoding comes first, so nothing is lost; looking for the culprit costs only those who have one.
-            usable = [problem for problem in problems if self._encodable(problem)]
-            if len(usable) == len(problems):
+            usable = {place: problem for place, problem in problems.items() if self._encodable(problem)}
+            if len(usable) in (0, len(problems)):
                 raise
             return self._roll_out(usable)
 
@@ -207,9 +222,14 @@ class Learner:
         try:
             self.policy.encoder.prompt(problem)
         except DataError as error:
-            self.skipped[problem.id] = str(error)
+            self._skip(problem.id, error)
             return False
         return True
+
+    def _skip(self, name: str, error: DataError) -> None:
+        if name not in self.skipped:
+            logger.warning("a problem is skipped: %s", error)
+        self.skipped[name] = str(error)
 
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit, learn; returns metrics and timings."""

@@ -138,7 +138,7 @@ class Updater:
             ref_logprobs=None
             if reference is None
             else stack([reference[i] for i in indices], device).flatten(0, 1),
-            kl_coef=0.0 if reference is None else kl_coef,
+            kl_coef=kl_coef,
         )
         rows = trained.flatten(0, 1)
         totals.kl += float(terms.kl[rows].sum())

@@ -49,7 +49,8 @@ class ADPOConfig(PolicyGradientConfig):
     def _check(self) -> ADPOConfig:
         if self.verification_credit == "concordance" and self.verification != "pairwise":
             raise ValueError(
-                "verification_credit: concordance is a sum over pairs; use verification: pairwise"
+                "verification_credit: concordance is a sum over pairs; use verification: pairwise, or "
+                "verification_credit: normalised"
             )
         if self.verification_credit == "concordance" and self.credit == "entangled":
             raise ValueError("credit: entangled adds rewards; the concordance credit is not a reward")

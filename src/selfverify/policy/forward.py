@@ -183,7 +183,7 @@ class Forward:
             SharedLayout("packed", lengths, width, g),
         )
         first = hidden[torch.arange(b, device=self.device), lengths - 1]
-        rest = hidden[:, width:].view(b, g, fed, -1)[:, :, : r - 1]
+        rest = hidden[:, width:].unflatten(1, (g, fed))[:, :, : r - 1]
         return torch.cat([first[:, None, None].expand(b, g, 1, -1), rest], dim=2)
 
     def hidden_plain(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:

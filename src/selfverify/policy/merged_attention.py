@@ -70,7 +70,7 @@ class MergedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of everything but the padding and the factor."""
         to_prompt, to_own, prompt_keys, prompt_values, keys, values, padding, out, log = ctx.saved_tensors
         shape = out.shape

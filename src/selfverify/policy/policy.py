@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -89,6 +90,16 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
         if self.loaded.image_processor is not None:
             self.loaded.image_processor.save_pretrained(folder)
+
+    @torch.no_grad()
+    def fingerprint(self) -> str:
+        """16 hex digits that change when the weights do: a digest of up to 4,096 values of each tensor."""
+        digest = hashlib.sha256()
+        for name, parameter in self.model.named_parameters():
+            flat = parameter.detach().flatten()
+            digest.update(name.encode())
+            digest.update(flat[:: max(1, len(flat) // 4096)].float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def encode(self, problems: Sequence[Problem]) -> list[Prompt]:
         """Prompts of ``problems``; with a frozen tower their images pass through it here, once.

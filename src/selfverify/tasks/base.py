@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
@@ -18,6 +18,16 @@ SCORE_INSTRUCTION = (
     "then rate in <score></score> from 0 to 1 how sure you are."
 )
 """ADPO Table 1's request in our words."""
+
+
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= value[0] <= value[1]:
+        raise ValueError(f"a range is [low, high] with 0 <= low <= high, not {list(value)}")
+    return value
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
+"""Lowest and highest value of something that is drawn per problem; not negative."""
 
 
 class TaskConfig(BaseModel):

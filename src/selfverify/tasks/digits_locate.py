@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
@@ -15,6 +15,7 @@ from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
     Judged,
+    Range,
     TaskConfig,
     problem_rng,
     read_integers,
@@ -30,7 +31,17 @@ class DigitsLocateConfig(TaskConfig):
     width: int = Field(64, ge=32, le=512, multiple_of=8, description="Canvas width in pixels.")
     height: int = Field(48, ge=32, le=512, multiple_of=8, description="Canvas height in pixels.")
     size: tuple[int, int] = Field((10, 18), description="Smallest and largest side of a digit in pixels.")
-    noise: tuple[float, float] = Field((0.0, 0.2), description="Range of the noise's standard deviation.")
+    noise: Range = Field((0.0, 0.2), description="Range of the noise's standard deviation.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DigitsLocateConfig:
+        low, high = self.size
+        if not 4 <= low <= high <= min(self.width, self.height):
+            raise ValueError(
+                f"size {list(self.size)} has to be [low, high] with 4 <= low <= high and to fit into "
+                f"{self.width} x {self.height} pixels"
+            )
+        return self
 
 
 class DigitsLocate:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
-from selfverify.tasks.base import Demonstration, Judged, TaskConfig
+from selfverify.tasks.base import Demonstration, Judged, Range, TaskConfig
 from selfverify.tasks.canvas import Split
 from selfverify.tasks.digits_locate import DigitsLocate, DigitsLocateConfig
 from selfverify.tasks.digits_pick import DigitsPick
@@ -25,9 +25,18 @@ class DigitsMixConfig(TaskConfig):
     sum: int = Field(2, ge=0, description="Shares of digits-sum problems.")
     locate: int = Field(2, ge=0, description="Shares of digits-locate problems.")
     sum_digits: tuple[int, int] = Field((1, 6), description="Fewest and most digits of a digits-sum problem.")
-    sum_noise: tuple[float, float] = Field((0.0, 0.35), description="Noise of the digits-sum problems.")
+    sum_noise: Range = Field((0.0, 0.35), description="Noise of the digits-sum problems.")
     locate_digits: int = Field(3, ge=1, le=9, description="Digits on a digits-locate canvas.")
-    locate_noise: tuple[float, float] = Field((0.0, 0.2), description="Noise of the digits-locate problems.")
+    locate_noise: Range = Field((0.0, 0.2), description="Noise of the digits-locate problems.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DigitsMixConfig:
+        if not self.pick + self.sum + self.locate:
+            raise ValueError("pick, sum and locate are all 0; at least one task has to come")
+        fewest, most = self.sum_digits
+        if not 1 <= fewest <= most <= 12:
+            raise ValueError(f"sum_digits is {list(self.sum_digits)}, not [fewest, most] within 1 to 12")
+        return self
 
 
 class DigitsMix:
@@ -38,7 +47,7 @@ class DigitsMix:
     tags = ("think", "answer", "score")
 
     def __init__(self, config: DigitsMixConfig | None = None) -> None:
-        c = config or DigitsMixConfig()
+        self.config = c = config or DigitsMixConfig()
         fewest, most = c.sum_digits
         sums = DigitsSumConfig(count=most, fewest=fewest, columns=min(most, 3), noise=c.sum_noise)
         boxes = DigitsLocateConfig(count=c.locate_digits, noise=c.locate_noise)

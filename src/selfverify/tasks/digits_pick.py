@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
@@ -20,6 +20,7 @@ from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
     Judged,
+    Range,
     TaskConfig,
     problem_rng,
     read_integers,
@@ -35,7 +36,13 @@ class DigitsPickConfig(TaskConfig):
     picks: int = Field(3, ge=1, le=8, description="Digits to pick.")
     columns: int = Field(3, ge=1, le=12, description="Digits per row.")
     cell: int = Field(16, ge=8, le=64, description="Side of a digit's cell in pixels.")
-    noise: tuple[float, float] = Field((0.0, 0.15), description="Range of the noise's standard deviation.")
+    noise: Range = Field((0.0, 0.15), description="Range of the noise's standard deviation.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DigitsPickConfig:
+        if self.picks > self.count:
+            raise ValueError(f"picks is {self.picks}, but only count={self.count} digits are shown")
+        return self
 
 
 class DigitsPick:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
@@ -18,6 +18,7 @@ from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
     Judged,
+    Range,
     TaskConfig,
     problem_rng,
     read_integers,
@@ -33,7 +34,13 @@ class DigitsSumConfig(TaskConfig):
     fewest: int | None = Field(None, ge=1, description="Digits shown, at least; None means always `count`.")
     columns: int = Field(3, ge=1, le=12, description="Digits per row.")
     cell: int = Field(16, ge=8, le=64, description="Side of a digit's cell in pixels.")
-    noise: tuple[float, float] = Field((0.0, 0.35), description="Range of the noise's standard deviation.")
+    noise: Range = Field((0.0, 0.35), description="Range of the noise's standard deviation.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DigitsSumConfig:
+        if self.fewest is not None and self.fewest > self.count:
+            raise ValueError(f"fewest is {self.fewest}, more than count={self.count}")
+        return self
 
 
 class DigitsSum:
