@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from selfverify.errors import ConfigError
 from selfverify.methods import ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy import loading
+from selfverify.recipe import load_recipe
 from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -91,3 +94,30 @@ def test_readme_example_runs(builtin_digits: None, tmp_path: Path, monkeypatch: 
     found = runpy.run_path(str(script))
     assert found["figures"]["problems"] == 4
     assert (tmp_path / "my-model" / "model.safetensors").is_file()
+
+
+def commands() -> list[str]:
+    """Every ``selfverify train`` and ``selfverify eval`` of a built-in recipe in the README and the docs."""
+    pages = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+    blocks = [
+        block
+        for page in pages
+        for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    ]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if re.match(r"selfverify (train|eval) [a-z]", line)]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_are_accepted(line: str) -> None:
+    """Every recipe and override exists; only a model that another command makes may be missing."""
+    words = [word for word in shlex.split(line, comments=True)[2:] if not word.startswith("--")]
+    if words[0].startswith("runs/"):
+        return
+    recipe, overrides = words[0], [word for word in words[1:] if "=" in word]
+    faults: list[str] = []
+    try:
+        load_recipe(recipe, overrides)
+    except ConfigError as error:
+        faults = [line for line in str(error).splitlines() if "there is no such model folder" not in line]
+    assert not faults

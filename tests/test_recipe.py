@@ -232,3 +232,16 @@ def test_what_is_dumped_reads_back(data: dict[str, Any]) -> None:
 )
 def test_texts_that_look_like_something_else_stay_texts(text: str) -> None:
     assert _load(dump_yaml({"a": text}), "test", {}) == {"a": text}
+
+
+def test_another_method_replaces_the_section(tmp_path: Path) -> None:
+    """Its options mean nothing to the other; the order of the overrides does not matter."""
+    path = tmp_path / "pairs.yaml"
+    path.write_text(
+        GOOD.replace("method: pairs", "method:\n  name: pairs\n  credit: concordance\n  beta: 0.5")
+    )
+    for overrides in (["method.name=plain", "method.beta=0.1"], ["method.beta=0.1", "method.name=plain"]):
+        method = load_recipe(path, overrides).method
+        assert (method.name, method.options) == ("plain", {"beta": 0.1, "credit": "normalised"})
+    same = load_recipe(path, ["method.name=pairs"]).method
+    assert same.options == {"beta": 0.5, "credit": "concordance"}

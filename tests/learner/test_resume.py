@@ -47,7 +47,7 @@ def unbroken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_killed_at_random_moments(model: Path, unbroken: Path, tmp_path: Path) -> None:
     """SIGKILL at several moments: between steps, inside steps, and while a checkpoint is being written."""
-    rng = random.Random(0)
+    rng, killed = random.Random(0), 0
     for kill in range(3):
         process = start(model, tmp_path, resume=kill > 0)
         assert process.stdout is not None
@@ -56,6 +56,8 @@ def test_killed_at_random_moments(model: Path, unbroken: Path, tmp_path: Path) -
         time.sleep(rng.uniform(0.0, 0.25))
         process.send_signal(signal.SIGKILL)
         process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+    assert killed, "the run always ended before it could be killed"
     finish(start(model, tmp_path, resume=True))
     assert same_weights(unbroken, tmp_path)
     assert (unbroken / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()

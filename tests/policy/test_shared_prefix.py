@@ -269,3 +269,10 @@ def test_sharing_can_be_switched_off(
     monkeypatch.setattr(policy.forward, "hidden_shared", refuse)
     prompts: list[Prompt] = policy.encode(problems)
     assert policy.logprobs(prompts, groups).shape == (3, 3, 9)
+
+
+def test_continuations_of_one_token(load_policy: Any, raw: Any, problems: list[Problem]) -> None:
+    """Then no continuation token is forwarded at all: the prompt predicts them."""
+    policy, tokens = forced(load_policy(), True), [[[7], [9]], [[8], [10]]]
+    found = policy.logprobs(policy.encode(problems[:2]), tokens)
+    torch.testing.assert_close(found, raw_logprobs(raw, problems[:2], tokens), rtol=0, atol=1e-5)

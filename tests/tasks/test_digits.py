@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from selfverify.errors import ConfigError
 from selfverify.rollouts.tags import Tagged, parse_tagged
@@ -109,3 +111,21 @@ def test_judging_never_raises(text: str) -> None:
 def test_unknown_task_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="digits-pick"):
         make_task("digits-pik")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("digits-pick", {"picks": 8, "count": 4}),
+        ("digits-pick", {"noise": (0.3, 0.1)}),
+        ("digits-pick", {"noise": (-1, 0.5)}),
+        ("digits-sum", {"fewest": 6}),
+        ("digits-locate", {"size": (40, 60)}),
+        ("digits-mix", {"pick": 0, "sum": 0, "locate": 0}),
+        ("digits-mix", {"sum_digits": (4, 2)}),
+    ],
+)
+def test_options_that_cannot_work_are_refused(name: str, options: dict[str, Any]) -> None:
+    """When they are read, not when the first problem is made."""
+    with pytest.raises(ValidationError):
+        TASKS[name].config(**options)

@@ -1,0 +1,124 @@
+"""What a run does with problems it cannot use, and what a resumed run takes over besides weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfverify.errors import DataError
+from selfverify.learner.config import LearnerConfig
+from selfverify.methods import make_method
+from selfverify.methods.adpo import ADPO, ADPOConfig
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Group, Problem
+from selfverify.run import learn
+from selfverify.tasks.digits_pick import DigitsPick
+
+SAMPLING = SamplingConfig(group_size=2, max_new_tokens=4)
+
+
+class Damaged(DigitsPick):
+    """`digits-pick` in which the problems of some places have lost their image."""
+
+    def __init__(self, lost: Sequence[int]) -> None:
+        super().__init__()
+        self.lost = lost
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        problem = super().problem(split, seed, index)
+        return replace(problem, images=[]) if index in self.lost else problem
+
+
+class Recorder(ADPO):
+    """Remembers what was sampled for each problem, and logs a number from torch's global generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[list[int]]] = {}
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        self.seen |= {g.problem.id: [t.tokens for t in g.trajectories] for g in groups}
+        return super().metrics(groups) | {"drawn": float(torch.rand(1))}
+
+
+def config(steps: int) -> LearnerConfig:
+    return LearnerConfig(steps=steps, groups_per_step=3, checkpoint_every=1, drop_zero_advantage=False)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_one_unusable_problem_is_named_and_the_others_sample_as_ever(
+    tiny_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, damaged = Recorder(), Recorder()
+    learn(Policy.load(str(tiny_folder)), DigitsPick(), whole, config(1), SAMPLING, output=tmp_path / "whole")
+    with caplog.at_level(logging.WARNING):
+        policy = Policy.load(str(tiny_folder))
+        learn(policy, Damaged([0]), damaged, config(1), SAMPLING, output=tmp_path / "damaged")
+    assert rows(tmp_path / "damaged")[-1]["problems/skipped"] == 1
+    assert "digits-pick/train/0/0" in caplog.text
+    lost = "digits-pick/train/0/0"
+    assert damaged.seen == {name: tokens for name, tokens in whole.seen.items() if name != lost}
+    assert len(damaged.seen) == 2
+
+
+def test_when_no_problem_is_usable_the_setup_is_wrong(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="digits-pick/train/0/0"):
+        learn(
+            Policy.load(str(tiny_folder)),
+            Damaged(range(3)),
+            make_method("adpo"),
+            config(1),
+            SAMPLING,
+            output=tmp_path,
+        )
+
+
+def test_skipped_problems_survive_a_resume(tiny_folder: Path, tmp_path: Path) -> None:
+    for steps in (1, 2):
+        policy = Policy.load(str(tiny_folder))
+        learn(policy, Damaged([0]), Recorder(), config(steps), SAMPLING, output=tmp_path, resume=steps > 1)
+    assert [row["problems/skipped"] for row in rows(tmp_path)] == [1, 1]
+
+
+def test_global_generators_go_on_where_they_were(tiny_folder: Path, tmp_path: Path) -> None:
+    """Dropout draws from them."""
+    torch.manual_seed(0)
+    policy = Policy.load(str(tiny_folder))
+    learn(policy, DigitsPick(), Recorder(), config(3), SAMPLING, output=tmp_path / "whole")
+    torch.manual_seed(0)
+    policy = Policy.load(str(tiny_folder))
+    learn(policy, DigitsPick(), Recorder(), config(1), SAMPLING, output=tmp_path / "parts")
+    torch.manual_seed(99)
+    policy = Policy.load(str(tiny_folder))
+    learn(policy, DigitsPick(), Recorder(), config(3), SAMPLING, output=tmp_path / "parts", resume=True)
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+def test_a_credit_with_kl_needs_a_reference(tiny_folder: Path, tmp_path: Path) -> None:
+    """A method without an option ``kl`` whose credits ask for it anyway is refused, not ignored."""
+
+    class Asks(ADPO):
+        def credit(self, group: Group, valid: torch.Tensor) -> list[Any]:
+            unequal = torch.tensor([1.0, -1.0])
+            return [replace(c, advantage=unequal, kl_coef=0.5) for c in super().credit(group, valid)]
+
+    with pytest.raises(ValueError, match="ref_logprobs"):
+        learn(
+            Policy.load(str(tiny_folder)),
+            DigitsPick(),
+            Asks(ADPOConfig(kl=0)),
+            config(1),
+            SAMPLING,
+            output=tmp_path,
+        )
