@@ -12,7 +12,7 @@ from selfverify.policy.policy import Policy
 from selfverify.run import learn
 from selfverify.tasks import make_task
 
-STEPS = 6
+STEPS = 16
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def test_killed_at_random_moments(model: Path, unbroken: Path, tmp_path: Path) -
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("step"), process.communicate()[1][-2000:]
-        time.sleep(rng.uniform(0.0, 0.25))
+        time.sleep(rng.uniform(0.0, 0.15))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
