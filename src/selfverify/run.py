@@ -52,7 +52,8 @@ def learn(
         sampling: Group size, temperature.
         output: Run folder: metrics.jsonl, checkpoints.
         seed: Decides problems and samples; on a CPU the same seed gives the same bits.
-        resume: Go on from the newest checkpoint in ``output``.
+        resume: Go on from the newest checkpoint in ``output``. Load the policy anew first: the KL
+            reference is the policy as it is passed in.
         on_step: Called after every step with its number, metrics and timings.
         validation: What ``learner.evaluate_every`` measures.
 
