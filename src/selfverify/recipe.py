@@ -29,7 +29,7 @@ from selfverify.evaluation.config import EvaluationConfig
 from selfverify.learner.config import LearnerConfig
 from selfverify.policy.config import PolicyConfig, SamplingConfig
 from selfverify.recipe_errors import complaints
-from selfverify.recipe_yaml import Document, dump_yaml, parse_override, read_document
+from selfverify.recipe_yaml import Document, dump_yaml, overridden_name, parse_override, read_document
 
 RECIPE_FILE = "recipe.yaml"
 """Name under which a run keeps its resolved recipe."""
@@ -160,14 +160,8 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 def _forget_other(section: str, overrides: Sequence[str], document: Document) -> None:
     """Empty a section whose ``name`` an override changes."""
-    renamed = [o for o in overrides if o.partition("=")[0].strip() == f"{section}.name"]
-    if not renamed:
-        return
-    trial = Document(document.source, {})
-    parse_override(renamed[-1], trial)
-    written = document.data.get(section)
-    name = written.get("name") if isinstance(written, dict) else written
-    if trial.data[section]["name"] != name:
+    renamed, written = overridden_name(section, overrides), document.data.get(section)
+    if renamed is not None and renamed != (written.get("name") if isinstance(written, dict) else written):
         document.data[section] = {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,16 @@ def parse_override(override: str, document: Document) -> None:
         target = target[part]
     target[parts[-1]] = value
     document.overridden[parts] = override
+
+
+def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
+    """The name that the last ``section.name=NAME`` gives a section; None where there is no such override."""
+    document = Document("overrides", {})
+    for override in overrides:
+        if override.partition("=")[0].strip() == f"{section}.name":
+            parse_override(override, document)
+    name = document.data.get(section, {}).get("name")
+    return None if name is None else str(name)
 
 
 def _load(text: str, source: str, lines: dict[Key, int]) -> Any:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
+from samples import sample
 from selfverify.errors import DataError
 from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.store import Sample
 from selfverify.recipe import load_recipe
 from selfverify.study.results import difference, measure_samples, pooled, task_results
 from selfverify.study.table import difference_table, task_table
-
-
-def sample(problem: str, number: int, correct: bool, soft: float | None, **changes: Any) -> Sample:
-    values: dict[str, Any] = {
-        "problem": problem, "sample": number, "text": "", "answer": str(number), "key": str(number),
-        "correct": correct, "rewards": {"answer": float(correct), "format": 1.0},
-        "scores": {"sampled": soft, "greedy": soft, "soft": soft}, "tokens": 3, "logprob": -1.0,
-        "finish": "stop", "seed": 0,
-    }  # fmt: skip
-    return Sample(**values | changes)
 
 
 def answers(*rows: tuple[list[int], list[float]]) -> list[Sample]:

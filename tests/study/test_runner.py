@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from samples import sample
 from selfverify import run as run_module
 from selfverify.errors import ConfigError
 from selfverify.evaluation.store import Sample
@@ -20,16 +21,6 @@ from selfverify.study import load_study, run_study, runner, worker
 from selfverify.study import results as results_module
 from selfverify.study.file import plan
 from selfverify.study.runner import Job
-
-
-def sample(problem: str, number: int, correct: bool, soft: float | None, **changes: Any) -> Sample:
-    values: dict[str, Any] = {
-        "problem": problem, "sample": number, "text": "", "answer": str(number), "key": str(number),
-        "correct": correct, "rewards": {"answer": float(correct), "format": 1.0},
-        "scores": {"sampled": soft, "greedy": soft, "soft": soft}, "tokens": 3, "logprob": -1.0,
-        "finish": "stop", "seed": 0,
-    }  # fmt: skip
-    return Sample(**values | changes)
 
 
 def random_answers(recipe: Any, seed: int) -> list[Sample]:

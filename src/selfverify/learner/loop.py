@@ -190,15 +190,16 @@ class Learner:
             DataError: None of them can be made.
         """
         count = self.config.groups_per_step
-        found = {}
+        found, failed = {}, None
         for place in range(count):
             index = self.step * count + place
             try:
                 found[place] = self.task.problem("train", self.seed, index)
             except DataError as error:
                 self._skip(f"{self.task.name}#{index}", error)
-                if not found and place == count - 1:
-                    raise
+                failed = error
+        if failed and not found:
+            raise failed
         return found
 
     def _roll_out(self, problems: dict[int, Problem]) -> Rollout:

@@ -30,7 +30,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from selfverify.errors import ConfigError
 from selfverify.recipe import Recipe, builtin_studies, load_recipe
 from selfverify.recipe_errors import complaints
-from selfverify.recipe_yaml import Document, parse_override, read_document
+from selfverify.recipe_yaml import Document, overridden_name, parse_override, read_document
 
 BEFORE = "before"
 """Folder, beside the variants' folders, of the evaluation that all variants of a task start from."""
@@ -180,7 +180,7 @@ def load_study(path_or_name: str | Path, seeds: str | None = None) -> Study:
 def overrides_of(study: Study, task: str, variant: str) -> list[str]:
     """The overrides that turn the study's recipe into a variant's on a task; see the module's docstring."""
     common, own = [*study.overrides, *study.tasks[task]], study.variants[variant].overrides
-    name = _method_name(own)
+    name = overridden_name("method", own)
     if name is None:
         return [*common, *own]
     known = _options(name)
@@ -265,14 +265,6 @@ def _refuse_unused(study: Study) -> None:
 
 def _is_method(override: str) -> bool:
     return _override_key(override).startswith("method.")
-
-
-def _method_name(overrides: list[str]) -> str | None:
-    document = Document("study", {})
-    for override in overrides:
-        parse_override(override, document)
-    name = document.data.get("method", {}).get("name")
-    return None if name is None else str(name)
 
 
 def _options(method: str) -> set[str] | None:
