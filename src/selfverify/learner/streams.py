@@ -11,7 +11,7 @@ from torch import Tensor
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
 from selfverify.policy.encoding import Prompt
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Credit, Group
+from selfverify.rollouts.types import Choices, Credit, Group
 
 
 @dataclass(slots=True)
@@ -19,7 +19,8 @@ class GroupStreams:
     """One group's per-token streams, ``[G, R]`` each (R = its longest response).
 
     ``channel`` holds -1 where nothing is trained; ``loss_weight`` is the channel's weight before any
-    denominator; ``old_logprobs`` are those of sampling, or None where nothing was sampled.
+    denominator; ``old_logprobs`` are those of sampling, or None where nothing was sampled. At the tokens of
+    ``choices`` ``advantage`` is 0: they learn from all their alternatives.
     """
 
     prompt: Prompt
@@ -29,6 +30,7 @@ class GroupStreams:
     kl_coef: Tensor
     loss_weight: Tensor
     old_logprobs: Tensor | None
+    choices: Choices | None = None
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ def make_streams(prompt: Prompt, group: Group, credits: Sequence[Credit]) -> Gro
     advantage, kl_coef, weight = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
     for number, credit in enumerate(credits):
         count = len(tokens)
-        silent = not bool(credit.advantage.any())
+        silent = not credit.teaches
         values = _spread(credit.advantage, count)
         coefs = [0.0] * count if silent else _spread(credit.kl_coef, count)
         weights = _spread(credit.weight, count)
@@ -76,13 +78,16 @@ def make_streams(prompt: Prompt, group: Group, credits: Sequence[Credit]) -> Gro
             mask[: len(flags)] = torch.tensor(flags, dtype=torch.bool)
             channel[i, mask] = number
             advantage[i, mask], kl_coef[i, mask], weight[i, mask] = values[i], coefs[i], weights[i]
+    choices = next((c.choices for c in credits if c.choices is not None), None)
+    if choices is not None:
+        advantage[choices.rows, choices.places] = 0.0
     logprobs = [t.logprobs for t in group.trajectories]
     old = None
     if all(len(a) == len(b) for a, b in zip(logprobs, tokens, strict=True)):
         old = torch.zeros(shape)
         for i, row in enumerate(logprobs):
             old[i, : len(row)] = torch.tensor(row)
-    return GroupStreams(prompt, tokens, channel, advantage, kl_coef, weight, old)
+    return GroupStreams(prompt, tokens, channel, advantage, kl_coef, weight, old, choices)
 
 
 def select(
@@ -96,7 +101,7 @@ def select(
     for prompt, group, group_credits in zip(rollout.prompts, rollout.groups, credits, strict=True):
         if all(c.valid is not None and not bool(c.valid.any()) for c in group_credits):
             dropped.all_invalid += 1
-        elif drop_zero and not any(bool(c.advantage.any()) for c in group_credits):
+        elif drop_zero and not any(c.teaches for c in group_credits):
             dropped.zero_advantage += 1
         else:
             kept.append(make_streams(prompt, group, group_credits))
@@ -118,6 +123,30 @@ def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> l
     total = token_weights(channel, weight, denominator=denominator)
     parts = total.split([len(group.channel) for group in groups])
     return [part[:, : group.channel.shape[1]] for part, group in zip(parts, groups, strict=True)]
+
+
+def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Choices]:
+    """All groups' choices as one, and the ``[M]`` group of each; none is an empty one."""
+    owners, parts = [], []
+    for b, group in enumerate(groups):
+        if group.choices is not None and len(group.choices.rows):
+            owners += [b] * len(group.choices.rows)
+            parts.append(group.choices)
+    if not parts:
+        none = torch.zeros(0, dtype=torch.long)
+        return none, Choices(none, none, none.view(0, 1), torch.zeros(0, 1), torch.zeros(0, 1))
+    width = max(part.tokens.shape[1] for part in parts)
+
+    def join(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors])
+
+    return torch.tensor(owners), Choices(
+        torch.cat([part.rows for part in parts]),
+        torch.cat([part.places for part in parts]),
+        join([part.tokens for part in parts]),
+        join([part.probability for part in parts]),
+        join([part.advantage for part in parts]),
+    )
 
 
 def stack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

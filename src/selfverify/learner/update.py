@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from selfverify.learner.config import LearnerConfig
-from selfverify.learner.streams import GroupStreams, batch_weights, stack
-from selfverify.objectives import likelihood, surrogate
+from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices
+from selfverify.objectives import choice_surrogate, likelihood, surrogate
 from selfverify.policy.policy import Policy
 
 
@@ -45,18 +45,6 @@ def micro_batches(groups: Sequence[GroupStreams], size: int) -> list[list[int]]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def forward(
-    policy: Policy, groups: Sequence[GroupStreams], temperature: float, needed: Tensor | None = None
-) -> Tensor:
-    """Log-probabilities ``[B, G, R]`` of a micro-batch."""
-    return policy.logprobs(
-        [group.prompt for group in groups],
-        [group.tokens for group in groups],
-        temperature=temperature,
-        needed=needed,
-    )
-
-
 @torch.no_grad()
 def fixed_logprobs(
     policy: Policy, groups: Sequence[GroupStreams], size: int, temperature: float
@@ -66,7 +54,12 @@ def fixed_logprobs(
     for indices in micro_batches(groups, size):
         chosen = [groups[i] for i in indices]
         trained = stack([group.channel + 1 for group in chosen], policy.device) > 0
-        values = forward(policy, chosen, temperature, trained).cpu()
+        values = policy.logprobs(
+            [group.prompt for group in chosen],
+            [group.tokens for group in chosen],
+            temperature=temperature,
+            needed=trained,
+        ).cpu()
         for row, i in zip(values, indices, strict=True):
             results[i] = row[: groups[i].channel.shape[0], : groups[i].channel.shape[1]]
     return results
@@ -107,11 +100,29 @@ class Updater:
             chosen = [groups[i] for i in indices]
             trained = stack([group.channel + 1 for group in chosen], device) > 0
             weight = stack([weights[i] for i in indices], device)
-            logprobs = forward(self.policy, chosen, temperature, trained)
+            owners, choices = stack_choices(chosen)
+            places = torch.stack([owners, choices.rows, choices.places], dim=1)
+            logprobs, alternatives = self.policy.logprobs_and_choices(
+                [group.prompt for group in chosen],
+                [group.tokens for group in chosen],
+                places,
+                choices.tokens,
+                temperature=temperature,
+                needed=trained,
+            )
             if self.objective == "likelihood":
                 per_token = likelihood(logprobs)
             else:
                 per_token = self._surrogate(chosen, indices, logprobs, reference, old, trained, totals)
+            if len(places):
+                terms = choice_surrogate(
+                    alternatives,
+                    choices.probability.to(device),
+                    choices.advantage.to(device),
+                    clip_low=self.config.clip_low,
+                    clip_high=self.config.clip_high,
+                )
+                per_token = per_token.index_put(places.to(device).unbind(-1), terms, accumulate=True)
             loss = (per_token * weight).sum()
             self.accelerator.backward(loss)
             totals.loss += float(loss.detach())

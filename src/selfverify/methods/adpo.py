@@ -8,14 +8,22 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.methods.base import PolicyGradientConfig, column, scores
 from selfverify.methods.monitor import group_metrics
-from selfverify.objectives import binary_reward, concordance_credit, group_advantage, preference_reward
+from selfverify.objectives import (
+    binary_reward,
+    concordance_credit,
+    expected_concordance,
+    group_advantage,
+    preference_reward,
+)
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout, roll_out
-from selfverify.rollouts.types import Credit, Group, Problem
+from selfverify.policy.scores import ScoreReading, score_distributions
+from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout, read_rollout, roll_out
+from selfverify.rollouts.types import Choices, Credit, Group, Problem
 from selfverify.tasks import Task
 
 
@@ -29,14 +37,18 @@ class ADPOConfig(PolicyGradientConfig):
     credit: Literal["decoupled", "entangled"] = Field(
         "decoupled", description="Two advantages on disjoint tokens (Eq. 9), or one of the sum (Eq. 8)."
     )
-    verification_credit: Literal["normalised", "concordance"] = Field(
+    verification_credit: Literal["normalised", "concordance", "expected"] = Field(
         "normalised",
-        description="Group-normalised R^p as in the paper, or the drift-free concordance credit.",
+        description="Group-normalised R^p as in the paper, the drift-free concordance credit, or that in "
+        "expectation over all scores the policy could have written.",
     )
     gamma: float = Field(
         0.0, ge=0, lt=1, description="Margin of the contrastive set (Eq. 7); 0 is 'differs' (Eq. 6)."
     )
     score_weight: float = Field(1.0, ge=0, description="Loss weight of the score channel.")
+    score_kl: float | None = Field(
+        None, ge=0, description="The score channel's own KL coefficient; None is the answers' (`kl`)."
+    )
     concordance_scale: float = Field(
         4.0,
         gt=0,
@@ -47,13 +59,16 @@ class ADPOConfig(PolicyGradientConfig):
 
     @model_validator(mode="after")
     def _check(self) -> ADPOConfig:
-        if self.verification_credit == "concordance" and self.verification != "pairwise":
+        if self.verification_credit != "normalised" and self.verification != "pairwise":
             raise ValueError(
-                "verification_credit: concordance is a sum over pairs; use verification: pairwise, or "
-                "verification_credit: normalised"
+                f"verification_credit: {self.verification_credit} is a sum over pairs; use verification: "
+                "pairwise, or verification_credit: normalised"
             )
-        if self.verification_credit == "concordance" and self.credit == "entangled":
-            raise ValueError("credit: entangled adds rewards; the concordance credit is not a reward")
+        if self.verification_credit != "normalised" and self.credit == "entangled":
+            raise ValueError(
+                f"credit: entangled adds rewards; verification_credit: {self.verification_credit} is no "
+                "reward"
+            )
         return self
 
 
@@ -74,8 +89,11 @@ class ADPO:
         seeds: Sequence[int],
         sampling: SamplingConfig,
     ) -> Rollout:
-        """Sample a group per problem."""
-        return roll_out(policy, task, problems, seeds, sampling)
+        """Sample a group per problem; for the expected credit, read each answer's score distribution."""
+        rollout = roll_out(policy, task, problems, seeds, sampling)
+        if self.config.verification_credit == "expected":
+            read_rollout(policy, rollout, sampling.temperature)
+        return rollout
 
     def verification_reward(self, group: Group, valid: Tensor) -> Tensor:
         """R^p or R^b of a group, ``[G]`` in [0, 1], and record it on its trajectories.
@@ -104,7 +122,12 @@ class ADPO:
         if c.credit == "entangled":
             total = self._advantage(answer_reward + reward - penalty, valid)
             return [Credit(channel, total, kl_coef=c.kl, valid=valid) for channel in (ANSWER, SCORE)]
-        if c.verification_credit == "concordance":
+        score_kl = c.kl if c.score_kl is None else c.score_kl
+        choices = None
+        if c.verification_credit == "expected":
+            choices = self._choices(group, valid)
+            verification = torch.where(valid, -penalty, 0.0)
+        elif c.verification_credit == "concordance":
             quality = column(group, "answer")
             verification = c.concordance_scale * concordance_credit(scores(group), quality, c.gamma, valid)
             verification = verification - torch.where(valid, penalty, 0.0)
@@ -112,8 +135,32 @@ class ADPO:
             verification = self._advantage(reward - penalty, valid)
         return [
             Credit(ANSWER, self._advantage(answer_reward, valid), kl_coef=c.kl, valid=valid),
-            Credit(SCORE, verification, kl_coef=c.kl, weight=c.score_weight, valid=valid),
+            Credit(SCORE, verification, score_kl, c.score_weight, valid, choices),
         ]
+
+    def _choices(self, group: Group, valid: Tensor) -> Choices | None:
+        """Every score that could have been written, token by token, with its expected concordance credit."""
+        readings = [t.segments[-1].parsed for t in group.trajectories]
+        levels, rows = score_distributions(readings)
+        worth = self.config.concordance_scale * expected_concordance(
+            levels, rows, column(group, "answer"), self.config.gamma, valid
+        )
+        found = []
+        for i, (trajectory, reading) in enumerate(zip(group.trajectories, readings, strict=True)):
+            if isinstance(reading, ScoreReading) and bool(valid[i]):
+                start = len(trajectory.tokens) - len(trajectory.segments[-1].tokens)
+                values = dict(zip(levels.tolist(), worth[i].tolist(), strict=True))
+                choices = reading.choices(trajectory.segments[-1].tokens, values)
+                found += [(i, start + choice.place, choice) for choice in choices]
+        if not found:
+            return None
+        return Choices(
+            torch.tensor([row for row, _, _ in found]),
+            torch.tensor([place for _, place, _ in found]),
+            pad_sequence([torch.tensor(c.tokens) for _, _, c in found], batch_first=True),
+            pad_sequence([torch.tensor(c.probability) for _, _, c in found], batch_first=True),
+            pad_sequence([torch.tensor(c.advantage) for _, _, c in found], batch_first=True),
+        )
 
     def _advantage(self, reward: Tensor, valid: Tensor) -> Tensor:
         return group_advantage(reward, valid, self.config.advantage_eps, self.config.scale_advantage)

@@ -32,9 +32,10 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics["verification/score_mean"] = float(values.mean())
         metrics["verification/score_std"] = float(values.std())
         metrics["verification/score_is_1"] = float((values >= 1).mean())
-    aucs = [auc for group in groups if (auc := _group_auc(group)) is not None]
-    if aucs:
-        metrics["verification/auc"] = float(np.mean(aucs))
+    for verifier, name in (("sampled", "verification/auc"), ("soft", "verification/soft_auc")):
+        aucs = [auc for group in groups if (auc := _group_auc(group, verifier)) is not None]
+        if aucs:
+            metrics[name] = float(np.mean(aucs))
     verified = [t for t in rows if "verification" in t.rewards]
     if verified:
         metrics["reward/verification"] = float(np.mean([t.rewards["verification"] for t in verified]))
@@ -44,7 +45,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def _group_auc(group: Group) -> float | None:
-    rows = [t for t in group.trajectories if "sampled" in t.scores]
-    scores = np.array([t.scores["sampled"] for t in rows])
+def _group_auc(group: Group, verifier: str) -> float | None:
+    rows = [t for t in group.trajectories if verifier in t.scores]
+    scores = np.array([t.scores[verifier] for t in rows])
     return _auc(scores, np.array([t.rewards["correct"] > 0 for t in rows], dtype=bool))

@@ -1,16 +1,33 @@
 """The papers' mathematics: pure functions of tensors that import torch and nothing else of this library."""
 
 from .advantage import group_advantage
-from .policy_loss import UNTRAINED, Denominator, SurrogateTerms, kl_k3, likelihood, surrogate, token_weights
-from .verification import binary_reward, concordance_credit, contrastive_set, preference_reward
+from .policy_loss import (
+    UNTRAINED,
+    Denominator,
+    SurrogateTerms,
+    choice_surrogate,
+    kl_k3,
+    likelihood,
+    surrogate,
+    token_weights,
+)
+from .verification import (
+    binary_reward,
+    concordance_credit,
+    contrastive_set,
+    expected_concordance,
+    preference_reward,
+)
 
 __all__ = [
     "UNTRAINED",
     "Denominator",
     "SurrogateTerms",
     "binary_reward",
+    "choice_surrogate",
     "concordance_credit",
     "contrastive_set",
+    "expected_concordance",
     "group_advantage",
     "kl_k3",
     "likelihood",

@@ -101,6 +101,37 @@ def surrogate(
     return SurrogateTerms(loss, ratio.detach(), clipped, kl.detach())
 
 
+def choice_surrogate(
+    logprobs: Tensor,
+    probability: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Tensor:
+    """``surrogate`` in expectation over the K tokens that could have been written, not for the one that was.
+
+    ``-sum_k p_k min(r_k A_k, clip(r_k) A_k)`` with ``p_k`` the sampling policy's probability and ``r_k`` the
+    ratio to it: the loss of ``surrogate`` averaged over samples from ``probability``. Both policies are
+    normalised over the K alternatives, so their common share against all other tokens is not moved.
+
+    Args:
+        logprobs: ``[M, K]`` of the alternatives under the policy, with gradient; any common offset cancels.
+        probability: ``[M, K]`` under the policy that sampled, rows sum to 1; 0 marks padding.
+        advantage: ``[M, K]``.
+        clip_low: As in ``surrogate``.
+        clip_high: As in ``surrogate``.
+
+    Returns:
+        ``[M]`` losses.
+    """
+    given = probability > 0
+    new = logprobs.masked_fill(~given, -torch.inf).softmax(-1)
+    ratio = torch.where(given, new, 1.0) / torch.where(given, probability, 1.0)
+    worth = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    return -torch.where(given, probability * worth, 0.0).sum(-1)
+
+
 def likelihood(logprobs: Tensor) -> Tensor:
     """Negative log-likelihood in nats per token, for SFT and STaR: ``[N, R]`` to ``[N, R]``."""
     return -logprobs

@@ -169,6 +169,51 @@ def concordance_credit(
     return (concordant - discordant).to(scores.dtype) / 2 / pairs.clamp(min=1)
 
 
+def expected_concordance(
+    levels: Tensor,
+    probabilities: Tensor,
+    answer_rewards: Tensor,
+    margin: float = 0.0,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """``concordance_credit`` of every score an answer could get, over all scores the others could get.
+
+    ``value_ik = sum over j in C_i of (P(s_j on the right side of level k) - P(on the wrong side)) / 2 /
+    (n+ n-)``, with s_j drawn from row j of ``probabilities``. Hence ``sum_k p_ik value_ik`` is what
+    ``concordance_credit`` is in expectation, and ``sum_ik value_ik * grad p_ik`` is the gradient of the
+    group's expected AUC itself: of the scores nothing is left to sampling, of the answers everything (the
+    "all-actions" policy gradient of Ciosek and Whiteson, Expected Policy Gradients, 2018; ours for scores).
+
+    Args:
+        levels: ``[K]`` score values.
+        probabilities: ``[..., G, K]``, each row a distribution over ``levels``; one with a NaN has no score.
+        answer_rewards: ``[..., G]`` correctness, without the format part.
+        margin: See ``contrastive_set``.
+        valid: Bool, broadcastable to ``[..., G]``; an invalid trajectory gets 0 and is in nobody's set.
+
+    Returns:
+        ``[..., G, K]``, each at most 1/2 in size; 0 where C_i is empty or there is no score.
+
+    Raises:
+        ValueError: the shapes do not fit, or ``margin`` is negative.
+    """
+    levels, probabilities, answer_rewards = map(as_float, (levels, probabilities, answer_rewards))
+    if probabilities.shape != (*answer_rewards.shape, len(levels)):
+        raise ValueError(
+            f"expected_concordance: probabilities {tuple(probabilities.shape)} must be [..., G, K] with "
+            f"answer_rewards {tuple(answer_rewards.shape)} [..., G] and {len(levels)} levels"
+        )
+    readable = probabilities.isfinite().all(-1)
+    contrast = contrastive_set(answer_rewards, margin, readable & member_mask(answer_rewards, valid))
+    better = answer_rewards.unsqueeze(-1) > answer_rewards.unsqueeze(-2)
+    sign = (contrast & better).to(levels.dtype) - (contrast & ~better).to(levels.dtype)
+    above = torch.sign(levels[:, None] - levels[None, :])
+    # [..., G, K]: how much likelier than not level k is above member j's score.
+    lead = torch.where(readable.unsqueeze(-1), probabilities, 0.0) @ above.T
+    pairs = contrast.sum((-2, -1))[..., None, None] // 2
+    return sign @ lead / 2 / pairs.clamp(min=1)
+
+
 def _checked(scores: Tensor, answer_rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Both in floating point; refuses shapes that would broadcast to something nobody meant."""
     if scores.shape != answer_rewards.shape:

@@ -218,15 +218,16 @@ class Forward:
         return logits
 
     def token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float, rows: int) -> Tensor:
-        """``[N]`` float32 log-probabilities of ``targets`` from hidden ``[N, H]``.
+        """Float32 log-probabilities of ``targets``, ``[N]`` or ``[N, K]``, from hidden ``[N, H]``.
 
         At most ``rows`` rows of logits exist at a time; the backward pass computes them again.
         """
 
         def chunk(states: Tensor, wanted: Tensor) -> Tensor:
             logits = self.head(states).float() / temperature
-            picked: Tensor = logits.gather(-1, wanted[:, None]).squeeze(-1) - logits.logsumexp(-1)
-            return picked
+            columns = wanted if wanted.dim() == 2 else wanted[:, None]
+            picked: Tensor = logits.gather(-1, columns) - logits.logsumexp(-1, keepdim=True)
+            return picked.view(wanted.shape)
 
         if len(hidden) <= rows:
             return chunk(hidden, targets)

@@ -164,15 +164,47 @@ class Policy:
             temperature: Divides the logits, as in sampling; 0 is read as 1.
             needed: ``[B, G, R]`` bool; the head is computed only there (elsewhere 0).
         """
+        empty = torch.zeros(0, 3, dtype=torch.long)
+        return self.logprobs_and_choices(
+            prompts, continuations, empty, empty, temperature=temperature, needed=needed
+        )[0]
+
+    def logprobs_and_choices(
+        self,
+        prompts: Sequence[Prompt],
+        continuations: Tokens,
+        places: Tensor,
+        choices: Tensor,
+        *,
+        temperature: float = 1.0,
+        needed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`logprobs`, and from the same forward those of other tokens that could have stood at some places.
+
+        Args:
+            prompts: See `logprobs`.
+            continuations: See `logprobs`.
+            places: ``[M, 3]`` prompt, continuation and token.
+            choices: ``[M, K]`` token ids to look at there.
+            temperature: See `logprobs`.
+            needed: See `logprobs`.
+
+        Returns:
+            ``[B, G, R]`` and ``[M, K]``.
+        """
         stacked = self.forward.stack_continuations(continuations)
         wanted = stacked.mask if needed is None else stacked.mask & needed.to(self.device)
         hidden = self.hidden_states(prompts, stacked)
-        values = self.forward.token_logprobs(
-            hidden[wanted], stacked.ids[wanted], temperature or 1.0, self.config.logprob_chunk
-        )
-        return torch.zeros(wanted.shape, dtype=values.dtype, device=self.device).masked_scatter(
-            wanted, values
-        )
+
+        def head(states: Tensor, tokens: Tensor) -> Tensor:
+            return self.forward.token_logprobs(states, tokens, temperature or 1.0, self.config.logprob_chunk)
+
+        values = head(hidden[wanted], stacked.ids[wanted])
+        filled = torch.zeros(wanted.shape, dtype=values.dtype, device=self.device)
+        others = torch.zeros(choices.shape, device=self.device)
+        if len(places):
+            others = head(hidden[places.to(self.device).unbind(-1)], choices.to(self.device))
+        return filled.masked_scatter(wanted, values), others
 
     @torch.no_grad()
     def _check_sharing(self, prompts: Sequence[Prompt], continuations: Continuations) -> bool | None:

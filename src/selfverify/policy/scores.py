@@ -6,7 +6,7 @@ probabilities of the score's tokens behind a given answer, in one forward that s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+
+Branches = Mapping[tuple[int, ...], Mapping[int, float]]
+"""For each branching, by the tokens that lead to it, the probability of each next token."""
 
 SCORE_TEXTS = tuple(f"{value / 10:.1f}" for value in range(11))
 
@@ -43,17 +46,24 @@ class ScoreTree:
         return own + [b for token, child in self.children.items() for b in child.branchings((*path, token))]
 
     def expectation(
-        self, probabilities: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...] = ()
+        self,
+        probabilities: Branches,
+        worth: Mapping[float, float] | None = None,
+        path: tuple[int, ...] = (),
     ) -> float:
-        """Expected score; ``probabilities`` gives each branching's distribution over its children."""
-        if not self.children:
-            return float(self.value or 0.0)
-        weights = probabilities.get(path, dict.fromkeys(self.children, 1.0))
-        return sum(weights[t] * c.expectation(probabilities, (*path, t)) for t, c in self.children.items())
+        """Expected score, or expected ``worth`` of the score, below this node.
 
-    def most_likely(
-        self, probabilities: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...] = ()
-    ) -> float:
+        ``probabilities`` gives each branching's distribution over its children; a branching that has none
+        is taken as uniform.
+        """
+        if self.value is not None and not self.children:
+            return self.value if worth is None else worth[self.value]
+        weights = probabilities.get(path, dict.fromkeys(self.children, 1.0 / len(self.children)))
+        return sum(
+            weights[t] * c.expectation(probabilities, worth, (*path, t)) for t, c in self.children.items()
+        )
+
+    def most_likely(self, probabilities: Branches, path: tuple[int, ...] = ()) -> float:
         """The score that greedy decoding writes when it can only write scores."""
         if not self.children:
             return float(self.value or 0.0)
@@ -61,18 +71,82 @@ class ScoreTree:
         token = max(weights, key=lambda t: weights[t])
         return self.children[token].most_likely(probabilities, (*path, token))
 
+    def leaves(
+        self, probabilities: Branches, path: tuple[int, ...] = (), mass: float = 1.0
+    ) -> dict[float, float]:
+        """Probability of every score."""
+        if not self.children:
+            return {float(self.value or 0.0): mass}
+        weights = probabilities.get(path, dict.fromkeys(self.children, 1.0 / len(self.children)))
+        found: dict[float, float] = {}
+        for token, child in self.children.items():
+            found |= child.leaves(probabilities, (*path, token), mass * weights[token])
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreReading:
-    """One answer's score, decoded greedily and as an expectation."""
+    """One answer's distribution over the score texts, token by token."""
 
-    greedy: float
-    soft: float
+    tree: ScoreTree
+    probabilities: Branches
+
+    @property
+    def greedy(self) -> float:
+        """The score that greedy decoding writes."""
+        return self.tree.most_likely(self.probabilities)
+
+    @property
+    def soft(self) -> float:
+        """The expected score."""
+        return self.tree.expectation(self.probabilities)
+
+    def distribution(self) -> dict[float, float]:
+        """Probability of every score, 0.0 to 1.0 in order."""
+        return dict(sorted(self.tree.leaves(self.probabilities).items()))
+
+    def choices(self, written: Sequence[int], worth: Mapping[float, float]) -> list[TokenChoice]:
+        """The branchings that the tokens ``written`` behind ``<score>`` came through, and what each branch
+        there is worth: the expected ``worth`` of the scores below it, less that of the branching."""
+        found = []
+        for path, node in self.tree.branchings():
+            if tuple(written[: len(path)]) != path or len(written) <= len(path):
+                continue
+            probability = self.probabilities[path]
+            values = {
+                t: child.expectation(self.probabilities, worth, (*path, t))
+                for t, child in node.children.items()
+            }
+            mean = sum(probability[t] * value for t, value in values.items())
+            advantage = [value - mean for value in values.values()]
+            found.append(TokenChoice(len(path), list(values), [probability[t] for t in values], advantage))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """What the policy could have written at one token: ``place`` counts from the first token of the score."""
+
+    place: int
+    tokens: list[int]
+    probability: list[float]
+    advantage: list[float]
+
+
+def score_distributions(readings: Sequence[ScoreReading | None]) -> tuple[Tensor, Tensor]:
+    """Score levels ``[K]`` and each reading's probabilities ``[G, K]``, NaN where there is no reading."""
+    levels = [float(text) for text in SCORE_TEXTS]
+    missing = dict.fromkeys(levels, float("nan"))
+    rows = [list((r.distribution() if r else missing).values()) for r in readings]
+    return torch.tensor(levels, dtype=torch.float64), torch.tensor(rows, dtype=torch.float64)
 
 
 @torch.no_grad()
 def read_scores(
-    policy: Policy, prompts: Sequence[Prompt], prefixes: Sequence[Sequence[Sequence[int] | None]]
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    prefixes: Sequence[Sequence[Sequence[int] | None]],
+    temperature: float = 1.0,
 ) -> list[list[ScoreReading | None]]:
     """Scores behind given answers.
 
@@ -85,6 +159,7 @@ def read_scores(
         policy: Any policy, not only the one that wrote the answers.
         prompts: B encoded prompts.
         prefixes: For each prompt its responses up to and with ``<score>``; None where there is no score.
+        temperature: Divides the logits, as in sampling; 0 is read as 1.
 
     Returns:
         B lists, None where the prefix was None.
@@ -105,11 +180,12 @@ def read_scores(
             for path, node in branchings:
                 slot = next(i for i, p in enumerate(paths) if p[: len(path)] == path)
                 state = hidden[b, n * len(paths) + slot, len(prefix) + len(path)]
-                probabilities[path] = _children(policy, node, state)
-            results[b][g] = ScoreReading(tree.most_likely(probabilities), tree.expectation(probabilities))
+                probabilities[path] = _children(policy, node, state, temperature or 1.0)
+            results[b][g] = ScoreReading(tree, probabilities)
     return results
 
 
-def _children(policy: Policy, node: ScoreTree, state: Tensor) -> dict[int, float]:
+def _children(policy: Policy, node: ScoreTree, state: Tensor, temperature: float) -> dict[int, float]:
     tokens = list(node.children)
-    return dict(zip(tokens, policy.forward.head(state).float()[tokens].softmax(-1).tolist(), strict=True))
+    logits = policy.forward.head(state).float()[tokens] / temperature
+    return dict(zip(tokens, logits.softmax(-1).tolist(), strict=True))

@@ -9,6 +9,7 @@ from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
+from selfverify.policy.scores import read_scores
 from selfverify.rollouts.tags import Tagged, channel_lengths, parse_tagged, token_ends
 from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
 from selfverify.tasks import Task
@@ -73,3 +74,20 @@ def roll_out(
         for problem, samples in zip(problems, sampled, strict=True)
     ]
     return Rollout(prompts, groups)
+
+
+def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> None:
+    """Read the score distribution behind every answer whose score is well formed.
+
+    It becomes ``parsed`` of the score's segment, and its expectation ``scores["soft"]``.
+    """
+    prefixes = [
+        [t.segments[0].tokens if "sampled" in t.scores else None for t in group.trajectories]
+        for group in rollout.groups
+    ]
+    readings = read_scores(policy, rollout.prompts, prefixes, temperature)
+    for group, row in zip(rollout.groups, readings, strict=True):
+        for trajectory, reading in zip(group.trajectories, row, strict=True):
+            if reading is not None:
+                trajectory.segments[-1].parsed = reading
+                trajectory.scores["soft"] = reading.soft

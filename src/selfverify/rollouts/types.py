@@ -122,6 +122,27 @@ class Group:
 
 
 @dataclass(slots=True)
+class Choices:
+    """Tokens at which every alternative gets an advantage, not only the one that was sampled.
+
+    M such tokens of a group's trajectories with up to K alternatives; padding has probability 0.
+
+    Args:
+        rows: ``[M]`` which trajectory.
+        places: ``[M]`` which of the trajectory's tokens.
+        tokens: ``[M, K]`` the alternatives' ids.
+        probability: ``[M, K]`` under the policy that sampled, normalised over the alternatives.
+        advantage: ``[M, K]``, its mean under ``probability`` 0.
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    tokens: torch.Tensor
+    probability: torch.Tensor
+    advantage: torch.Tensor
+
+
+@dataclass(slots=True)
 class Credit:
     """What one channel of a group's trajectories is to learn.
 
@@ -131,6 +152,8 @@ class Credit:
         kl_coef: Coefficient of the KL term, a number or ``[G]``.
         weight: Loss weight, a number or ``[G]``.
         valid: ``[G]`` bool; an invalid trajectory (an outage, a cut-off) takes no part at all.
+        choices: Tokens of the channel that learn from all their alternatives; at those ``advantage`` is not
+            used.
     """
 
     channel: str
@@ -138,3 +161,9 @@ class Credit:
     kl_coef: float | torch.Tensor = 0.0
     weight: float | torch.Tensor = 1.0
     valid: torch.Tensor | None = None
+    choices: Choices | None = None
+
+    @property
+    def teaches(self) -> bool:
+        """Whether any advantage is not 0."""
+        return bool(self.advantage.any()) or (self.choices is not None and bool(self.choices.advantage.any()))
