@@ -1,0 +1,203 @@
+"""ADPO with the expected credit, end to end: the score's gradient is that of the group's expected AUC."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from selfverify.learner.config import LearnerConfig
+from selfverify.learner.streams import select, stack_choices, valid_trajectories
+from selfverify.learner.update import Updater, UpdateTotals
+from selfverify.methods import make_method
+from selfverify.policy.policy import Policy
+from selfverify.policy.scores import score_distributions
+from selfverify.rollouts.single_turn import Rollout, read_rollout
+from selfverify.rollouts.types import Group, Segment, Trajectory
+from selfverify.tasks import make_task
+
+ACCELERATOR = SimpleNamespace(backward=lambda loss: loss.backward())
+QUALITIES = [1.0, 0.0, 0.0, 1.0]
+SCORES = ["0.7", "0.2", "1.0", "0.7"]
+MALFORMED = "0..7"
+
+
+def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Rollout:
+    """One group whose answers and scores are written by hand, with the scores' distributions read."""
+    problem = make_task("digits-pick").problem("train", 0, 0)
+
+    def tokens(text: str) -> list[int]:
+        return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    group = []
+    for n, (text, quality) in enumerate(zip(texts, qualities, strict=True)):
+        answer = tokens(f"<think>{n}</think><answer>{n} 2</answer><score>")
+        score = [*tokens(f"{text}</score>"), policy.tokenizer.eos_token_id]
+        segments = [Segment("answer", answer), Segment("score", score, finish="stop")]
+        rewards = {
+            "answer": quality,
+            "correct": quality,
+            "answer_format": 1.0,
+            "score_format": float(text != MALFORMED),
+            "score_opened": 1.0,
+        }
+        group.append(Trajectory(segments, {} if text == MALFORMED else {"sampled": float(text)}, rewards))
+    rollout = Rollout(policy.encode([problem]), [Group(problem, group)])
+    read_rollout(policy, rollout)
+    return rollout
+
+
+def learn(policy: Policy, rollout: Rollout, **options: Any) -> dict[str, torch.Tensor]:
+    """Gradients of one update without KL, channel denominators."""
+    method = make_method("adpo", verification_credit="expected", kl=0.0, **options)
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in rollout.groups]
+    groups, _ = select(rollout, credits, True)
+    policy.model.zero_grad()
+    config = LearnerConfig(steps=1, denominator="channel")
+    Updater(policy, ACCELERATOR, config, "surrogate").gradient(groups, None, None, 1.0, UpdateTotals())
+    return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def expected_auc(policy: Policy, rollout: Rollout) -> torch.Tensor:
+    """P(right above wrong) + P(tie)/2 over the pairs of the group, differentiable, written out."""
+    group, [prompt] = rollout.groups[0], rollout.prompts
+    zero, point = policy.tokenizer("0.", add_special_tokens=False)["input_ids"]
+    digits = [policy.tokenizer(str(d), add_special_tokens=False)["input_ids"][0] for d in range(10)]
+    rows = []
+    for trajectory in group.trajectories:
+        prefix = trajectory.segments[0].tokens
+        vocabulary = policy.model.config.get_text_config().vocab_size
+
+        def logits(path: list[int], prefix: list[int] = prefix, size: int = vocabulary) -> torch.Tensor:
+            tokens = [*prefix, *path]
+            places = torch.tensor([[0, 0, len(tokens)]])
+            return policy.logprobs_and_choices([prompt], [[[*tokens, 0]]], places, torch.arange(size)[None])[
+                1
+            ][0]
+
+        first = logits([])[[zero, digits[1]]].log_softmax(-1)
+        tenths = logits([zero, point])[digits].log_softmax(-1)
+        rows.append(torch.cat([first[:1] + tenths, first[1:]]).exp())
+    above = torch.ones(11, 11).tril(-1) + 0.5 * torch.eye(11)
+    pairs = [
+        p @ above @ q
+        for p, a in zip(rows, QUALITIES, strict=True)
+        for q, b in zip(rows, QUALITIES, strict=True)
+        if a > b
+    ]
+    return torch.stack(pairs).mean()
+
+
+def test_the_scores_gradient_is_that_of_the_expected_auc(load_policy: Any) -> None:
+    """In expectation over the first token written, "0" or "1", which decides whether tenths are reached.
+
+    The surrogate's loss is a mean over the 4 trajectories and the score's tokens, so a weight of 4 times
+    their number and scale 1 make it minus the expected AUC. The answers' part is measured alone, with
+    score_weight 0, and taken off. A trajectory's gradient depends on what it wrote itself, not on the others.
+    So the expectation is that of "0.7" everywhere plus, for each trajectory, P("1.0") times what "1.0" there
+    changes.
+    """
+    policy = load_policy()
+    rollout = rollout_of(policy, ["0.7"] * 4, QUALITIES)
+    length = len(rollout.groups[0].trajectories[0].segments[1].tokens)
+    settings = {"score_weight": 4.0 * length, "concordance_scale": 1.0}
+    base = learn(policy, rollout, **settings)
+    answers = learn(policy, rollout, score_weight=0.0)
+    _, distributions = score_distributions([t.segments[-1].parsed for t in rollout.groups[0].trajectories])
+    ours = {name: value - answers[name] for name, value in base.items()}
+    for i in range(4):
+        written = ["1.0" if n == i else "0.7" for n in range(4)]
+        other = learn(policy, rollout_of(policy, written, QUALITIES), **settings)
+        for name in ours:
+            ours[name] += float(distributions[i, -1]) * (other[name] - base[name])
+    policy.model.zero_grad()
+    (-expected_auc(policy, rollout)).backward()
+    for name, parameter in policy.model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name], parameter.grad, atol=2e-5, rtol=2e-3)
+
+
+def test_choices_lie_on_what_was_written(load_policy: Any) -> None:
+    """ "0.7" passes "0 or 1" and then ten digits; "1.0" passes only the first."""
+    policy = load_policy()
+    rollout = rollout_of(policy, SCORES, QUALITIES)
+    [group] = rollout.groups
+    method = make_method("adpo", verification_credit="expected")
+    credits = method.credit(group, valid_trajectories(group, False))
+    [streams], _ = select(rollout, [credits], True)
+    owners, choices = stack_choices([streams])
+    assert owners.tolist() == [0] * 7
+    assert choices.rows.tolist() == [0, 0, 1, 1, 2, 3, 3]
+    starts = [len(t.segments[0].tokens) for t in group.trajectories]
+    assert choices.places.tolist() == [
+        starts[0], starts[0] + 2, starts[1], starts[1] + 2, starts[2], starts[3], starts[3] + 2
+    ]  # fmt: skip
+    assert (choices.probability > 0).sum(-1).tolist() == [2, 10, 2, 10, 2, 2, 10]
+    torch.testing.assert_close(choices.probability.sum(-1), torch.ones(7))
+    mean = (choices.probability * choices.advantage).sum(-1)
+    torch.testing.assert_close(mean, torch.zeros(7))
+    for row, place, tokens in zip(choices.rows, choices.places, choices.tokens, strict=True):
+        assert group.trajectories[int(row)].tokens[int(place)] in tokens.tolist()
+    # Right answers are to score high: at "0 or 1", which of the two is which?
+    one = policy.tokenizer("1", add_special_tokens=False)["input_ids"][0]
+    towards_one = choices.advantage[0][choices.tokens[0] == one]
+    assert towards_one > 0
+
+
+def test_a_malformed_score_is_punished_as_written(load_policy: Any) -> None:
+    policy = load_policy()
+    rollout = rollout_of(policy, ["0.7", MALFORMED, "0.2"], [1.0, 0.0, 0.0])
+    [group] = rollout.groups
+    method = make_method("adpo", verification_credit="expected", format_weight=0.25, kl=0.1)
+    answer, score = method.credit(group, valid_trajectories(group, False))
+    assert score.advantage.tolist() == [0, -0.25, 0]
+    assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 2}
+    [streams], _ = select(rollout, [[answer, score]], True)
+    trained = streams.channel[1] == 1
+    assert set(streams.advantage[1][trained].tolist()) == {-0.25}
+    for row in (0, 2):
+        assert not streams.advantage[row][streams.channel[row] == 1].any()
+        assert streams.kl_coef[row][streams.channel[row] == 1].tolist() == pytest.approx([0.1] * 5)
+
+
+def test_answers_alike_teach_the_score_nothing(load_policy: Any) -> None:
+    policy = load_policy()
+    rollout = rollout_of(policy, SCORES, [1.0] * 4)
+    method = make_method("adpo", verification_credit="expected")
+    credits = method.credit(rollout.groups[0], valid_trajectories(rollout.groups[0], False))
+    assert not any(credit.teaches for credit in credits)
+    groups, dropped = select(rollout, [credits], True)
+    assert not groups and dropped.zero_advantage == 1
+
+
+def test_the_score_may_have_its_own_kl(load_policy: Any) -> None:
+    policy = load_policy()
+    rollout = rollout_of(policy, SCORES, QUALITIES)
+    valid = valid_trajectories(rollout.groups[0], False)
+    for options, expected in (({}, 0.3), ({"score_kl": 0.0}, 0.0), ({"score_kl": 0.02}, 0.02)):
+        answer, score = make_method("adpo", kl=0.3, **options).credit(rollout.groups[0], valid)
+        assert (answer.kl_coef, score.kl_coef) == (0.3, expected)
+
+
+def test_clipping_stops_a_policy_that_has_moved_far_enough(load_policy: Any) -> None:
+    """The distributions stay those of sampling: once every ratio with a positive gain has left the clip
+    range and every loss too, the score's gradient is exactly 0."""
+    policy = load_policy()
+    rollout = rollout_of(policy, SCORES, QUALITIES)
+    [group] = rollout.groups
+    credits = make_method("adpo", verification_credit="expected", kl=0.0).credit(
+        group, valid_trajectories(group, False)
+    )
+    [streams], _ = select(rollout, [credits], True)
+    choices = streams.choices
+    assert choices is not None
+    # As if sampling had given the better half of the alternatives far less, and the worse half far more.
+    better, given = choices.advantage > 0, choices.probability > 0
+    choices.probability = torch.where(given, torch.where(better, 1e-9, 1e3), 0.0)
+    streams.advantage.zero_()
+    Updater(policy, ACCELERATOR, LearnerConfig(steps=1), "surrogate").gradient(
+        [streams], None, None, 1.0, UpdateTotals()
+    )
+    assert all(p.grad is None or not p.grad.any() for p in policy.model.parameters())
