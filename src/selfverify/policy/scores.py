@@ -174,18 +174,25 @@ def read_scores(
         return results
     continuations = [[[*prefix, *path, 0] for _, prefix in group for path in paths] for group in rows]
     hidden = policy.hidden_states(prompts, policy.forward.stack_continuations(continuations))
-    for b, group in enumerate(rows):
-        for n, (g, prefix) in enumerate(group):
-            probabilities = {}
-            for path, node in branchings:
-                slot = next(i for i, p in enumerate(paths) if p[: len(path)] == path)
-                state = hidden[b, n * len(paths) + slot, len(prefix) + len(path)]
-                probabilities[path] = _children(policy, node, state, temperature or 1.0)
-            results[b][g] = ScoreReading(tree, probabilities)
+    found: dict[tuple[int, int], dict[tuple[int, ...], dict[int, float]]] = {}
+    for path, node in branchings:
+        slot = next(i for i, p in enumerate(paths) if p[: len(path)] == path)
+        places = {
+            (b, g): (b, n * len(paths) + slot, len(prefix) + len(path))
+            for b, group in enumerate(rows)
+            for n, (g, prefix) in enumerate(group)
+        }
+        states = hidden[torch.tensor(list(places.values()), device=hidden.device).unbind(-1)]
+        children = list(node.children)
+        for answer, shares in zip(places, _shares(policy, states, children, temperature), strict=True):
+            found.setdefault(answer, {})[path] = dict(zip(children, shares, strict=True))
+    for (b, g), probabilities in found.items():
+        results[b][g] = ScoreReading(tree, probabilities)
     return results
 
 
-def _children(policy: Policy, node: ScoreTree, state: Tensor, temperature: float) -> dict[int, float]:
-    tokens = list(node.children)
-    logits = policy.forward.head(state).float()[tokens] / temperature
-    return dict(zip(tokens, logits.softmax(-1).tolist(), strict=True))
+def _shares(policy: Policy, states: Tensor, tokens: list[int], temperature: float) -> list[list[float]]:
+    """Probabilities ``[N, K]`` of ``tokens`` against each other; few rows of logits exist at a time."""
+    logits = [policy.forward.head(part)[:, tokens] for part in states.split(policy.config.logprob_chunk)]
+    shares: list[list[float]] = (torch.cat(logits).float() / (temperature or 1.0)).softmax(-1).tolist()
+    return shares

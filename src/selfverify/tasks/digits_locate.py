@@ -28,8 +28,8 @@ class DigitsLocateConfig(TaskConfig):
     """Difficulty of `digits-locate`."""
 
     count: int = Field(3, ge=1, le=9, description="Digits on the canvas, all different.")
-    width: int = Field(64, ge=32, le=512, multiple_of=8, description="Canvas width in pixels.")
-    height: int = Field(48, ge=32, le=512, multiple_of=8, description="Canvas height in pixels.")
+    width: int = Field(64, ge=32, le=512, multiple_of=16, description="Canvas width in pixels.")
+    height: int = Field(48, ge=32, le=512, multiple_of=16, description="Canvas height in pixels.")
     size: tuple[int, int] = Field((10, 18), description="Smallest and largest side of a digit in pixels.")
     noise: Range = Field((0.0, 0.2), description="Range of the noise's standard deviation.")
 
