@@ -15,6 +15,7 @@ from selfverify.methods import make_method
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_distributions
 from selfverify.rollouts.single_turn import Rollout, read_rollout
+from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Group, Segment, Trajectory
 from selfverify.tasks import make_task
 
@@ -160,6 +161,31 @@ def test_a_malformed_score_is_punished_as_written(load_policy: Any) -> None:
     for row in (0, 2):
         assert not streams.advantage[row][streams.channel[row] == 1].any()
         assert streams.kl_coef[row][streams.channel[row] == 1].tolist() == pytest.approx([0.1] * 5)
+
+
+def test_an_answer_without_any_score_takes_no_part(load_policy: Any) -> None:
+    """Its last segment is the answer, which the task has parsed."""
+    policy = load_policy()
+    rollout = rollout_of(policy, SCORES, QUALITIES)
+    [group] = rollout.groups
+    bare = group.trajectories[2]
+    bare.segments, bare.scores = bare.segments[:1], {}
+    bare.segments[0].parsed = make_task("digits-pick").judge(group.problem, Tagged({"answer": "1 2 3"}))
+    bare.rewards |= {"score_opened": 0.0, "score_format": 0.0}
+    method = make_method("adpo", verification_credit="expected")
+    _, score = method.credit(group, valid_trajectories(group, False))
+    assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 1, 3}
+
+
+def test_scores_that_were_not_read_are_an_error(load_policy: Any) -> None:
+    """Learning nothing in silence would be worse."""
+    policy = load_policy()
+    rollout = rollout_of(policy, SCORES, QUALITIES)
+    [group] = rollout.groups
+    del group.trajectories[1].scores["soft"]
+    method = make_method("adpo", verification_credit="expected")
+    with pytest.raises(ValueError, match=r"digits-pick/train/0/0.*read_rollout"):
+        method.credit(group, valid_trajectories(group, False))
 
 
 def test_answers_alike_teach_the_score_nothing(load_policy: Any) -> None:

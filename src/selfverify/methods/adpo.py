@@ -119,10 +119,13 @@ class ADPO:
         )
         penalty = c.format_weight * (opened - score_format)
         reward = self.verification_reward(group, valid)
+        score_kl = c.kl if c.score_kl is None else c.score_kl
         if c.credit == "entangled":
             total = self._advantage(answer_reward + reward - penalty, valid)
-            return [Credit(channel, total, kl_coef=c.kl, valid=valid) for channel in (ANSWER, SCORE)]
-        score_kl = c.kl if c.score_kl is None else c.score_kl
+            return [
+                Credit(ANSWER, total, kl_coef=c.kl, valid=valid),
+                Credit(SCORE, total, kl_coef=score_kl, valid=valid),
+            ]
         choices = None
         if c.verification_credit == "expected":
             choices = self._choices(group, valid)
@@ -140,14 +143,20 @@ class ADPO:
 
     def _choices(self, group: Group, valid: Tensor) -> Choices | None:
         """Every score that could have been written, token by token, with its expected concordance credit."""
-        readings = [t.segments[-1].parsed for t in group.trajectories]
+        last = [t.segments[-1].parsed for t in group.trajectories]
+        readings = [parsed if isinstance(parsed, ScoreReading) else None for parsed in last]
+        if any("sampled" in t.scores and "soft" not in t.scores for t in group.trajectories):
+            raise ValueError(
+                f"{group.problem.id}: verification_credit: expected needs the scores' distributions; call "
+                "read_rollout on rollouts that ADPO.rollout did not make"
+            )
         levels, rows = score_distributions(readings)
         worth = self.config.concordance_scale * expected_concordance(
             levels, rows, column(group, "answer"), self.config.gamma, valid
         )
         found = []
         for i, (trajectory, reading) in enumerate(zip(group.trajectories, readings, strict=True)):
-            if isinstance(reading, ScoreReading) and bool(valid[i]):
+            if reading is not None and bool(valid[i]):
                 start = len(trajectory.tokens) - len(trajectory.segments[-1].tokens)
                 values = dict(zip(levels.tolist(), worth[i].tolist(), strict=True))
                 choices = reading.choices(trajectory.segments[-1].tokens, values)
