@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from selfverify import learn as learn_run
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.streams import select, stack_choices, valid_trajectories
 from selfverify.learner.update import Updater, UpdateTotals
 from selfverify.methods import make_method
+from selfverify.objectives import choice_probability
+from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_distributions
 from selfverify.rollouts.single_turn import Rollout, read_rollout
@@ -50,13 +54,15 @@ def rollout_of(policy: Policy, texts: list[str], qualities: list[float]) -> Roll
     return rollout
 
 
-def learn(policy: Policy, rollout: Rollout, **options: Any) -> dict[str, torch.Tensor]:
-    """Gradients of one update without KL, channel denominators."""
+def learn(
+    policy: Policy, rollout: Rollout, denominator: str = "channel", **options: Any
+) -> dict[str, torch.Tensor]:
+    """Gradients of one update without KL."""
     method = make_method("adpo", verification_credit="expected", kl=0.0, **options)
     credits = [method.credit(group, valid_trajectories(group, False)) for group in rollout.groups]
     groups, _ = select(rollout, credits, True)
     policy.model.zero_grad()
-    config = LearnerConfig(steps=1, denominator="channel")
+    config = LearnerConfig(steps=1, denominator=denominator)
     Updater(policy, ACCELERATOR, config, "surrogate").gradient(groups, None, None, 1.0, UpdateTotals())
     return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
 
@@ -91,28 +97,31 @@ def expected_auc(policy: Policy, rollout: Rollout) -> torch.Tensor:
     return torch.stack(pairs).mean()
 
 
-def test_the_scores_gradient_is_that_of_the_expected_auc(load_policy: Any) -> None:
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+def test_the_scores_gradient_is_that_of_the_expected_auc(load_policy: Any, denominator: str) -> None:
     """In expectation over the first token written, "0" or "1", which decides whether tenths are reached.
 
-    The surrogate's loss is a mean over the 4 trajectories and the score's tokens, so a weight of 4 times
-    their number and scale 1 make it minus the expected AUC. The answers' part is measured alone, with
-    score_weight 0, and taken off. A trajectory's gradient depends on what it wrote itself, not on the others.
-    So the expectation is that of "0.7" everywhere plus, for each trajectory, P("1.0") times what "1.0" there
-    changes.
+    The loss is a mean over the 4 trajectories, so weight 4 and scale 1 make it minus the expected AUC,
+    whatever the denominator of the other tokens and the lengths of the scores. The answers' part is
+    measured alone, with score_weight 0, and taken off. A trajectory's gradient depends on what it wrote
+    itself, not on the others. So the expectation is that of the tenths everywhere plus, for each trajectory,
+    P("1.0") times what "1" there changes.
     """
     policy = load_policy()
-    rollout = rollout_of(policy, ["0.7"] * 4, QUALITIES)
-    length = len(rollout.groups[0].trajectories[0].segments[1].tokens)
-    settings = {"score_weight": 4.0 * length, "concordance_scale": 1.0}
-    base = learn(policy, rollout, **settings)
-    answers = learn(policy, rollout, score_weight=0.0)
+    tenths = ["0.7", "0.75", "0.2", "0.7"]
+    rollout = rollout_of(policy, tenths, QUALITIES)
+    settings = {"score_weight": 4.0, "concordance_scale": 1.0}
+    base = learn(policy, rollout, denominator, **settings)
+    answers = learn(policy, rollout, denominator, score_weight=0.0)
     _, distributions = score_distributions([t.segments[-1].parsed for t in rollout.groups[0].trajectories])
     ours = {name: value - answers[name] for name, value in base.items()}
     for i in range(4):
-        written = ["1.0" if n == i else "0.7" for n in range(4)]
-        other = learn(policy, rollout_of(policy, written, QUALITIES), **settings)
+        other_rollout = rollout_of(policy, ["1" if n == i else tenths[n] for n in range(4)], QUALITIES)
+        other = learn(policy, other_rollout, denominator, **settings)
+        other_answers = learn(policy, other_rollout, denominator, score_weight=0.0)
         for name in ours:
-            ours[name] += float(distributions[i, -1]) * (other[name] - base[name])
+            changed = (other[name] - other_answers[name]) - (base[name] - answers[name])
+            ours[name] += float(distributions[i, -1]) * changed
     policy.model.zero_grad()
     (-expected_auc(policy, rollout)).backward()
     for name, parameter in policy.model.named_parameters():
@@ -128,8 +137,8 @@ def test_choices_lie_on_what_was_written(load_policy: Any) -> None:
     method = make_method("adpo", verification_credit="expected")
     credits = method.credit(group, valid_trajectories(group, False))
     [streams], _ = select(rollout, [credits], True)
-    owners, choices = stack_choices([streams])
-    assert owners.tolist() == [0] * 7
+    owners, weights, choices = stack_choices([streams])
+    assert owners.tolist() == [0] * 7 and weights.tolist() == [1.0] * 7
     assert choices.rows.tolist() == [0, 0, 1, 1, 2, 3, 3]
     starts = [len(t.segments[0].tokens) for t in group.trajectories]
     assert choices.places.tolist() == [
@@ -219,11 +228,79 @@ def test_clipping_stops_a_policy_that_has_moved_far_enough(load_policy: Any) -> 
     [streams], _ = select(rollout, [credits], True)
     choices = streams.choices
     assert choices is not None
+    streams.advantage.zero_()
+
+    def gradient(old: list[torch.Tensor] | None) -> float:
+        policy.model.zero_grad()
+        Updater(policy, ACCELERATOR, LearnerConfig(steps=1), "surrogate").gradient(
+            [streams], None, old, 1.0, UpdateTotals()
+        )
+        return sum(float(p.grad.norm()) for p in policy.model.parameters() if p.grad is not None)
+
+    later = [torch.zeros_like(streams.advantage)]  # any old log-probs: no token has an advantage
+    assert gradient(later) > 0
     # As if sampling had given the better half of the alternatives far less, and the worse half far more.
     better, given = choices.advantage > 0, choices.probability > 0
     choices.probability = torch.where(given, torch.where(better, 1e-9, 1e3), 0.0)
-    streams.advantage.zero_()
-    Updater(policy, ACCELERATOR, LearnerConfig(steps=1), "surrogate").gradient(
-        [streams], None, None, 1.0, UpdateTotals()
+    assert gradient(later) == 0
+    assert gradient(None) > 0  # the first update's old policy is the new one, whatever was read before
+
+
+def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
+    """Two groups of different prompts; at a temperature where reading and learning must agree."""
+    policy = load_policy()
+    task = make_task("digits-pick")
+    problems = [task.problem("train", 0, 0), task.problem("train", 0, 3)]
+    groups = []
+    for problem, texts in zip(problems, (["0.7", "0.2", "1.0"], ["0.1", "1.0", "0.9"]), strict=True):
+        [group] = rollout_of(policy, texts, [1.0, 0.0, 0.0]).groups
+        groups.append(Group(problem, group.trajectories))
+    rollout = Rollout(policy.encode(problems), groups)
+    read_rollout(policy, rollout, temperature=0.7)
+    method = make_method("adpo", verification_credit="expected", kl=0.0)
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in groups]
+    streams, _ = select(rollout, credits, True)
+    found = []
+    for size in (2, 1):
+        policy.model.zero_grad()
+        totals, config = UpdateTotals(), LearnerConfig(steps=1, micro_batch_groups=size)
+        updater = Updater(policy, ACCELERATOR, config, "surrogate")
+        updater.gradient(streams, None, None, 0.7, totals)
+        found.append([p.grad.clone() for p in policy.model.parameters() if p.grad is not None])
+        assert totals.ratio_max == 1
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
+    _, _, choices = stack_choices(streams)
+    again = policy.logprobs_and_choices(
+        rollout.prompts,
+        [[t.tokens for t in group.trajectories] for group in groups],
+        torch.stack([stack_choices(streams)[0], choices.rows, choices.places], dim=1),
+        choices.tokens,
+        temperature=0.7,
+    )[1]
+    torch.testing.assert_close(choice_probability(again, choices.probability > 0), choices.probability)
+
+
+def test_one_channel_may_have_choices(load_policy: Any) -> None:
+    policy = load_policy()
+    rollout = rollout_of(policy, SCORES, QUALITIES)
+    method = make_method("adpo", verification_credit="expected")
+    answer, score = method.credit(rollout.groups[0], valid_trajectories(rollout.groups[0], False))
+    answer.choices = score.choices
+    with pytest.raises(ValueError, match=r"only one channel.*answer, score"):
+        select(rollout, [[answer, score]], True)
+    score.choices = None
+    with pytest.raises(ValueError, match="outside their channel"):
+        select(rollout, [[answer, score]], True)
+
+
+def test_a_kl_of_the_score_alone_has_a_reference(load_policy: Any, tmp_path: Path) -> None:
+    learn_run(
+        load_policy(),
+        make_task("digits-pick"),
+        make_method("adpo", verification_credit="expected", kl=0.0, score_kl=0.1),
+        LearnerConfig(steps=2, groups_per_step=2, inner_epochs=2, drop_zero_advantage=False),
+        SamplingConfig(group_size=2, max_new_tokens=8),
+        output=tmp_path,
     )
-    assert all(p.grad is None or not p.grad.any() for p in policy.model.parameters())
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

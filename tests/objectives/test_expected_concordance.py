@@ -66,8 +66,8 @@ def test_it_is_the_gradient_of_the_expected_auc():
     torch.testing.assert_close(ours, gradient)
 
 
-def test_equal_distributions_push_nobody():
-    """Scores that say nothing: a right and a wrong answer's values are opposite, level by level."""
+def test_equal_distributions_have_no_common_push():
+    """Scores that say nothing: right and wrong answers' values cancel, level by level."""
     same = doubles(0.1, 0.3, 0.6).expand(4, 3)
     value = expected_concordance(LEVELS, same, doubles(1, 1, 1, 0))
     torch.testing.assert_close(value.sum(0), torch.zeros(3, dtype=torch.float64))
@@ -94,6 +94,16 @@ def test_groups_are_independent():
         torch.testing.assert_close(both[n], expected_concordance(LEVELS, probabilities[n], answers[n]))
 
 
+def test_levels_and_answers_of_another_precision_are_taken():
+    value = expected_concordance(LEVELS.float(), rows(3), torch.tensor([1, 0, 0]))
+    torch.testing.assert_close(value, expected_concordance(LEVELS, rows(3), doubles(1, 0, 0)))
+
+
+def test_rows_that_are_no_distributions_are_refused():
+    with pytest.raises(ValueError, match=r"sums to 2\.0"):
+        expected_concordance(LEVELS, rows(3) * torch.tensor([[1.0], [2.0], [1.0]]), doubles(1, 0, 0))
+
+
 def test_shapes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match=r"\(4, 3\).*\(3,\).*3 levels"):
         expected_concordance(LEVELS, rows(4), doubles(1, 0, 0))
@@ -113,17 +123,17 @@ def test_choice_surrogate_is_surrogate_averaged_over_samples(shift):
         * surrogate(new[:, k : k + 1], old[:, k : k + 1].log(), advantage[:, k : k + 1]).loss
         for k in range(3)
     )
-    torch.testing.assert_close(choice_surrogate(new, old, advantage), averaged[:, 0])
+    torch.testing.assert_close(choice_surrogate(new, old, advantage).loss, averaged[:, 0])
 
 
 def test_choice_surrogate_ignores_padding_and_common_offsets():
     old, advantage = rows(2).float(), torch.tensor([[0.3, -0.2, 0.1], [0.0, 0.5, -0.5]])
     new = old.log().clone().requires_grad_()
-    [gradient] = torch.autograd.grad(choice_surrogate(new, old, advantage).sum(), new)
+    [gradient] = torch.autograd.grad(choice_surrogate(new, old, advantage).loss.sum(), new)
     torch.testing.assert_close(gradient.sum(-1), torch.zeros(2))  # an offset changes nothing
     padded = [torch.nn.functional.pad(t, (0, 2)) for t in (new, old, advantage)]
-    torch.testing.assert_close(choice_surrogate(*padded), choice_surrogate(new, old, advantage))
-    [again] = torch.autograd.grad(choice_surrogate(*padded).sum(), new)
+    torch.testing.assert_close(choice_surrogate(*padded).loss, choice_surrogate(new, old, advantage).loss)
+    [again] = torch.autograd.grad(choice_surrogate(*padded).loss.sum(), new)
     torch.testing.assert_close(again, gradient)
     # By hand at ratio 1: d/dlogit_k of -sum p A is -p_k (A_k - mean A).
     mean = (old * advantage).sum(-1, keepdim=True)

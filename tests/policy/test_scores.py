@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selfverify.policy.policy import Policy
-from selfverify.policy.scores import SCORE_TEXTS, ScoreTree, read_scores
+from selfverify.policy.scores import SCORE_TEXTS, ScoreReading, ScoreTree, read_scores
 from selfverify.rollouts.types import Problem
 
 
@@ -30,7 +30,7 @@ class MergingTokenizer:
         return {"input_ids": ids}
 
 
-CHARACTERS = (*"0123456789", ".")
+CHARACTERS = (*"0123456789", ".", "<score>")
 TOKENIZERS = {
     "characters": MergingTokenizer(*CHARACTERS),
     "0. merged": MergingTokenizer(*CHARACTERS, "0.", "1."),
@@ -106,6 +106,59 @@ def test_most_likely_goes_token_by_token() -> None:
     tenth = {ids[str(d)]: 0.1 for d in range(10)} | {ids["3"]: 0.11, ids["4"]: 0.09}
     probabilities = {(): {ids["0"]: 0.6, ids["1"]: 0.4}, (ids["0"], ids["."]): tenth}
     assert tree.most_likely(probabilities) == 0.3
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_choices_follow_what_was_written(kind: str) -> None:
+    """Every score's branchings lead along its own tokens, and their worth adds up to the score's.
+
+    By the chain rule: the advantages of the branches taken sum to the score's worth less the mean.
+    """
+    tokenizer = TOKENIZERS[kind]
+    tree = ScoreTree.build(tokenizer)
+    probabilities = {path: next_probabilities(path, list(node.children)) for path, node in tree.branchings()}
+    reading = ScoreReading(tree, probabilities)
+    chances = reading.distribution()
+    assert sum(chances.values()) == pytest.approx(1)
+    worth = {score: math.cos(9 * score) for score in chances}
+    mean = sum(chances[score] * worth[score] for score in chances)
+    for text in SCORE_TEXTS:
+        written = tokenizer(text, add_special_tokens=False)["input_ids"]
+        total = 0.0
+        for choice in reading.choices([*written, 10_000], worth):
+            total += choice.advantage[choice.tokens.index(written[choice.place])]
+            assert sum(
+                p * a for p, a in zip(choice.probability, choice.advantage, strict=True)
+            ) == pytest.approx(0)
+        assert total == pytest.approx(worth[float(text)] - mean)
+
+
+def test_choices_end_where_the_score_is_no_longer_followed() -> None:
+    tokenizer = MergingTokenizer(*CHARACTERS, "85", " ")
+    tree = ScoreTree.build(tokenizer)
+    probabilities = {path: next_probabilities(path, list(node.children)) for path, node in tree.branchings()}
+    reading, worth = ScoreReading(tree, probabilities), {k / 10: k for k in range(11)}
+
+    def places(text: str) -> list[int]:
+        return [
+            c.place for c in reading.choices(tokenizer(text, add_special_tokens=False)["input_ids"], worth)
+        ]
+
+    assert places("0.72") == [0, 2]
+    assert places("0.85") == [0]
+    assert places(" 0.7") == []
+    assert places("") == []
+
+
+def test_the_tree_is_that_of_scores_behind_their_tag() -> None:
+    """A tokenizer that writes a text's first piece differently (SentencePiece) must not hide the scores."""
+
+    class Marking(MergingTokenizer):
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            return {"input_ids": [999, *super().__call__(text, add_special_tokens)["input_ids"]]}
+
+    marked, plain = ScoreTree.build(Marking(*CHARACTERS)), ScoreTree.build(MergingTokenizer(*CHARACTERS))
+    assert marked == plain
 
 
 # --- with a policy --------------------------------------------------------------------------------------

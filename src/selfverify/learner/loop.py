@@ -121,7 +121,7 @@ class Learner:
         )
         if config.trackers:
             self.accelerator.init_trackers("selfverify")
-        uses_kl = getattr(getattr(method, "config", None), "kl", 0.0) > 0
+        uses_kl = getattr(getattr(method, "config", None), "needs_reference", False)
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = policy.frozen_copy() if uses_kl else None
         trainable = [(name, p) for name, p in policy.model.named_parameters() if p.requires_grad]

@@ -31,6 +31,12 @@ class GroupStreams:
     loss_weight: Tensor
     old_logprobs: Tensor | None
     choices: Choices | None = None
+    choice_weight: Tensor | None = None
+
+    @property
+    def trajectories(self) -> int:
+        """How many have trained tokens."""
+        return int((self.channel != UNTRAINED).any(-1).sum())
 
 
 @dataclass(slots=True)
@@ -78,16 +84,23 @@ def make_streams(prompt: Prompt, group: Group, credits: Sequence[Credit]) -> Gro
             mask[: len(flags)] = torch.tensor(flags, dtype=torch.bool)
             channel[i, mask] = number
             advantage[i, mask], kl_coef[i, mask], weight[i, mask] = values[i], coefs[i], weights[i]
-    choices = next((c.choices for c in credits if c.choices is not None), None)
-    if choices is not None:
+    choosing = [number for number, credit in enumerate(credits) if credit.choices is not None]
+    if len(choosing) > 1:
+        names = ", ".join(credits[number].channel for number in choosing)
+        raise ValueError(f"{group.problem.id}: only one channel may have choices, not {names}")
+    choices = choice_weight = None
+    if choosing and (choices := credits[choosing[0]].choices) is not None:
+        if not bool((channel[choices.rows, choices.places] == choosing[0]).all()):
+            raise ValueError(f"{group.problem.id}: choices lie outside their channel's trained tokens")
         advantage[choices.rows, choices.places] = 0.0
+        choice_weight = weight[choices.rows, choices.places]
     logprobs = [t.logprobs for t in group.trajectories]
     old = None
     if all(len(a) == len(b) for a, b in zip(logprobs, tokens, strict=True)):
         old = torch.zeros(shape)
         for i, row in enumerate(logprobs):
             old[i, : len(row)] = torch.tensor(row)
-    return GroupStreams(prompt, tokens, channel, advantage, kl_coef, weight, old, choices)
+    return GroupStreams(prompt, tokens, channel, advantage, kl_coef, weight, old, choices, choice_weight)
 
 
 def select(
@@ -125,27 +138,32 @@ def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> l
     return [part[:, : group.channel.shape[1]] for part, group in zip(parts, groups, strict=True)]
 
 
-def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Choices]:
-    """All groups' choices as one, and the ``[M]`` group of each; none is an empty one."""
-    owners, parts = [], []
+def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor, Choices]:
+    """All groups' choices as one, with each one's group and loss weight, ``[M]``; may be empty."""
+    owners, weights, parts = [], [], []
     for b, group in enumerate(groups):
-        if group.choices is not None and len(group.choices.rows):
+        if group.choices is not None and group.choice_weight is not None:
             owners += [b] * len(group.choices.rows)
+            weights.append(group.choice_weight)
             parts.append(group.choices)
     if not parts:
-        none = torch.zeros(0, dtype=torch.long)
-        return none, Choices(none, none, none.view(0, 1), torch.zeros(0, 1), torch.zeros(0, 1))
+        none, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0, 1)
+        return none, nothing[:, 0], Choices(none, none, none.view(0, 1), nothing, nothing)
     width = max(part.tokens.shape[1] for part in parts)
 
     def join(tensors: Sequence[Tensor]) -> Tensor:
         return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors])
 
-    return torch.tensor(owners), Choices(
-        torch.cat([part.rows for part in parts]),
-        torch.cat([part.places for part in parts]),
-        join([part.tokens for part in parts]),
-        join([part.probability for part in parts]),
-        join([part.advantage for part in parts]),
+    return (
+        torch.tensor(owners),
+        torch.cat(weights),
+        Choices(
+            torch.cat([part.rows for part in parts]),
+            torch.cat([part.places for part in parts]),
+            join([part.tokens for part in parts]),
+            join([part.probability for part in parts]),
+            join([part.advantage for part in parts]),
+        ),
     )
 
 

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices
-from selfverify.objectives import choice_surrogate, likelihood, surrogate
+from selfverify.objectives import (
+    ChoiceTerms,
+    choice_probability,
+    choice_surrogate,
+    likelihood,
+    surrogate,
+)
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Choices
 
 
 @dataclass(slots=True)
@@ -96,11 +103,12 @@ class Updater:
         """
         device = self.policy.device
         weights = batch_weights(groups, self.config.denominator)
+        trajectories = max(sum(group.trajectories for group in groups), 1)
         for indices in micro_batches(groups, self.config.micro_batch_groups):
             chosen = [groups[i] for i in indices]
             trained = stack([group.channel + 1 for group in chosen], device) > 0
             weight = stack([weights[i] for i in indices], device)
-            owners, choices = stack_choices(chosen)
+            owners, choice_weight, choices = stack_choices(chosen)
             places = torch.stack([owners, choices.rows, choices.places], dim=1)
             logprobs, alternatives = self.policy.logprobs_and_choices(
                 [group.prompt for group in chosen],
@@ -114,19 +122,32 @@ class Updater:
                 per_token = likelihood(logprobs)
             else:
                 per_token = self._surrogate(chosen, indices, logprobs, reference, old, trained, totals)
-            if len(places):
-                terms = choice_surrogate(
-                    alternatives,
-                    choices.probability.to(device),
-                    choices.advantage.to(device),
-                    clip_low=self.config.clip_low,
-                    clip_high=self.config.clip_high,
-                )
-                per_token = per_token.index_put(places.to(device).unbind(-1), terms, accumulate=True)
             loss = (per_token * weight).sum()
+            if len(places):
+                terms = self._choice_terms(choices, alternatives, old is None, totals)
+                loss = loss + (terms.loss * choice_weight.to(device)).sum() / trajectories
             self.accelerator.backward(loss)
             totals.loss += float(loss.detach())
             totals.tokens += int(trained.sum())
+
+    def _choice_terms(
+        self, choices: Choices, logprobs: Tensor, first: bool, totals: UpdateTotals
+    ) -> ChoiceTerms:
+        """``first``: nothing has been learnt since sampling, so the old probabilities are the new ones; those
+        read during the rollout may differ by rounding."""
+        probability = choices.probability.to(logprobs.device)
+        if first:
+            probability = choice_probability(logprobs.detach(), probability > 0)
+        terms = choice_surrogate(
+            logprobs,
+            probability,
+            choices.advantage.to(logprobs.device),
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+        )
+        totals.clipped += float(terms.clipped.sum())
+        totals.ratio_max = max(totals.ratio_max, float(terms.ratio.max()))
+        return terms
 
     def _surrogate(
         self,

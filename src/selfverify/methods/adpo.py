@@ -52,10 +52,16 @@ class ADPOConfig(PolicyGradientConfig):
     concordance_scale: float = Field(
         4.0,
         gt=0,
-        description="Multiplies the concordance credit, whose size is about 1/G of a normalised one.",
+        description="Multiplies the concordance and the expected credit, whose size is about 1/G of a "
+        "normalised one.",
     )
     tau_score: float = Field(0.5, ge=0, le=1, description="Score threshold of the binary reward (tau_s).")
     tau_answer: float = Field(0.5, ge=0, le=1, description="Answer threshold of the binary reward (tau_a).")
+
+    @property
+    def needs_reference(self) -> bool:
+        """See `PolicyGradientConfig.needs_reference`."""
+        return self.kl > 0 or (self.score_kl or 0) > 0
 
     @model_validator(mode="after")
     def _check(self) -> ADPOConfig:

@@ -32,6 +32,12 @@ class PolicyGradientConfig(MethodConfig):
         ge=0,
         description="What well-formed tags add to the answer's reward, and a malformed score loses.",
     )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any channel has a KL term, so that a copy of the starting policy has to be kept."""
+        return self.kl > 0
+
     advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
     scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
 

@@ -3,8 +3,10 @@
 from .advantage import group_advantage
 from .policy_loss import (
     UNTRAINED,
+    ChoiceTerms,
     Denominator,
     SurrogateTerms,
+    choice_probability,
     choice_surrogate,
     kl_k3,
     likelihood,
@@ -21,9 +23,11 @@ from .verification import (
 
 __all__ = [
     "UNTRAINED",
+    "ChoiceTerms",
     "Denominator",
     "SurrogateTerms",
     "binary_reward",
+    "choice_probability",
     "choice_surrogate",
     "concordance_credit",
     "contrastive_set",

@@ -101,6 +101,25 @@ def surrogate(
     return SurrogateTerms(loss, ratio.detach(), clipped, kl.detach())
 
 
+class ChoiceTerms(NamedTuple):
+    """``choice_surrogate``'s loss ``[M]``, the only field with a gradient, and its diagnostics ``[M, K]``.
+
+    Args:
+        loss: What to weight, sum and minimise.
+        ratio: Of the new to the old probability of each alternative; 1 at padding.
+        clipped: The old probability of each alternative whose gradient clipping has removed, else 0.
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+
+
+def choice_probability(logprobs: Tensor, given: Tensor) -> Tensor:
+    """Probabilities ``[M, K]`` of the alternatives against each other; 0 where not ``given``."""
+    return logprobs.masked_fill(~given, -torch.inf).softmax(-1)
+
+
 def choice_surrogate(
     logprobs: Tensor,
     probability: Tensor,
@@ -108,7 +127,7 @@ def choice_surrogate(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-) -> Tensor:
+) -> ChoiceTerms:
     """``surrogate`` in expectation over the K tokens that could have been written, not for the one that was.
 
     ``-sum_k p_k min(r_k A_k, clip(r_k) A_k)`` with ``p_k`` the sampling policy's probability and ``r_k`` the
@@ -121,15 +140,14 @@ def choice_surrogate(
         advantage: ``[M, K]``.
         clip_low: As in ``surrogate``.
         clip_high: As in ``surrogate``.
-
-    Returns:
-        ``[M]`` losses.
     """
     given = probability > 0
-    new = logprobs.masked_fill(~given, -torch.inf).softmax(-1)
+    new = choice_probability(logprobs, given)
     ratio = torch.where(given, new, 1.0) / torch.where(given, probability, 1.0)
     worth = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
-    return -torch.where(given, probability * worth, 0.0).sum(-1)
+    loss = -torch.where(given, probability * worth, 0.0).sum(-1)
+    outside = ((ratio < 1 - clip_low) & (advantage < 0)) | ((ratio > 1 + clip_high) & (advantage > 0))
+    return ChoiceTerms(loss, ratio.detach(), torch.where(outside, probability, 0.0))
 
 
 def likelihood(logprobs: Tensor) -> Tensor:

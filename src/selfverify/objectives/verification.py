@@ -181,8 +181,8 @@ def expected_concordance(
     ``value_ik = sum over j in C_i of (P(s_j on the right side of level k) - P(on the wrong side)) / 2 /
     (n+ n-)``, with s_j drawn from row j of ``probabilities``. Hence ``sum_k p_ik value_ik`` is what
     ``concordance_credit`` is in expectation, and ``sum_ik value_ik * grad p_ik`` is the gradient of the
-    group's expected AUC itself: of the scores nothing is left to sampling, of the answers everything (the
-    "all-actions" policy gradient of Ciosek and Whiteson, Expected Policy Gradients, 2018; ours for scores).
+    group's expected AUC itself, with nothing left to sampling but the answers (the "all-actions" policy
+    gradient of Ciosek and Whiteson, Expected Policy Gradients, 2018; ours for scores).
 
     Args:
         levels: ``[K]`` score values.
@@ -197,16 +197,23 @@ def expected_concordance(
     Raises:
         ValueError: the shapes do not fit, or ``margin`` is negative.
     """
-    levels, probabilities, answer_rewards = map(as_float, (levels, probabilities, answer_rewards))
+    probabilities, answer_rewards = as_float(probabilities), as_float(answer_rewards)
+    levels = levels.to(probabilities.dtype)
     if probabilities.shape != (*answer_rewards.shape, len(levels)):
         raise ValueError(
             f"expected_concordance: probabilities {tuple(probabilities.shape)} must be [..., G, K] with "
             f"answer_rewards {tuple(answer_rewards.shape)} [..., G] and {len(levels)} levels"
         )
     readable = probabilities.isfinite().all(-1)
+    sums = probabilities.sum(-1)[readable]
+    if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        raise ValueError(
+            f"expected_concordance: a row of probabilities sums to {float(sums[(sums - 1).abs().argmax()])}, "
+            "not to 1; give distributions over the levels, or NaN where there is no score"
+        )
     contrast = contrastive_set(answer_rewards, margin, readable & member_mask(answer_rewards, valid))
     better = answer_rewards.unsqueeze(-1) > answer_rewards.unsqueeze(-2)
-    sign = (contrast & better).to(levels.dtype) - (contrast & ~better).to(levels.dtype)
+    sign = (contrast & better).to(probabilities.dtype) - (contrast & ~better).to(probabilities.dtype)
     above = torch.sign(levels[:, None] - levels[None, :])
     # [..., G, K]: how much likelier than not level k is above member j's score.
     lead = torch.where(readable.unsqueeze(-1), probabilities, 0.0) @ above.T

@@ -31,11 +31,13 @@ class ScoreTree:
 
     @classmethod
     def build(cls, tokenizer: Any, texts: Sequence[str] = SCORE_TEXTS) -> ScoreTree:
-        """The tree of ``texts`` as the tokenizer writes them."""
+        """The tree of ``texts`` as the tokenizer writes them behind ``<score>``."""
+        written = [tokenizer(f"<score>{text}", add_special_tokens=False)["input_ids"] for text in texts]
+        shared = next(n for n, tokens in enumerate(zip(*written, strict=False)) if len(set(tokens)) > 1)
         root = cls()
-        for text in texts:
+        for text, tokens in zip(texts, written, strict=True):
             node = root
-            for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+            for token in tokens[shared:]:
                 node = node.children.setdefault(token, cls())
             node.value = float(text)
         return root
@@ -107,10 +109,15 @@ class ScoreReading:
 
     def choices(self, written: Sequence[int], worth: Mapping[float, float]) -> list[TokenChoice]:
         """The branchings that the tokens ``written`` behind ``<score>`` came through, and what each branch
-        there is worth: the expected ``worth`` of the scores below it, less that of the branching."""
+        there is worth: the expected ``worth`` of the scores below it, less that of the branching.
+
+        Scores are followed as far as they are among 0.0, 0.1, ..., 1.0 token by token: of a "0.85" written
+        "0", ".", "85" only the first token, of one with a space before it none.
+        """
         found = []
         for path, node in self.tree.branchings():
-            if tuple(written[: len(path)]) != path or len(written) <= len(path):
+            place = len(path)
+            if tuple(written[:place]) != path or not {*written[place : place + 1]} & node.children.keys():
                 continue
             probability = self.probabilities[path]
             values = {
@@ -119,7 +126,7 @@ class ScoreReading:
             }
             mean = sum(probability[t] * value for t, value in values.items())
             advantage = [value - mean for value in values.values()]
-            found.append(TokenChoice(len(path), list(values), [probability[t] for t in values], advantage))
+            found.append(TokenChoice(place, list(values), [probability[t] for t in values], advantage))
         return found
 
 
@@ -147,6 +154,7 @@ def read_scores(
     prompts: Sequence[Prompt],
     prefixes: Sequence[Sequence[Sequence[int] | None]],
     temperature: float = 1.0,
+    batch: int = 8,
 ) -> list[list[ScoreReading | None]]:
     """Scores behind given answers.
 
@@ -160,11 +168,27 @@ def read_scores(
         prompts: B encoded prompts.
         prefixes: For each prompt its responses up to and with ``<score>``; None where there is no score.
         temperature: Divides the logits, as in sampling; 0 is read as 1.
+        batch: Prompts forwarded at once; memory depends on it, the result does not.
 
     Returns:
         B lists, None where the prefix was None.
     """
     tree = ScoreTree.build(policy.tokenizer)
+    results: list[list[ScoreReading | None]] = []
+    for start in range(0, len(prompts), batch):
+        part = slice(start, start + batch)
+        results += _read(policy, tree, prompts[part], prefixes[part], temperature)
+    return results
+
+
+def _read(
+    policy: Policy,
+    tree: ScoreTree,
+    prompts: Sequence[Prompt],
+    prefixes: Sequence[Sequence[Sequence[int] | None]],
+    temperature: float,
+) -> list[list[ScoreReading | None]]:
+    """`read_scores` of a few prompts, in one forward."""
     branchings = tree.branchings()
     # A path that begins another is covered by the longer one's forward.
     paths = [p for p, _ in branchings if not any(q != p and q[: len(p)] == p for q, _ in branchings)]

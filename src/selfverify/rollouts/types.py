@@ -133,6 +133,9 @@ class Choices:
         tokens: ``[M, K]`` the alternatives' ids.
         probability: ``[M, K]`` under the policy that sampled, normalised over the alternatives.
         advantage: ``[M, K]``, its mean under ``probability`` 0.
+
+    Unlike a token's loss theirs is divided by the number of trajectories only, whatever the denominator: how
+    many tokens a response or a score has says nothing about how much its score should learn.
     """
 
     rows: torch.Tensor
