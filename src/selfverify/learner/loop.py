@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,9 @@ from accelerate import Accelerator
 from selfverify.errors import ConfigError, DataError
 from selfverify.learner.checkpoint import CheckpointManager, restore_rng
 from selfverify.learner.config import LearnerConfig
+from selfverify.learner.interrupt import interruptible
 from selfverify.learner.logging import MetricsLog
+from selfverify.learner.schedule import learning_rate_factor
 from selfverify.learner.streams import GroupStreams, select, valid_trajectories
 from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs
 from selfverify.learner.weights import load_matching
@@ -38,47 +38,6 @@ StepCallback = Callable[[int, Metrics, Metrics], None]
 def sampling_seed(seed: int, step: int, index: int) -> int:
     """The seed of one problem's samples: the same wherever and whenever they are drawn."""
     return int(np.random.SeedSequence([seed, step, index]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def learning_rate_factor(config: LearnerConfig) -> Callable[[int], float]:
-    """Factor on the peak learning rate by optimiser update: linear warm-up, then the schedule."""
-    per_step = config.updates_per_rollout * config.inner_epochs
-    total, warmup = config.steps * per_step, config.warmup_steps * per_step
-
-    def factor(update: int) -> float:
-        if update < warmup:
-            return (update + 1) / warmup
-        done = (update - warmup) / max(total - warmup, 1)
-        if config.schedule == "linear":
-            return max(1.0 - done, 0.0)
-        if config.schedule == "cosine":
-            return float(0.5 * (1 + np.cos(np.pi * min(done, 1.0))))
-        return 1.0
-
-    return factor
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag that is looked at between steps; a second one interrupts at once."""
-    pressed = False
-
-    def note(signum: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    try:
-        previous = signal.signal(signal.SIGINT, note)
-    except ValueError:
-        # Not the main thread: the caller handles signals.
-        yield lambda: False
-        return
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 class Learner:
