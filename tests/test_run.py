@@ -22,6 +22,7 @@ def recipe(output: Path, steps: int) -> Recipe:
         [
             f"output={output}",
             f"learner.steps={steps}",
+            "learner.warmup_steps=0",
             "learner.groups_per_step=4",
             "evaluation.problems=2",
             "evaluation.samples=2",

@@ -23,6 +23,7 @@ PAPER_DECODING = {"temperature": 0.2, "top_p": 0.99}
 
 FAST = (
     "learner.steps=8",
+    "learner.warmup_steps=2",
     "learner.groups_per_step=8",
     "evaluation.problems=48",
     "evaluation.samples=8",

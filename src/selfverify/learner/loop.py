@@ -303,6 +303,10 @@ class Learner:
             return
         load_matching(self.policy.model, latest / "model")
         progress = self.checkpoints.load(latest, self.raw_optimizer, self.scheduler)
+        # A run that was made longer has another learning rate here than the one that was saved.
+        rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
+        for group in self.raw_optimizer.param_groups:
+            group["lr"] = rate
         self.step, self.best, self.skipped = progress["step"], progress["best"], progress["skipped"]
         self.metrics_log.truncate(progress["metrics_bytes"])
         self.timing_log.truncate(progress["timing_bytes"])
