@@ -14,8 +14,7 @@ from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import Sample, SampleStore
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.policy.scores import ScoreReading, read_scores
-from selfverify.rollouts.single_turn import ANSWER, roll_out
+from selfverify.rollouts.single_turn import ANSWER, read_rollout, roll_out
 from selfverify.rollouts.types import Problem, Trajectory
 from selfverify.tasks import Task
 
@@ -27,7 +26,6 @@ def _sample(
     problem: Problem,
     number: int,
     trajectory: Trajectory,
-    reading: ScoreReading | None,
     continuous: bool,
     seed: int,
 ) -> Sample:
@@ -47,8 +45,8 @@ def _sample(
         },
         scores={
             "sampled": trajectory.scores.get("sampled"),
-            "greedy": reading.greedy if reading else None,
-            "soft": reading.soft if reading else None,
+            "greedy": trajectory.scores.get("greedy"),
+            "soft": trajectory.scores.get("soft"),
         },
         tokens=len(trajectory.tokens),
         logprob=sum(logprobs) / len(logprobs) if logprobs else None,
@@ -63,18 +61,14 @@ def evaluation_batch(
     """Samples of a batch of problems with their scores read all three ways."""
     seeds = [seed * 1_000_003 + first + i for i in range(len(problems))]
     rollout = roll_out(policy, task, problems, seeds, sampling)
-    prefixes = [
-        [t.segments[0].tokens if "sampled" in t.scores else None for t in group.trajectories]
-        for group in rollout.groups
-    ]
-    readings = read_scores(policy, rollout.prompts, prefixes)
+    read_rollout(policy, rollout)
     continuous = task.kind == "continuous"
     return [
         [
-            _sample(problem, k, trajectory, reading, continuous, s)
-            for k, (trajectory, reading) in enumerate(zip(group.trajectories, row, strict=True))
+            _sample(group.problem, number, trajectory, continuous, s)
+            for number, trajectory in enumerate(group.trajectories)
         ]
-        for problem, group, row, s in zip(problems, rollout.groups, readings, seeds, strict=True)
+        for group, s in zip(rollout.groups, seeds, strict=True)
     ]
 
 

@@ -47,6 +47,10 @@ class ScoreTree:
         own = [(path, self)] if len(self.children) > 1 else []
         return own + [b for token, child in self.children.items() for b in child.branchings((*path, token))]
 
+    def _weights(self, probabilities: Branches, path: tuple[int, ...]) -> Mapping[int, float]:
+        """This node's distribution over its children; uniform where none is given."""
+        return probabilities.get(path) or dict.fromkeys(self.children, 1.0 / len(self.children))
+
     def expectation(
         self,
         probabilities: Branches,
@@ -60,7 +64,7 @@ class ScoreTree:
         """
         if self.value is not None and not self.children:
             return self.value if worth is None else worth[self.value]
-        weights = probabilities.get(path, dict.fromkeys(self.children, 1.0 / len(self.children)))
+        weights = self._weights(probabilities, path)
         return sum(
             weights[t] * c.expectation(probabilities, worth, (*path, t)) for t, c in self.children.items()
         )
@@ -69,7 +73,7 @@ class ScoreTree:
         """The score that greedy decoding writes when it can only write scores."""
         if not self.children:
             return float(self.value or 0.0)
-        weights = probabilities.get(path, dict.fromkeys(self.children, 1.0))
+        weights = self._weights(probabilities, path)
         token = max(weights, key=lambda t: weights[t])
         return self.children[token].most_likely(probabilities, (*path, token))
 
@@ -79,7 +83,7 @@ class ScoreTree:
         """Probability of every score."""
         if not self.children:
             return {float(self.value or 0.0): mass}
-        weights = probabilities.get(path, dict.fromkeys(self.children, 1.0 / len(self.children)))
+        weights = self._weights(probabilities, path)
         found: dict[float, float] = {}
         for token, child in self.children.items():
             found |= child.leaves(probabilities, (*path, token), mass * weights[token])

@@ -79,7 +79,7 @@ def roll_out(
 def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> None:
     """Read the score distribution behind every answer whose score is well formed.
 
-    It becomes ``parsed`` of the score's segment, and its expectation ``scores["soft"]``.
+    It becomes ``parsed`` of the score's segment, its decodings ``scores["greedy"]`` and ``["soft"]``.
     """
     prefixes = [
         [t.segments[0].tokens if "sampled" in t.scores else None for t in group.trajectories]
@@ -90,4 +90,4 @@ def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> 
         for trajectory, reading in zip(group.trajectories, row, strict=True):
             if reading is not None:
                 trajectory.segments[-1].parsed = reading
-                trajectory.scores["soft"] = reading.soft
+                trajectory.scores |= {"greedy": reading.greedy, "soft": reading.soft}
