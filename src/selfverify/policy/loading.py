@@ -21,6 +21,7 @@ from transformers import (
 from selfverify.errors import CheckpointError, ConfigError
 from selfverify.policy.config import PolicyConfig
 from selfverify.policy.families import Family, family_of
+from selfverify.policy.last_layer import ReadOnly
 from selfverify.policy.shared_attention import ATTENTION
 
 BUILTIN = Path(__file__).parent / "builtin"
@@ -119,6 +120,7 @@ def load(config: PolicyConfig) -> Loaded:
     family = family_of(model)
     decoder: Any = family.backbone(model)
     decoder.config._attn_implementation = ATTENTION
+    ReadOnly.install(decoder)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if not config.train_vision:

@@ -1,0 +1,69 @@
+"""The last decoder layer without the part that nothing reads.
+
+After the last layer a prompt's last token predicts the first token of its continuations; its other tokens
+have done their work through their keys and values. So the layer's feed-forward block, most of its cost,
+is given only the tokens that predict something. Forward and backward become cheaper, most in shallow models
+and with long prompts. What is read stays the same; the rest is left without the block's part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfverify.policy.shared_attention import SharedLayout
+
+
+class ReadOnly:
+    """Hooks on a layer's attention and feed-forward block, for rows with a `SharedLayout`.
+
+    Both are inside what gradient checkpointing calls again, and nothing is kept between calls; a deep copy
+    of the model has hooks of its own.
+    """
+
+    def __init__(self) -> None:
+        self._layout: SharedLayout | None = None
+
+    @classmethod
+    def install(cls, decoder: Any) -> None:
+        """Put the hooks on the last of the ``layers``, if there are any with ``self_attn`` and ``mlp``."""
+        last = decoder.layers[-1] if getattr(decoder, "layers", None) else None
+        attention, block = getattr(last, "self_attn", None), getattr(last, "mlp", None)
+        if not isinstance(attention, nn.Module) or not isinstance(block, nn.Module):
+            return
+        hooks = cls()
+        attention.register_forward_pre_hook(hooks.enter, with_kwargs=True)
+        block.register_forward_pre_hook(hooks.narrow)
+        block.register_forward_hook(hooks.widen)
+
+    def enter(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the layer's attention: note how its rows are laid out; when decoding everything is read."""
+        layout = kwargs.get("shared")
+        self._layout = layout if layout is not None and layout.mode != "decode" else None
+
+    def narrow(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Before the block: ``[B, P + G*R, H]`` to ``[B, 1 + G*R, H]``."""
+        if self._layout is None:
+            return None
+        hidden: Tensor = args[0]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        last = hidden[rows, self._layout.prompt_lengths - 1].unsqueeze(1)
+        return torch.cat([last, hidden[:, self._layout.prompt_width :]], dim=1), *args[1:]
+
+    def widen(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """After the block: back to ``[B, P + G*R, H]``, zeros for what was left out."""
+        if self._layout is None:
+            return None
+        layout, self._layout = self._layout, None
+        if isinstance(output, tuple):  # experts hand out their routing beside the hidden states
+            return self._padded(output[0], layout), *output[1:]
+        return self._padded(output, layout)
+
+    @staticmethod
+    def _padded(hidden: Tensor, layout: SharedLayout) -> Tensor:
+        rows = torch.arange(len(hidden), device=hidden.device)
+        prompt = hidden.new_zeros(len(hidden), layout.prompt_width, hidden.shape[2])
+        prompt = prompt.index_put((rows, layout.prompt_lengths - 1), hidden[:, 0])
+        return torch.cat([prompt, hidden[:, 1:]], dim=1)
