@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from selfverify.policy.policy import Policy
@@ -41,6 +41,20 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+TEXT_MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": {"tie_word_embeddings": True},
+    # Windows shorter than prompts, and than continuations; in Gemma 3 on every second layer.
+    "mistral": {"tie_word_embeddings": False, "sliding_window": 6},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+"""Text-only families, and what their tiny models have beside the common sizes."""
+
+
 def _text_model(kind: str, vocabulary: int) -> Any:
     sizes = {
         "vocab_size": vocabulary,
@@ -51,19 +65,16 @@ def _text_model(kind: str, vocabulary: int) -> Any:
         "num_key_value_heads": 2,
         "max_position_embeddings": 2048,
         "bos_token_id": None,
-        "tie_word_embeddings": kind == "qwen2",
     }
-    return (
-        LlamaForCausalLM(LlamaConfig(**sizes)) if kind == "llama" else Qwen2ForCausalLM(Qwen2Config(**sizes))
-    )
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **TEXT_MODELS[kind]))
 
 
 @pytest.fixture(scope="session")
 def text_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Text-only Llama and Qwen2 policies with the tiny tokenizer, by model type."""
+    """Text-only policies with the tiny tokenizer, by model type."""
     tokenizer = tiny_tokenizer()
     folders = {}
-    for kind in ("llama", "qwen2"):
+    for kind in TEXT_MODELS:
         folder = tmp_path_factory.mktemp(kind)
         model = _text_model(kind, -(-len(tokenizer) // 16) * 16)
         sharpen(model)

@@ -230,7 +230,7 @@ def test_no_prompts_no_samples(policy: Policy) -> None:
     assert policy.sample([], seeds=[]) == []
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma3_text"])
 def test_text_only_models_sample(load_policy: Any, make_raw: Any, kind: str) -> None:
     from selfverify.tasks.base import user_turn
 

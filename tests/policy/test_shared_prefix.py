@@ -147,7 +147,7 @@ def test_gradients_equal_transformers(
     assert_same_gradients(policy.model, yardstick.model, lambda n: train_vision or "visual" not in n)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma3_text"])
 def test_text_only_models(load_policy: Any, make_raw: Any, groups: Groups, kind: str) -> None:
     from selfverify.tasks.base import user_turn
 
@@ -217,8 +217,8 @@ def test_broken_sharing_is_noticed_and_switched_off(
 ) -> None:
     right = shared_attention._packed
 
-    def leaky(layout: Any, query: Any, key: Any, value: Any, scaling: float) -> torch.Tensor:
-        return right(layout, query, key, value, scaling * 1.05)
+    def leaky(layout: Any, q: Any, k: Any, v: Any, scaling: float, window: int | None) -> torch.Tensor:
+        return right(layout, q, k, v, scaling * 1.05, window)
 
     monkeypatch.setattr(shared_attention, "_packed", leaky)
     policy = load_policy()

@@ -94,7 +94,7 @@ def _two_part_attention(
     scores_own = torch.matmul(own_query, own[0].transpose(3, 4)).view(b, g, k, n, q, -1)
     scores_own = scores_own.permute(0, 2, 3, 1, 4, 5)
     if mask.prompt is not None:
-        scores_prompt = scores_prompt + mask.prompt[:, :, :, None, None]
+        scores_prompt = scores_prompt + mask.prompt
     if mask.own is not None:
         scores_own = scores_own + mask.own
     weights = torch.cat([scores_prompt, scores_own], dim=-1).softmax(dim=-1, dtype=torch.float32)
@@ -107,45 +107,87 @@ def _two_part_attention(
 
 @dataclass(slots=True)
 class _Masks:
+    """Added to the scores: ``prompt`` [B, 1, 1, 1, Q or 1, P], ``own`` [Q, T]; None hides nothing."""
+
     prompt: Tensor | None
     own: Tensor | None
 
 
-def _prompt_mask(layout: SharedLayout, dtype: torch.dtype) -> Tensor | None:
+def _hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """The lowest number where ``hidden``, else 0: rows that see nothing stay finite."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(
+        hidden, torch.finfo(dtype).min
+    )
+
+
+def _padding(layout: SharedLayout, dtype: torch.dtype) -> Tensor | None:
+    """The prompt's part of the masks where there is no window."""
     padding = layout.prompt_padding()
-    if padding is None:
-        return None
-    mask = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
-    return mask.masked_fill(padding, torch.finfo(dtype).min)[:, None, None, :]
+    return None if padding is None else _hide(padding, dtype)[:, None, None, None, None]
 
 
-def _packed(layout: SharedLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def _masks(layout: SharedLayout, query: Tensor, first: int, count: int, window: int | None) -> _Masks:
+    """Masks of own tokens ``first`` to ``first + count - 1`` against the prompt and the own tokens so far."""
+    steps = torch.arange(first + count, device=query.device)
+    queries = steps[first:, None]
+    hidden = steps > queries
+    prompt = _padding(layout, query.dtype)
+    if window is not None:
+        hidden = hidden | (queries - steps >= window)
+        places = torch.arange(layout.prompt_width, device=query.device)
+        far = (layout.prompt_lengths[:, None, None] + queries) - places >= window
+        far_mask = _hide(far, query.dtype)[:, None, None, None]
+        prompt = far_mask if prompt is None else torch.minimum(far_mask, prompt)
+    return _Masks(prompt, _hide(hidden, query.dtype))
+
+
+def _packed(
+    layout: SharedLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+) -> Tensor:
     b, heads, length, d = query.shape
     k, p, g = key.shape[1], layout.prompt_width, layout.continuations
     n, r = heads // k, (length - p) // g
+    if window is not None and p + r <= window:
+        window = None
     # Padding stands right of the prompt, so the causal rule already hides it from the prompt's tokens.
+    near = None
+    if window is not None:
+        places = torch.arange(p, device=query.device)
+        near = (places <= places[:, None]) & (places[:, None] - places < window)
     prompt_out = F.scaled_dot_product_attention(
-        query[:, :, :p], key[:, :, :p], value[:, :, :p], is_causal=True, scale=scaling, enable_gqa=n > 1
+        query[:, :, :p],
+        key[:, :, :p],
+        value[:, :, :p],
+        attn_mask=near,
+        is_causal=near is None,
+        scale=scaling,
+        enable_gqa=n > 1,
     )
     if g * r == 0:
         return prompt_out.transpose(1, 2)
     keys, values = (x[:, :, p:].unflatten(2, (g, r)).transpose(1, 2) for x in (key, value))
     prompt_keys, prompt_values = key[:, :, :p], value[:, :, :p]
     own_query = query[:, :, p:].reshape(b, k, n, g, r, d)
-    padding = _prompt_mask(layout, query.dtype)
-    if can_merge(query):
+    if window is None and can_merge(query):
         by_group = own_query.permute(0, 3, 1, 2, 4, 5)
+        padding = _padding(layout, query.dtype)
+        padding = None if padding is None else padding[:, :, 0, 0]
         out = MergedAttention.apply(by_group, prompt_keys, prompt_values, keys, values, padding, scaling)
         own_out = out.permute(0, 2, 3, 1, 4, 5)
     else:
-        causal = torch.full((r, r), torch.finfo(query.dtype).min, dtype=query.dtype, device=query.device)
-        masks = _Masks(padding, causal.triu(1))
+        masks = _masks(layout, query, 0, r, window)
         own_out = _two_part_attention(own_query, (prompt_keys, prompt_values), (keys, values), masks, scaling)
     return torch.cat([prompt_out, own_out.reshape(b, heads, g * r, d)], dim=2).transpose(1, 2)
 
 
 def _decode(
-    layout: SharedLayout, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    layout: SharedLayout,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    window: int | None,
 ) -> Tensor:
     b, heads, g, d = query.shape
     k = key.shape[1]
@@ -156,11 +198,15 @@ def _decode(
     keys[:, :, :, layout.position] = key.transpose(1, 2)
     values[:, :, :, layout.position] = value.transpose(1, 2)
     upto = layout.position + 1
+    if window is not None and layout.prompt_width + upto <= window:
+        window = None
     out = _two_part_attention(
         query.reshape(b, k, heads // k, g, 1, d),
         layout.prompt_keys[layer],
         (keys[..., :upto, :], values[..., :upto, :]),
-        _Masks(_prompt_mask(layout, query.dtype), None),
+        _Masks(_padding(layout, query.dtype), None)
+        if window is None
+        else _masks(layout, query, layout.position, 1, window),
         scaling,
     )
     return out.reshape(b, heads, g, d).transpose(1, 2)
@@ -174,13 +220,15 @@ def shared_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     shared: SharedLayout | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function transformers calls; see the module's docstring.
 
     Args:
         query: ``[B, heads, L, D]``; ``key`` and ``value`` ``[B, key heads, L, D]``, positions applied.
-        shared: The row layout; None means an ordinary batch.
+        shared: The row layout; None means an ordinary batch, whose mask knows the window.
+        sliding_window: A token sees itself and the ``sliding_window - 1`` before it; None: all.
 
     Returns:
         ``[B, L, heads, D]`` and None (attention weights are not kept).
@@ -188,11 +236,12 @@ def shared_attention(
     if shared is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: int = module.layer_idx  # type: ignore[assignment]
     if shared.mode == "decode":
-        return _decode(shared, int(module.layer_idx), query, key, value, scale), None  # type: ignore[arg-type]
+        return _decode(shared, layer, query, key, value, scale, sliding_window), None
     if shared.mode == "prefill":
-        shared.prompt_keys[int(module.layer_idx)] = (key, value)  # type: ignore[arg-type]
-    return _packed(shared, query, key, value, scale), None
+        shared.prompt_keys[layer] = (key, value)
+    return _packed(shared, query, key, value, scale, sliding_window), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_attention)
