@@ -58,7 +58,7 @@ class Comparison:
             max_new_tokens=RESPONSE_TOKENS,
             eos_token_id=None,
             pad_token_id=self.policy.tokenizer.pad_token_id,
-            suppress_tokens=self.policy.loaded.family.suppressed(self.raw),
+            suppress_tokens=self.policy.suppressed_tokens,
         )
         self.raw.generation_config.eos_token_id = None
         self.processor = make_processor(self.policy.tokenizer)

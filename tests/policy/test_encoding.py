@@ -33,9 +33,9 @@ class Counter:
 
         preprocess.merge_size = processor.merge_size  # type: ignore[attr-defined]
 
-        def features(model: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
-            self.encoded += len(grids)
-            return right_features(model, pixels, grids)
+        def features(model: Any, images: list[Any]) -> Any:
+            self.encoded += len(images)
+            return right_features(model, images)
 
         monkeypatch.setattr(policy.loaded, "image_processor", preprocess)
         monkeypatch.setattr(family, "image_features", features)
@@ -173,7 +173,7 @@ def test_image_that_cannot_be_resized(policy: Policy) -> None:
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "I;16"])
 def test_images_of_any_mode_are_read(policy: Policy, mode: str) -> None:
     [prompt] = policy.encode([Problem("m", user_turn("x"), [Image.new(mode, (16, 16))])])
-    assert len(prompt.images) == 1 and prompt.images[0].pixels.isfinite().all()
+    assert len(prompt.images) == 1 and prompt.images[0].tensors["pixel_values"].isfinite().all()
 
 
 def test_text_only_model_refuses_images(load_policy: Any, make_image: Any) -> None:
@@ -196,7 +196,8 @@ def test_prompts_are_what_transformers_makes(policy: Policy, raw: Any, problems:
         ids = raw.row(problem, []).ids
         assert prompt.ids.tolist() == ids
         kinds = (prompt.ids == raw.pad).int()[None]
-        grids = torch.stack([i.grid for i in prompt.images]) if prompt.images else None
+        made = [image.tensors["image_grid_thw"] for image in prompt.images]
+        grids = torch.cat(made) if made else None
         positions, _ = raw.model.model.get_rope_index(prompt.ids[None], kinds, image_grid_thw=grids)
         assert torch.equal(prompt.positions, positions[:, 0])
         assert prompt.next_position == int(positions.max()) + 1

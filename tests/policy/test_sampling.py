@@ -77,7 +77,7 @@ def test_greedy_is_what_generate_writes(
         mm_token_type_ids=(ids == raw.pad).int(),
         do_sample=False,
         max_new_tokens=24,
-        suppress_tokens=policy.loaded.family.suppressed(policy.model),
+        suppress_tokens=policy.suppressed_tokens,
         **extra,
     )
     assert first.tokens == second.tokens == out[0, row.start :].tolist()
@@ -88,7 +88,7 @@ def test_first_token_follows_the_softmax(policy: Policy, raw: Any, problems: lis
     sampling = SamplingConfig(group_size=draws, temperature=0.8, top_p=1.0, max_new_tokens=1)
     [samples] = policy.sample(policy.encode([problem]), sampling, seeds=[11])
     logits = raw.logits([raw.row(problem, [0])])[0][0] / 0.8
-    logits[policy.loaded.family.suppressed(policy.model)] = float("-inf")
+    logits[policy.suppressed_tokens] = float("-inf")
     counts = torch.bincount(torch.tensor([s.tokens[0] for s in samples]), minlength=len(logits))
     expected = logits.softmax(-1).double() * draws
     common = expected >= 5

@@ -31,12 +31,9 @@ def groups() -> Groups:
 
 def observation(policy: Policy, image: Any, before: list[int], after: list[int]) -> Continuation:
     """A continuation in which the environment shows ``image``."""
-    pixels = policy.encoder._image(image, "observation")
-    start, pad, end = policy.tokenizer.convert_tokens_to_ids(
-        ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
-    )
-    count = int(pixels.grid.prod()) // 4
-    return Continuation([*before, start, *[pad] * count, end, *after], [pixels])
+    shown = policy.encoder.image(image, "observation")
+    tokens = policy.tokenizer(f"<|vision_start|>{shown.text}<|vision_end|>", add_special_tokens=False)
+    return Continuation([*before, *tokens["input_ids"], *after], [shown])
 
 
 def raw_logprobs(raw: Any, problems: list[Problem], groups: Groups, temperature: float = 1.0) -> torch.Tensor:

@@ -12,17 +12,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from selfverify.errors import DataError
+from selfverify.policy.families import ImageInput
 from selfverify.policy.loading import Loaded
 from selfverify.rollouts.types import Problem
-
-
-@dataclass(slots=True)
-class PixelInput:
-    """One preprocessed image: ``pixels`` [patches, values], ``grid`` [3] (frames, rows, columns)."""
-
-    key: str
-    pixels: Tensor
-    grid: Tensor
 
 
 @dataclass(slots=True)
@@ -40,7 +32,7 @@ class Prompt:
     problem_id: str
     ids: Tensor
     positions: Tensor
-    images: list[PixelInput] = field(default_factory=list)
+    images: list[ImageInput] = field(default_factory=list)
     next_position: int = 0
 
 
@@ -86,25 +78,47 @@ class Encoder:
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
-        self._pixels: OrderedDict[str, PixelInput] = OrderedDict()
+        self._images: OrderedDict[str, ImageInput] = OrderedDict()
 
-    def _image(self, image: Image, problem_id: str) -> PixelInput:
+    def image(self, image: Image, problem_id: str, several: bool = False) -> ImageInput:
+        """Preprocess one image, or find it done.
+
+        Args:
+            image: Of any mode.
+            problem_id: Named in errors.
+            several: Whether it stands in a prompt with other images.
+
+        Raises:
+            DataError: It cannot be read, or the processor refuses it.
+        """
         try:
             rgb = image.convert("RGB")
         except Exception as error:
             # PIL raises many types for broken files; whichever it is, the problem must be named.
             raise DataError(f"problem {problem_id}: an image cannot be read ({error})") from error
-        key = hashlib.blake2b(repr(rgb.size).encode() + rgb.tobytes(), digest_size=16).hexdigest()
-        if key not in self._pixels:
-            assert self.loaded.image_processor is not None
-            try:
-                made = self.loaded.image_processor(images=[rgb], return_tensors="pt")
-            except ValueError as error:
-                raise DataError(f"problem {problem_id}: an image of {rgb.size}: {error}") from error
-            self._pixels[key] = PixelInput(key, made["pixel_values"], made["image_grid_thw"][0])
-            if len(self._pixels) > 1024:
-                self._pixels.popitem(last=False)
-        return self._pixels[key]
+        several = several and self.loaded.family.splits_single_images
+        content = repr((rgb.size, several)).encode() + rgb.tobytes()
+        key = hashlib.blake2b(content, digest_size=16).hexdigest()
+        if key not in self._images:
+            self._images[key] = self._preprocess(key, rgb, problem_id, several)
+            if len(self._images) > 1024:
+                self._images.popitem(last=False)
+        return self._images[key]
+
+    def _preprocess(self, key: str, rgb: Image, problem_id: str, several: bool) -> ImageInput:
+        family, model, tokenizer = self.loaded.family, self.loaded.model, self.loaded.tokenizer
+        try:
+            tensors = family.preprocess(self.loaded.image_processor, rgb, several)
+        except ValueError as error:
+            raise DataError(f"problem {problem_id}: an image of {rgb.size}: {error}") from error
+        text = family.text(model, tokenizer, self.loaded.image_processor, tensors)
+        return ImageInput(key, tensors, text, text.count(self._placeholder()))
+
+    def _placeholder(self) -> str:
+        token: str = self.loaded.tokenizer.convert_ids_to_tokens(
+            self.loaded.family.placeholder(self.loaded.model)
+        )
+        return token
 
     def prompt(self, problem: Problem) -> Prompt:
         """Encode one problem's messages up to the point where the policy begins to write.
@@ -113,56 +127,54 @@ class Encoder:
             DataError: Placeholders and images do not match, or an image cannot be read.
         """
         tokenizer, family, model = self.loaded.tokenizer, self.loaded.family, self.loaded.model
-        placeholder = family.placeholder(model)
-        if problem.images and placeholder is None:
+        reads_images = family.placeholder(model) is not None
+        if problem.images and not reads_images:
             raise DataError(f"problem {problem.id}: it has images but the model reads text only")
-        images = [self._image(image, problem.id) for image in problem.images]
-        if placeholder is not None:
-            self._refuse_literal(tokenizer.convert_ids_to_tokens(placeholder), problem)
-        ids = tokenizer.apply_chat_template(
-            problem.messages, tokenize=True, add_generation_prompt=True, return_dict=False
-        )
-        if placeholder is not None:
-            ids = self._expand(ids, images, placeholder, problem.id)
-        tensor = torch.tensor(ids, dtype=torch.long)
-        grids = torch.stack([image.grid for image in images]) if images else None
-        positions = family.positions(model, tensor, grids)
-        return Prompt(problem.id, tensor, positions, images, int(positions.max()) + 1 if len(ids) else 0)
+        images = [self.image(image, problem.id, len(problem.images) > 1) for image in problem.images]
+        if reads_images:
+            self._refuse_literals(problem)
+        text = tokenizer.apply_chat_template(problem.messages, tokenize=False, add_generation_prompt=True)
+        if reads_images:
+            text = self._expand(text, images, problem.id)
+        # The template has written all special tokens there are to be.
+        ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+        positions = family.positions(model, ids, images)
+        return Prompt(problem.id, ids, positions, images, int(positions.max()) + 1 if len(ids) else 0)
 
-    @staticmethod
-    def _refuse_literal(literal: str, problem: Problem) -> None:
+    def _refuse_literals(self, problem: Problem) -> None:
         # With a literal token in the place of a missing part the counts agree, and the image is misplaced.
+        literals = {
+            self._placeholder(),
+            self.loaded.family.slot(self.loaded.model, self.loaded.tokenizer),
+        }
         for message in problem.messages:
             content = message.get("content") or []
             parts = [{"text": content}] if isinstance(content, str) else content
-            if any(literal in str(part.get("text", "")) for part in parts):
-                raise DataError(f"problem {problem.id}: a text contains the image token {literal}")
+            for literal in literals:
+                if any(literal in str(part.get("text", "")) for part in parts):
+                    raise DataError(f"problem {problem.id}: a text contains the image token {literal}")
 
-    def _expand(
-        self, ids: list[int], images: list[PixelInput], placeholder: int, problem_id: str
-    ) -> list[int]:
-        merge = getattr(self.loaded.image_processor, "merge_size", 1) ** 2
-        found = ids.count(placeholder)
-        if found != len(images):
+    def _expand(self, text: str, images: list[ImageInput], problem_id: str) -> str:
+        pieces = text.split(self.loaded.family.slot(self.loaded.model, self.loaded.tokenizer))
+        if len(pieces) - 1 != len(images):
             raise DataError(
-                f"problem {problem_id}: {found} image placeholders in the messages but {len(images)} images; "
-                "each image needs one {'type': 'image'} part"
+                f"problem {problem_id}: {len(pieces) - 1} image placeholders in the messages but "
+                f"{len(images)} images; each image needs one {{'type': 'image'}} part"
             )
-        queue = iter(images)
-        expanded: list[int] = []
-        for token in ids:
-            count = int(next(queue).grid.prod()) // merge if token == placeholder else 1
-            expanded.extend([token] * count)
-        return expanded
+        shown = [*(image.text for image in images), ""]
+        return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
 
 
 def image_features(
-    loaded: Loaded, images: Sequence[PixelInput], cache: VisionCache | None
+    loaded: Loaded, images: Sequence[ImageInput], cache: VisionCache | None
 ) -> dict[str, Tensor]:
-    """Features ``[tokens, hidden]`` of every distinct image, by content key.
+    """Features ``[placeholders, F]`` of every distinct image, by content key.
 
     With a ``cache`` (frozen vision tower) they come without gradients and each image passes through the
     tower once for as long as it stays cached; without one they carry gradients.
+
+    Raises:
+        DataError: The model makes more or fewer features of an image than its prompt has places for.
     """
     wanted = {image.key: image for image in images}
     features: dict[str, Tensor] = {}
@@ -170,12 +182,14 @@ def image_features(
         features = {key: item for key in wanted if (item := cache.get(key)) is not None}
     missing = [image for key, image in wanted.items() if key not in features]
     if missing:
-        device = loaded.model.device
-        pixels = torch.cat([image.pixels for image in missing]).to(device)
-        grids = torch.stack([image.grid for image in missing]).to(device)
         with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
-            made = loaded.family.image_features(loaded.model, pixels, grids)
+            made = loaded.family.image_features(loaded.model, missing)
         for image, item in zip(missing, made, strict=True):
+            if len(item) != image.placeholders:
+                raise DataError(
+                    f"the model makes {len(item)} features of an image for which its prompt has "
+                    f"{image.placeholders} places: the image processor's settings do not fit the model's"
+                )
             features[image.key] = item
             if cache is not None:
                 # A slice of one big tensor would keep the whole of it alive.

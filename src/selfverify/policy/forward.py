@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from selfverify.errors import DataError
-from selfverify.policy.encoding import PixelInput, Prompt, VisionCache, image_features
+from selfverify.policy.encoding import Prompt, VisionCache, image_features
+from selfverify.policy.families import ImageInput
 from selfverify.policy.loading import Loaded
 from selfverify.policy.shared_attention import SharedLayout
 
@@ -26,7 +27,7 @@ class Continuation:
     """Tokens that follow a prompt; images only where the environment put some in."""
 
     tokens: Sequence[int]
-    images: list[PixelInput] = field(default_factory=list)
+    images: list[ImageInput] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -35,13 +36,23 @@ class Continuations:
 
     ids: Tensor
     lengths: Tensor
-    images: list[list[list[PixelInput]]]
+    images: list[list[list[ImageInput]]]
 
     @property
     def mask(self) -> Tensor:
         """``[B, G, R]`` True at tokens, False at padding."""
         places = torch.arange(self.ids.shape[2], device=self.ids.device)
         return places < self.lengths[..., None]
+
+
+@dataclass(slots=True)
+class Embedded:
+    """Embeddings ``values`` [B, L, H], where image features are in them (``places`` [B, L]), and what else
+    the decoder takes."""
+
+    values: Tensor
+    places: Tensor
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 class Forward:
@@ -106,61 +117,84 @@ class Forward:
                 if images:
                     length = int(continuations.lengths[i, j])
                     whole = torch.cat([prompt.ids, continuations.ids[i, j, :length].cpu()])
-                    grids = torch.stack([image.grid for image in [*prompt.images, *images]])
-                    places = self.loaded.family.positions(self.model, whole, grids)
+                    shown = [*prompt.images, *images]
+                    places = self.loaded.family.positions(self.model, whole, shown)
                     positions[:, i, j, :length] = places[:, len(prompt.ids) :].to(self.device)
         return positions
 
-    def embed(self, ids: Tensor, images: Sequence[PixelInput], owners: Sequence[Prompt]) -> Tensor:
-        """Embeddings ``[..., L, H]`` of ``ids``, with the features of ``images`` in their places, in order.
+    def embed(self, ids: Tensor, images: Sequence[ImageInput], owners: Sequence[Prompt]) -> Embedded:
+        """Embeddings of ``ids`` [B, L], with the features of ``images`` in their places, in order.
 
         Raises:
             DataError: Image tokens and image features do not match; the problems are named.
         """
-        embeddings: Tensor = self.model.get_input_embeddings()(ids)
-        placeholder = self.loaded.family.placeholder(self.model)
+        family = self.loaded.family
+        placeholder = family.placeholder(self.model)
         if placeholder is None:
-            return embeddings
+            return Embedded(self.model.get_input_embeddings()(ids), torch.zeros_like(ids, dtype=torch.bool))
         places = ids == placeholder
+        # Some families' placeholder lies outside the vocabulary.
+        embeddings: Tensor = self.model.get_input_embeddings()(ids.masked_fill(places, 0))
         count = int(places.sum())
         if not images and count == 0:
-            return embeddings
+            return Embedded(embeddings, places)
         features = image_features(self.loaded, images, self.cache)
-        flat = torch.cat([features[image.key] for image in images]) if images else embeddings.new_zeros(0)
+        width = embeddings.shape[-1]
+        flat = (
+            torch.cat([features[image.key] for image in images]) if images else embeddings.new_zeros(0, width)
+        )
         if count != len(flat):
             names = ", ".join(dict.fromkeys(prompt.problem_id for prompt in owners))
             raise DataError(f"{count} image tokens but {len(flat)} image features in: {names}")
-        return embeddings.masked_scatter(places.unsqueeze(-1), flat.to(embeddings.dtype))
+        flat = flat.to(embeddings.dtype)
+        return Embedded(
+            embeddings.masked_scatter(places.unsqueeze(-1), flat[:, :width]),
+            places,
+            family.decoder_inputs(self.model, places, flat),
+        )
 
-    def _decoder(self, embeddings: Tensor, positions: Tensor, mask: Tensor, **kwargs: Any) -> Tensor:
+    def _shared(self, embedded: Embedded, positions: Tensor, layout: SharedLayout) -> Tensor:
         axes = self.loaded.family.position_axes
+        # A 4-D mask is taken as finished by transformers; ours is inside the attention function.
+        finished = embedded.values.new_zeros(1, 1, 1, 1)
         hidden: Tensor = self.loaded.family.backbone(self.model)(
-            inputs_embeds=embeddings,
+            inputs_embeds=embedded.values,
             position_ids=positions if axes > 1 else positions[0],
-            attention_mask=mask,
+            attention_mask=finished,
             use_cache=False,
-            **kwargs,
+            shared=layout,
+            **embedded.more,
         ).last_hidden_state
         return hidden
 
-    def _shared(self, embeddings: Tensor, positions: Tensor, layout: SharedLayout) -> Tensor:
-        # A 4-D mask is taken as finished by transformers; ours is inside the attention function.
-        return self._decoder(embeddings, positions, embeddings.new_zeros(1, 1, 1, 1), shared=layout)
+    def _blocks(self, places: Tensor) -> Tensor | None:
+        """Numbers of the images that tokens belong to, -1 for text; None where only order matters.
+
+        Args:
+            places: ``[..., L]`` True at placeholders; images are apart by at least one token.
+        """
+        if not self.loaded.family.bidirectional_images or not bool(places.any()):
+            return None
+        starts = places & ~places.roll(1, -1)
+        starts[..., 0] = places[..., 0]
+        return torch.where(places, starts.cumsum(-1) - 1, -1)
 
     # --- passes -------------------------------------------------------------------------------------
 
     def prefill(self, prompts: Sequence[Prompt]) -> tuple[Tensor, SharedLayout]:
         """Each prompt's last hidden state ``[B, H]`` and the layout that keeps its keys and values."""
         ids, positions, lengths = self.stack_prompts(prompts)
-        layout = SharedLayout("prefill", lengths, ids.shape[1])
         images = [image for prompt in prompts for image in prompt.images]
-        hidden = self._shared(self.embed(ids, images, prompts), positions, layout)
+        embedded = self.embed(ids, images, prompts)
+        layout = SharedLayout("prefill", lengths, ids.shape[1], prompt_images=self._blocks(embedded.places))
+        hidden = self._shared(embedded, positions, layout)
         return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], layout
 
     def decode_step(self, tokens: Tensor, positions: Tensor, layout: SharedLayout) -> Tensor:
         """Hidden states ``[B, G, H]`` of one new token per continuation; ``positions`` [B, G]."""
         embeddings = self.model.get_input_embeddings()(tokens)
-        return self._shared(embeddings, positions.expand(self.loaded.family.position_axes, -1, -1), layout)
+        embedded = Embedded(embeddings, torch.zeros_like(tokens, dtype=torch.bool))
+        return self._shared(embedded, positions.expand(self.loaded.family.position_axes, -1, -1), layout)
 
     def hidden_shared(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
         """Hidden states that predict each continuation token ``[B, G, R, H]``; each prompt forwarded once."""
@@ -177,11 +211,16 @@ class Forward:
             for image in [*prompt.images, *(i for own in group for i in own)]
         ]
         own_positions = self.continuation_positions(prompts, continuations)[..., :fed].flatten(2)
-        hidden = self._shared(
-            self.embed(packed, images, prompts),
-            torch.cat([positions, own_positions], dim=2),
-            SharedLayout("packed", lengths, width, g),
+        embedded = self.embed(packed, images, prompts)
+        layout = SharedLayout(
+            "packed",
+            lengths,
+            width,
+            g,
+            prompt_images=self._blocks(embedded.places[:, :width]),
+            own_images=self._blocks(embedded.places[:, width:].unflatten(1, (g, fed))),
         )
+        hidden = self._shared(embedded, torch.cat([positions, own_positions], dim=2), layout)
         first = hidden[torch.arange(b, device=self.device), lengths - 1]
         rest = hidden[:, width:].unflatten(1, (g, fed))[:, :, : r - 1]
         return torch.cat([first[:, None, None].expand(b, g, 1, -1), rest], dim=2)
@@ -205,7 +244,10 @@ class Forward:
         )
         lengths = starts + continuations.lengths.flatten()
         mask = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
-        hidden = self._decoder(self.embed(ids, images, prompts), positions, mask.long())
+        embedded = self.embed(ids, images, prompts)
+        hidden = self.loaded.family.plain_forward(
+            self.model, embedded.values, positions, mask.long(), embedded.places, **embedded.more
+        )
         places_of = (starts - 1)[:, None] + torch.arange(r, device=self.device)
         return hidden[torch.arange(b * g, device=self.device)[:, None], places_of].view(b, g, r, -1)
 

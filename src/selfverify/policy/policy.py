@@ -75,6 +75,14 @@ class Policy:
         found = set(eos) if isinstance(eos, list) else {eos}
         return (found | {self.tokenizer.eos_token_id}) - {None}
 
+    @property
+    def suppressed_tokens(self) -> list[int]:
+        """Token ids that are never sampled: image placeholders and the marks around images."""
+        marks = self.loaded.family.marks(self.model, self.tokenizer)
+        ids = {self.tokenizer.convert_tokens_to_ids(mark) for mark in marks if mark}
+        logits = self.model.get_output_embeddings().weight.shape[0]
+        return sorted(i for i in ids - {None, self.tokenizer.unk_token_id} if i < logits)
+
     def frozen_copy(self) -> Policy:
         """A reference policy: same weights now, never trained. It shares the encoder and feature cache."""
         reference = copy.copy(self)
@@ -135,8 +143,7 @@ class Policy:
         try:
             last, layout = self.forward.prefill(prompts)
             starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
-            suppressed = self.loaded.family.suppressed(self.model)
-            decoder = Decoder(self.forward, sampling, self.stop_tokens, suppressed)
+            decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
             return decoder.run(last, layout, starts, list(seeds))
         finally:
             self.model.train(was_training)

@@ -39,6 +39,9 @@ class SharedLayout:
         prompt_width: P.
         continuations: G.
         steps: Room for new tokens (``decode``).
+        prompt_images: ``[B, P]`` number of the image that a token belongs to, -1 for text, where an image's
+            tokens see each other both ways; None where every token sees only what stands before it.
+        own_images: ``[B, G, R]`` the same of the continuations (``packed``).
     """
 
     mode: Literal["packed", "prefill", "decode"]
@@ -49,6 +52,8 @@ class SharedLayout:
     position: int = 0
     prompt_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     own_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    prompt_images: Tensor | None = None
+    own_images: Tensor | None = None
 
     def prompt_padding(self) -> Tensor | None:
         """``[B, P]`` True at padding, or None when no prompt is padded."""
@@ -107,7 +112,7 @@ def _two_part_attention(
 
 @dataclass(slots=True)
 class _Masks:
-    """Added to the scores: ``prompt`` [B, 1, 1, 1, Q or 1, P], ``own`` [Q, T]; None hides nothing."""
+    """Added to the scores: ``prompt`` [B, 1, 1, 1, Q or 1, P], ``own`` [Q, T] or [B, 1, 1, G, Q, T]."""
 
     prompt: Tensor | None
     own: Tensor | None
@@ -118,6 +123,11 @@ def _hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(
         hidden, torch.finfo(dtype).min
     )
+
+
+def _same_image(images: Tensor) -> Tensor:
+    """``[..., L]`` to ``[..., L, L]``: whether two tokens belong to one image."""
+    return (images[..., :, None] == images[..., None, :]) & (images[..., :, None] >= 0)
 
 
 def _padding(layout: SharedLayout, dtype: torch.dtype) -> Tensor | None:
@@ -131,6 +141,8 @@ def _masks(layout: SharedLayout, query: Tensor, first: int, count: int, window: 
     steps = torch.arange(first + count, device=query.device)
     queries = steps[first:, None]
     hidden = steps > queries
+    if layout.own_images is not None:
+        hidden = (hidden & ~_same_image(layout.own_images))[:, None, None]
     prompt = _padding(layout, query.dtype)
     if window is not None:
         hidden = hidden | (queries - steps >= window)
@@ -151,9 +163,13 @@ def _packed(
         window = None
     # Padding stands right of the prompt, so the causal rule already hides it from the prompt's tokens.
     near = None
-    if window is not None:
+    if window is not None or layout.prompt_images is not None:
         places = torch.arange(p, device=query.device)
-        near = (places <= places[:, None]) & (places[:, None] - places < window)
+        near = places <= places[:, None]
+        if layout.prompt_images is not None:
+            near = (near | _same_image(layout.prompt_images))[:, None]
+        if window is not None:
+            near = near & (places[:, None] - places < window)
     prompt_out = F.scaled_dot_product_attention(
         query[:, :, :p],
         key[:, :, :p],
@@ -168,7 +184,7 @@ def _packed(
     keys, values = (x[:, :, p:].unflatten(2, (g, r)).transpose(1, 2) for x in (key, value))
     prompt_keys, prompt_values = key[:, :, :p], value[:, :, :p]
     own_query = query[:, :, p:].reshape(b, k, n, g, r, d)
-    if window is None and can_merge(query):
+    if window is None and layout.own_images is None and can_merge(query):
         by_group = own_query.permute(0, 3, 1, 2, 4, 5)
         padding = _padding(layout, query.dtype)
         padding = None if padding is None else padding[:, :, 0, 0]

@@ -1,0 +1,44 @@
+"""What differs between model families, one file each: placeholders, positions, image features, masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selfverify.errors import ConfigError
+from selfverify.policy.families.base import Family, ImageInput, VisionFamily
+from selfverify.policy.families.gemma3 import Gemma3
+from selfverify.policy.families.idefics3 import Idefics3
+from selfverify.policy.families.internvl import InternVL
+from selfverify.policy.families.llava_onevision import LlavaOnevision
+from selfverify.policy.families.qwen_vl import Qwen3VL, QwenVL
+
+__all__ = ["FAMILIES", "Family", "ImageInput", "VisionFamily", "family_of"]
+
+FAMILIES: dict[str, type[Family]] = {
+    "gemma3": Gemma3,
+    "idefics3": Idefics3,
+    "internvl": InternVL,
+    "llava_onevision": LlavaOnevision,
+    "qwen2_5_vl": QwenVL,
+    "qwen2_vl": QwenVL,
+    "qwen3_vl": Qwen3VL,
+    "smolvlm": Idefics3,
+}
+"""Vision-language families by transformers' ``model_type``."""
+
+
+def family_of(model: Any) -> Family:
+    """The family of a loaded model, by its ``model_type``; text-only models share one.
+
+    Raises:
+        ConfigError: A vision-language model of a family that is not known.
+    """
+    kind = model.config.model_type
+    if kind in FAMILIES:
+        return FAMILIES[kind]()
+    if getattr(model.config, "vision_config", None) is not None:
+        raise ConfigError(
+            f"no support for the vision-language family {kind!r}; supported: {', '.join(FAMILIES)}, "
+            "and text-only causal language models"
+        )
+    return Family()

@@ -1,0 +1,138 @@
+"""What a model family must say about itself, with the answers that most families share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor, nn
+
+
+@dataclass(slots=True)
+class ImageInput:
+    """One preprocessed image.
+
+    Args:
+        key: Digest of its content.
+        tensors: What the image processor made of it, as a batch of one image.
+        text: What stands for it in a prompt's text: placeholders, and marks around them.
+        placeholders: How many of the text's tokens are placeholders, one per image feature.
+    """
+
+    key: str
+    tensors: dict[str, Tensor]
+    text: str
+    placeholders: int
+
+
+class Family:
+    """A model family. The defaults fit text-only causal language models.
+
+    Whatever the rest of `policy/` needs to know about one is asked here; a family overrides what differs.
+    """
+
+    position_axes = 1
+    """Rows of the position ids: 3 for multimodal rotary embeddings, 1 for plain ones."""
+    bidirectional_images = False
+    """Whether the tokens of one image attend to each other in both directions."""
+    splits_single_images = False
+    """Whether an image is split into tiles only where it is its prompt's only one."""
+
+    def backbone(self, model: Any) -> nn.Module:
+        """The decoder that maps embeddings to hidden states."""
+        decoder: nn.Module = model.get_decoder()
+        return decoder
+
+    def placeholder(self, model: Any) -> int | None:
+        """The token id that stands for one image feature; None for text-only models."""
+        return None
+
+    def slot(self, model: Any, tokenizer: Any) -> str:
+        """What the chat template writes where an image goes; `ImageInput.text` takes its place."""
+        token: str = tokenizer.convert_ids_to_tokens(self.placeholder(model))
+        return token
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """Tokens that only prompts may contain, never a sample: placeholders and what surrounds images."""
+        return []
+
+    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
+        """One image as tensors. ``several``: its prompt has others (only where `splits_single_images`)."""
+        return dict(processor(images=[image], return_tensors="pt"))
+
+    def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
+        """What stands for an image in a prompt's text."""
+        raise TypeError("a text-only model has no images")
+
+    def positions(self, model: Any, ids: Tensor, images: Sequence[ImageInput]) -> Tensor:
+        """Position ids ``[axes, L]`` of one sequence ``ids`` [L] that contains ``images``."""
+        return torch.arange(len(ids), device=ids.device)[None]
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """Per image ``[placeholders, F]``: what is put in the placeholders' places, and behind the first
+        H columns whatever else `decoder_inputs` needs."""
+        raise TypeError("a text-only model has no image features")
+
+    def decoder_inputs(self, model: Any, places: Tensor, features: Tensor) -> dict[str, Any]:
+        """More arguments of the decoder; ``places`` [B, L] are placeholders, ``features`` [places, F]."""
+        return {}
+
+    def plain_forward(
+        self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
+    ) -> Tensor:
+        """Hidden states ``[B, L, H]`` of padded rows, by transformers' own masks.
+
+        Args:
+            embeddings: ``[B, L, H]``, image features in their places.
+            positions: ``[axes, B, L]``.
+            mask: ``[B, L]`` 1 at tokens.
+            places: ``[B, L]`` True at placeholders.
+            more: From `decoder_inputs`.
+        """
+        hidden: Tensor = self.backbone(model)(
+            inputs_embeds=embeddings,
+            position_ids=positions if self.position_axes > 1 else positions[0],
+            attention_mask=mask,
+            use_cache=False,
+            **more,
+        ).last_hidden_state
+        return hidden
+
+    def vision_parameters(self, model: Any) -> list[nn.Parameter]:
+        """The parameters that "freeze the vision tower" freezes."""
+        return []
+
+
+class VisionFamily(Family):
+    """What vision-language models of transformers share: ``model.model`` holds a tower and a decoder."""
+
+    tower: tuple[str, ...] = ("vision_tower", "multi_modal_projector")
+    """Modules of ``model.model`` that make image features."""
+    decoder = "language_model"
+    """The module of ``model.model`` that is the decoder."""
+
+    def backbone(self, model: Any) -> nn.Module:
+        """See `Family`."""
+        decoder: nn.Module = getattr(model.model, self.decoder)
+        return decoder
+
+    def placeholder(self, model: Any) -> int | None:
+        """See `Family`."""
+        token: int = model.config.image_token_id
+        return token
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """See `Family`."""
+        return [tokenizer.convert_ids_to_tokens(self.placeholder(model))]
+
+    def vision_parameters(self, model: Any) -> list[nn.Parameter]:
+        """See `Family`."""
+        return [p for name in self.tower for p in getattr(model.model, name).parameters()]
+
+
+def stacked(images: Sequence[ImageInput], name: str, model: Any) -> Tensor:
+    """The images' tensors of one name, one after another, on the model's device."""
+    return torch.cat([image.tensors[name] for image in images]).to(model.device)

@@ -1,0 +1,66 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one placeholder per merged patch, three-axis rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfverify.policy.families.base import ImageInput, VisionFamily, stacked
+
+
+class QwenVL(VisionFamily):
+    """Qwen2-VL and Qwen2.5-VL."""
+
+    position_axes = 3
+    tower = ("visual",)
+
+    def marks(self, model: Any, tokenizer: Any) -> list[str]:
+        """See `Family`."""
+        c = model.config
+        names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+        ids = (getattr(c, name, None) for name in names)
+        return [tokenizer.convert_ids_to_tokens(i) for i in ids if i is not None and i < len(tokenizer)]
+
+    def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
+        """See `Family`."""
+        merged = int(tensors["image_grid_thw"].prod()) // processor.merge_size**2
+        return self.slot(model, tokenizer) * merged
+
+    def positions(self, model: Any, ids: Tensor, images: Sequence[ImageInput]) -> Tensor:
+        """See `Family`."""
+        kinds = (ids == model.config.image_token_id).int()
+        grids = torch.cat([image.tensors["image_grid_thw"] for image in images]) if images else None
+        places, _ = model.model.get_rope_index(ids[None], kinds[None], image_grid_thw=grids)
+        result: Tensor = places[:, 0]
+        return result
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """See `Family`."""
+        made = self._run_tower(model, images)
+        return list(made.pooler_output)
+
+    @staticmethod
+    def _run_tower(model: Any, images: Sequence[ImageInput]) -> Any:
+        pixels, grids = stacked(images, "pixel_values", model), stacked(images, "image_grid_thw", model)
+        return model.model.get_image_features(pixels, grids, return_dict=True)
+
+
+class Qwen3VL(QwenVL):
+    """Qwen3-VL: features of several tower layers are added behind the first decoder layers ("deep stack")."""
+
+    def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
+        """See `Family`: the deep features stand behind the ordinary ones, layer by layer."""
+        made = self._run_tower(model, images)
+        return [
+            torch.cat(layers, dim=-1)
+            for layers in zip(made.pooler_output, *made.deepstack_features, strict=True)
+        ]
+
+    def decoder_inputs(self, model: Any, places: Tensor, features: Tensor) -> dict[str, Any]:
+        """See `Family`."""
+        width = model.get_input_embeddings().embedding_dim
+        deep = list(features[:, width:].split(width, dim=-1))
+        return {"visual_pos_masks": places, "deepstack_visual_embeds": deep}

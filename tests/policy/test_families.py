@@ -1,0 +1,144 @@
+"""Every family: prompts, log-probs, gradients and samples as from transformers' own classes (invariant 1)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import sharpen
+from tests.policy.conftest import noise_image
+from tests.policy.families import KINDS, Reference, write_family
+
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Problem
+from selfverify.tasks.base import user_turn
+
+CONTINUATIONS = [
+    [[70, 71, 72, 73, 74], [75], [76, 77, 78]],
+    [[80, 81], [], [82]],
+    [[83, 84, 85, 86], [87, 88]],
+]
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    """A ``model_type``."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(kind, tmp_path_factory.mktemp(kind), sharpen)
+
+
+@pytest.fixture(scope="module")
+def reference(kind: str, folder: Path) -> Reference:
+    return Reference.load(kind, folder)
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    """One image that is split where the family splits, no image, and two images of other sizes."""
+    return [
+        Problem("one", user_turn("Which digits are shown here?"), [noise_image(1, 48, 40)]),
+        Problem("none", user_turn("Say 7.", images=0)),
+        Problem(
+            "two", user_turn("Compare these.", images=2), [noise_image(2, 64, 32), noise_image(3, 32, 32)]
+        ),
+    ]
+
+
+def test_prompts(folder: Path, reference: Reference, problems: list[Problem]) -> None:
+    prompts = Policy.load(str(folder), device="cpu").encode(problems)
+    for prompt, problem in zip(prompts, problems, strict=True):
+        inputs, _ = reference.inputs(problem, [])
+        assert prompt.ids.tolist() == inputs["input_ids"][0].tolist()
+
+
+def expected_logprobs(reference: Reference, problems: list[Problem]) -> torch.Tensor:
+    rows = torch.zeros(3, 3, 5)
+    for b, (problem, group) in enumerate(zip(problems, CONTINUATIONS, strict=True)):
+        for g, continuation in enumerate(group):
+            if continuation:
+                rows[b, g, : len(continuation)] = reference.logprobs(problem, continuation)
+    return rows
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_logprobs_and_gradients(
+    folder: Path, reference: Reference, problems: list[Problem], shared: bool
+) -> None:
+    policy = Policy.load(str(folder), device="cpu")
+    policy.shares_prefix = shared
+    found = policy.logprobs(policy.encode(problems), CONTINUATIONS)
+    expected = expected_logprobs(reference, problems)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
+    assert expected[expected != 0].std() > 0.5
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(7))
+    (found * weights).sum().backward()
+    reference.model.zero_grad()
+    (expected * weights).sum().backward()
+    theirs = dict(reference.model.named_parameters())
+    compared = 0
+    frozen = {id(p) for p in policy.loaded.family.vision_parameters(policy.model)}
+    assert frozen
+    for name, parameter in policy.model.named_parameters():
+        if id(parameter) in frozen or theirs[name].grad is None:
+            assert parameter.grad is None or id(parameter) not in frozen, name
+            continue
+        wanted = theirs[name].grad
+        atol = 1e-5 * max(1.0, float(wanted.abs().max()))
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-3, atol=atol, msg=name)
+        compared += bool(wanted.abs().max() > 1e-3)
+    assert compared > 10
+
+
+def test_first_use_check_agrees(
+    folder: Path, problems: list[Problem], caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = Policy.load(str(folder), device="cpu")
+    with caplog.at_level(logging.WARNING):
+        policy.logprobs(policy.encode(problems), CONTINUATIONS)
+    assert policy.shares_prefix is True and "sharing is off" not in caplog.text
+
+
+def test_samples(folder: Path, reference: Reference, problems: list[Problem]) -> None:
+    policy = Policy.load(str(folder), device="cpu")
+    prompts = policy.encode(problems)
+    greedy = policy.sample(
+        prompts, SamplingConfig(group_size=2, temperature=0.0, max_new_tokens=8), seeds=[0, 1, 2]
+    )
+    banned = policy.suppressed_tokens
+    assert policy.loaded.family.placeholder(policy.model) in banned
+    for problem, [sample, _] in zip(problems, greedy, strict=True):
+        inputs, start = reference.inputs(problem, sample.tokens)
+        logits = reference.model(**inputs).logits[0, start - 1 : -1]
+        logits[:, banned] = float("-inf")
+        assert sample.tokens == logits.argmax(-1).tolist()
+    free = policy.sample(prompts, SamplingConfig(group_size=2, max_new_tokens=8), seeds=[0, 1, 2])
+    values = policy.logprobs(prompts, [[s.tokens for s in group] for group in free])
+    for group, rows in zip(free, values, strict=True):
+        for sample, row in zip(group, rows, strict=True):
+            assert sample.logprobs == pytest.approx(row[: len(sample.tokens)].tolist(), abs=1e-4)
+
+
+def test_trained_tower_learns(folder: Path, problems: list[Problem]) -> None:
+    policy = Policy.load(str(folder), device="cpu", train_vision=True)
+    policy.shares_prefix = True
+    policy.logprobs(policy.encode(problems), CONTINUATIONS).sum().backward()
+    moved = [p.grad for p in policy.loaded.family.vision_parameters(policy.model) if p.grad is not None]
+    assert any(bool(g.abs().sum() > 0) for g in moved)
+
+
+def test_save_and_load(folder: Path, problems: list[Problem], tmp_path: Path) -> None:
+    policy = Policy.load(str(folder), device="cpu")
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.01)
+    expected = policy.logprobs(policy.encode(problems), CONTINUATIONS)
+    policy.save(tmp_path / "saved")
+    again = Policy.load(str(tmp_path / "saved"), device="cpu")
+    torch.testing.assert_close(again.logprobs(again.encode(problems), CONTINUATIONS), expected)
