@@ -60,7 +60,8 @@ KINDS: dict[str, dict[str, Any]] = {
             "num_position_embeddings": 16,
             "deepstack_visual_indexes": [0, 1],
         },
-        "text": {"rope_parameters": QWEN_ROPE, "head_dim": 16},
+        # What is added behind the last layer nobody reads: one layer more than there are deep features.
+        "text": {"rope_parameters": QWEN_ROPE, "head_dim": 16, "num_hidden_layers": 3},
         "slot": "<|image_pad|>",
         "processor": tiny_image_processor,
         "class": "Qwen3VLProcessor",
