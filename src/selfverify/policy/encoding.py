@@ -127,6 +127,8 @@ class Encoder:
             DataError: Placeholders and images do not match, or an image cannot be read.
         """
         tokenizer, family, model = self.loaded.tokenizer, self.loaded.family, self.loaded.model
+        if not family.shares_prompts:
+            return self._whole_prompt(problem)
         reads_images = family.placeholder(model) is not None
         if problem.images and not reads_images:
             raise DataError(f"problem {problem.id}: it has images but the model reads text only")
@@ -140,6 +142,24 @@ class Encoder:
         ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
         positions = family.positions(model, ids, images)
         return Prompt(problem.id, ids, positions, images, int(positions.max()) + 1 if len(ids) else 0)
+
+    def _whole_prompt(self, problem: Problem) -> Prompt:
+        """A prompt as the model's own processor makes it, for `families.Unknown`."""
+        processor = self.loaded.image_processor
+        assert processor is not None
+        text = self.loaded.tokenizer.apply_chat_template(
+            problem.messages, tokenize=False, add_generation_prompt=True
+        )
+        try:
+            shown = {"images": [image.convert("RGB") for image in problem.images]} if problem.images else {}
+            made = dict(processor(text=[text], return_tensors="pt", add_special_tokens=False, **shown))
+        except Exception as error:
+            # Processors and PIL raise many types; whichever it is, the problem must be named.
+            raise DataError(f"problem {problem.id}: its processor refuses it ({error})") from error
+        ids = made.pop("input_ids")[0]
+        made.pop("attention_mask", None)
+        whole = [ImageInput("", made, "", 0)] if problem.images else []
+        return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids))
 
     def _refuse_literals(self, problem: Problem) -> None:
         # With a literal token in the place of a missing part the counts agree, and the image is misplaced.

@@ -228,6 +228,8 @@ class Forward:
     def hidden_plain(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
         """The same from prompt + continuation written out G times: the yardstick, and the fallback."""
         b, g, r = continuations.ids.shape
+        if not self.loaded.family.shares_prompts:
+            return self._hidden_whole(prompts, continuations)
         rows, places, images = [], [], []
         own_positions = self.continuation_positions(prompts, continuations)
         for i, prompt in enumerate(prompts):
@@ -250,6 +252,18 @@ class Forward:
         )
         places_of = (starts - 1)[:, None] + torch.arange(r, device=self.device)
         return hidden[torch.arange(b * g, device=self.device)[:, None], places_of].view(b, g, r, -1)
+
+    def _hidden_whole(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
+        """`hidden_plain` by the model's own forward, prompt by prompt, for `families.Unknown`."""
+        r = continuations.ids.shape[2]
+        groups = []
+        for prompt, ids, lengths in zip(prompts, continuations.ids, continuations.lengths, strict=True):
+            start = len(prompt.ids)
+            rows = torch.cat([prompt.ids.to(self.device).expand(len(ids), -1), ids], dim=1)
+            mask = torch.arange(start + r, device=self.device) < (start + lengths)[:, None]
+            hidden = self.loaded.family.whole_forward(self.model, rows, mask.long(), start, prompt.images)
+            groups.append(hidden[:, start - 1 : start - 1 + r])
+        return torch.stack(groups)
 
     # --- head ---------------------------------------------------------------------------------------
 

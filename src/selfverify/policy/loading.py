@@ -60,14 +60,36 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _load_image_processor(folder: str, config: PolicyConfig) -> Any:
-    from transformers import AutoImageProcessor
+def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
+    """The image processor; of a family we don't know the whole processor, which may need torchvision."""
+    from transformers import AutoImageProcessor, AutoProcessor
 
+    if not family.shares_prompts:
+        try:
+            return AutoProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigError(f"cannot load the processor at {folder!r}: {error}") from error
     sizes = {k: v for k in ("min_pixels", "max_pixels") if (v := getattr(config, k)) is not None}
     try:
         return AutoImageProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code, **sizes)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the image processor at {folder!r}: {error}") from error
+
+
+def _processor_template(folder: str) -> str | None:
+    """The chat template that older vision-language folders keep in a file of their processor's."""
+    from transformers.utils import cached_file
+
+    path = cached_file(
+        folder,
+        "chat_template.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if path is None:
+        return None
+    template: str | None = json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template")
+    return template
 
 
 def _check_weights(folder: str, report: dict[str, Any]) -> None:
@@ -115,17 +137,20 @@ def load(config: PolicyConfig) -> Loaded:
     except (RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights in {folder} cannot be loaded: {error}") from error
     _check_weights(folder, report)
+    if tokenizer.chat_template is None and has_vision:
+        tokenizer.chat_template = _processor_template(folder)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     family = family_of(model)
-    decoder: Any = family.backbone(model)
-    decoder.config._attn_implementation = ATTENTION
-    ReadOnly.install(decoder)
+    if family.shares_prompts:
+        decoder: Any = family.backbone(model)
+        decoder.config._attn_implementation = ATTENTION
+        ReadOnly.install(decoder)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if not config.train_vision:
         for parameter in family.vision_parameters(model):
             parameter.requires_grad_(False)
     model.to(pick_device(config.device))
-    processor = _load_image_processor(folder, config) if has_vision else None
+    processor = _load_processor(folder, config, family) if has_vision else None
     return Loaded(model, tokenizer, processor, family)

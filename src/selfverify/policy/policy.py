@@ -16,6 +16,7 @@ from selfverify.policy.encoding import Encoder, Prompt, VisionCache, image_featu
 from selfverify.policy.forward import Continuation, Continuations, Forward
 from selfverify.policy.loading import Loaded, load
 from selfverify.policy.sampling import Decoder, Sample
+from selfverify.policy.unshared import generate
 from selfverify.rollouts.types import Problem
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class Policy:
         self.encoder = Encoder(loaded)
         self.cache = None if config.train_vision else VisionCache(config.vision_cache_mb)
         self.forward = Forward(loaded, self.cache)
-        self.shares_prefix: bool | None = None if config.shared_prefix == "auto" else False
+        sharing = config.shared_prefix == "auto" and loaded.family.shares_prompts
+        self.shares_prefix: bool | None = None if sharing else False
         """Whether `logprobs` forwards each prompt once; None until the first batch has been checked."""
 
     @classmethod
@@ -116,7 +118,7 @@ class Policy:
             DataError: Naming the problem whose images or messages cannot be used.
         """
         prompts = [self.encoder.prompt(problem) for problem in problems]
-        if self.cache is not None:
+        if self.cache is not None and self.loaded.family.shares_prompts:
             images = [image for prompt in prompts for image in prompt.images]
             image_features(self.loaded, images, self.cache)
         return prompts
@@ -141,12 +143,25 @@ class Policy:
         was_training = self.model.training
         self.model.eval()
         try:
+            if not self.loaded.family.shares_prompts:
+                return self._sample_unshared(prompts, sampling, seeds)
             last, layout = self.forward.prefill(prompts)
             starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
             decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
             return decoder.run(last, layout, starts, list(seeds))
         finally:
             self.model.train(was_training)
+
+    def _sample_unshared(
+        self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[list[Sample]]:
+        groups = generate(self.model, prompts, sampling, seeds, self.stop_tokens, self.suppressed_tokens)
+        tokens = [[sample.tokens for sample in group] for group in groups]
+        values = self.logprobs(prompts, tokens, temperature=sampling.temperature)
+        for group, rows in zip(groups, values.tolist(), strict=True):
+            for sample, row in zip(group, rows, strict=False):
+                sample.logprobs = row[: len(sample.tokens)]
+        return groups
 
     def hidden_states(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
         """Hidden states that predict each continuation token, ``[B, G, R, H]``."""

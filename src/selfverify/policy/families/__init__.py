@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from selfverify.errors import ConfigError
 from selfverify.policy.families.base import Family, ImageInput, VisionFamily
 from selfverify.policy.families.gemma3 import Gemma3
 from selfverify.policy.families.idefics3 import Idefics3
 from selfverify.policy.families.internvl import InternVL
 from selfverify.policy.families.llava_onevision import LlavaOnevision
 from selfverify.policy.families.qwen_vl import Qwen3VL, QwenVL
+from selfverify.policy.families.unknown import Unknown
 
-__all__ = ["FAMILIES", "Family", "ImageInput", "VisionFamily", "family_of"]
+log = logging.getLogger(__name__)
+
+__all__ = ["FAMILIES", "Family", "ImageInput", "Unknown", "VisionFamily", "family_of"]
 
 FAMILIES: dict[str, type[Family]] = {
     "gemma3": Gemma3,
@@ -28,17 +31,16 @@ FAMILIES: dict[str, type[Family]] = {
 
 
 def family_of(model: Any) -> Family:
-    """The family of a loaded model, by its ``model_type``; text-only models share one.
-
-    Raises:
-        ConfigError: A vision-language model of a family that is not known.
-    """
+    """The family of a loaded model, by its ``model_type``; text-only models share one."""
     kind = model.config.model_type
     if kind in FAMILIES:
         return FAMILIES[kind]()
     if getattr(model.config, "vision_config", None) is not None:
-        raise ConfigError(
-            f"no support for the vision-language family {kind!r}; supported: {', '.join(FAMILIES)}, "
-            "and text-only causal language models"
+        log.warning(
+            "the vision-language family %r is not known here: every sample is forwarded by itself, several "
+            "times slower. Known: %s, and all text-only causal language models.",
+            kind,
+            ", ".join(FAMILIES),
         )
+        return Unknown()
     return Family()

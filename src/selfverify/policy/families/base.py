@@ -36,6 +36,8 @@ class Family:
 
     position_axes = 1
     """Rows of the position ids: 3 for multimodal rotary embeddings, 1 for plain ones."""
+    shares_prompts = True
+    """Whether a prompt can be forwarded once for all its continuations."""
     bidirectional_images = False
     """Whether the tokens of one image attend to each other in both directions."""
     splits_single_images = False
@@ -100,6 +102,12 @@ class Family:
             **more,
         ).last_hidden_state
         return hidden
+
+    def whole_forward(
+        self, model: Any, ids: Tensor, mask: Tensor, prompt: int, images: Sequence[ImageInput]
+    ) -> Tensor:
+        """Hidden states of a prompt's rows by the whole model; only where nothing is shared (`Unknown`)."""
+        raise NotImplementedError
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
         """The parameters that "freeze the vision tower" freezes."""

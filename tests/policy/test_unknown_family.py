@@ -1,0 +1,141 @@
+"""A family that we do not know (LLaVA 1.5 here) works by transformers' own forward, loudly."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import sharpen
+from tests.policy.conftest import noise_image
+from transformers import (
+    AutoProcessor,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from selfverify.errors import DataError
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from selfverify.rollouts.types import Problem
+from selfverify.tasks.base import user_turn
+
+CONTINUATIONS = [[[70, 71, 72, 73], [75], []], [[80, 81], [82], [83, 84, 85]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llava")
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<image>"]}, replace_extra_special_tokens=False
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", **sizes, "image_size": 32, "patch_size": 8},
+        text_config={
+            "model_type": "llama",
+            **sizes,
+            "vocab_size": -(-len(tokenizer) // 16) * 16,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(config)
+    sharpen(model)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    images = CLIPImageProcessorPil(
+        size={"height": 32, "width": 32}, crop_size={"height": 32, "width": 32}, do_center_crop=False
+    )
+    LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    return [
+        Problem("two", user_turn("Compare these.", images=2), [noise_image(1), noise_image(2, 64, 32)]),
+        Problem("none", user_turn("Say 7.", images=0)),
+    ]
+
+
+@pytest.fixture
+def policy(folder: Path, caplog: pytest.LogCaptureFixture) -> Policy:
+    with caplog.at_level(logging.WARNING):
+        loaded = Policy.load(str(folder), device="cpu")
+    assert "'llava' is not known" in caplog.text
+    return loaded
+
+
+def raw_logprobs(folder: Path, problem: Problem, continuation: list[int]) -> torch.Tensor:
+    model = LlavaForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
+    processor = AutoProcessor.from_pretrained(folder)
+    text = processor.tokenizer.apply_chat_template(
+        problem.messages, tokenize=False, add_generation_prompt=True
+    )
+    made = processor(text=[text], images=problem.images or None, return_tensors="pt")
+    start = made["input_ids"].shape[1]
+    ids = torch.cat([made["input_ids"], torch.tensor([continuation], dtype=torch.long)], dim=1)
+    images = {"pixel_values": made["pixel_values"]} if problem.images else {}
+    logits = model(input_ids=ids, **images).logits[0, start - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(continuation)[:, None])[:, 0]
+
+
+def test_logprobs_and_gradients(folder: Path, policy: Policy, problems: list[Problem]) -> None:
+    found = policy.logprobs(policy.encode(problems), CONTINUATIONS)
+    for b, group in enumerate(CONTINUATIONS):
+        for g, continuation in enumerate(group):
+            if continuation:
+                expected = raw_logprobs(folder, problems[b], continuation)
+                torch.testing.assert_close(found[b, g, : len(continuation)], expected, rtol=1e-5, atol=2e-5)
+    found.sum().backward()
+    assert policy.model.model.language_model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+    frozen = policy.loaded.family.vision_parameters(policy.model)
+    assert len(frozen) > 10 and all(p.grad is None for p in frozen)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_samples(policy: Policy, problems: list[Problem], temperature: float) -> None:
+    sampling = SamplingConfig(group_size=3, max_new_tokens=6, temperature=temperature, top_p=1.0)
+    prompts = policy.encode(problems)
+    state = torch.random.get_rng_state()
+    groups = policy.sample(prompts, sampling, seeds=[3, 4])
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert groups == policy.sample(prompts, sampling, seeds=[3, 4])
+    values = policy.logprobs(prompts, [[s.tokens for s in group] for group in groups])
+    for group, rows in zip(groups, values, strict=True):
+        assert len(group) == 3
+        for sample, row in zip(group, rows, strict=True):
+            assert sample.logprobs == pytest.approx(row[: len(sample.tokens)].tolist(), abs=1e-5)
+            assert not set(sample.tokens) & set(policy.suppressed_tokens)
+            assert (sample.finish == "stop") == (sample.tokens[-1] in policy.stop_tokens)
+
+
+def test_what_the_processor_refuses_names_the_problem(policy: Policy) -> None:
+    with pytest.raises(DataError, match=r"problem p"):
+        policy.encode([Problem("p", user_turn("x", images=2), [noise_image(1)])])
+
+
+def test_a_step_of_training(policy: Policy, tmp_path: Path) -> None:
+    from selfverify import LearnerConfig, learn, make_method, make_task
+
+    before = policy.fingerprint()
+    settings = LearnerConfig(steps=1, groups_per_step=2, warmup_steps=0)
+    learn(policy, make_task("digits-sum"), make_method("sft"), settings, output=tmp_path / "run")
+    assert policy.fingerprint() != before
