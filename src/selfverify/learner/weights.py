@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from selfverify.errors import CheckpointError
+from selfverify.policy import adapters
 
 SHOWN = 5
 """Names listed per kind of mismatch."""
@@ -36,6 +37,13 @@ def load_matching(model: Any, folder: Path) -> None:
     Raises:
         CheckpointError: Another architecture, or names or shapes that do not match; ``model`` is unchanged.
     """
+    if adapters.is_adapted(model):
+        adapters.load_weights(model, folder)
+        return
+    if (folder / adapters.CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{folder}: holds an adapter, the model has none; set policy.lora as in its recipe"
+        )
     _check_architecture(model, folder)
     # With mixed precision, float32 holds every narrower value exactly and the copy narrows it back.
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}

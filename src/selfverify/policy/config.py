@@ -7,6 +7,21 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
+class LoraSettings(BaseModel):
+    """A low-rank adapter (Hu et al. 2021): weights stay, and ``alpha / rank * B A`` is learnt beside them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int = Field(16, ge=1, description="Rows of A, columns of B.")
+    alpha: float = Field(32.0, gt=0, description="Scale of the product, divided by the rank.")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="Dropout before A.")
+    targets: list[str] = Field(
+        default_factory=list,
+        description="Last names of the linear layers that get one (`q_proj`, ...); none means all of the "
+        "decoder's, and with `train_vision` the tower's.",
+    )
+
+
 class PolicyConfig(BaseModel):
     """The model that answers and judges, and how it is held in memory."""
 
@@ -26,6 +41,11 @@ class PolicyConfig(BaseModel):
     train_vision: bool = Field(
         False,
         description="Train the vision tower too. When it is frozen, each image is encoded once and reused.",
+    )
+    lora: LoraSettings | None = Field(
+        None,
+        description="Train an adapter instead of all weights; saved models then hold the adapter alone. "
+        "`{}` takes the defaults.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, about a third slower."

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from selfverify.errors import CheckpointError, ConfigError
+from selfverify.policy import adapters
 from selfverify.policy.config import PolicyConfig
 from selfverify.policy.families import Family, family_of
 from selfverify.policy.last_layer import ReadOnly
@@ -51,6 +52,11 @@ def resolve(path: str) -> str:
         have = sorted(p.parent.name for p in BUILTIN.glob("*/config.json"))
         raise ConfigError(f"there is no built-in policy {name!r}; built-in: {', '.join(have) or 'none'}")
     return str(folder)
+
+
+def _lasting(path: str) -> str:
+    """A path that means the same from another folder; names of built-in and hub models are left."""
+    return str(Path(path).expanduser().resolve()) if Path(path).expanduser().exists() else path
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -112,12 +118,20 @@ def load(config: PolicyConfig) -> Loaded:
         ConfigError: The folder is missing or holds no model this library can load.
         CheckpointError: Weight names or shapes do not fit the model.
     """
-    folder = resolve(config.path)
+    path = resolve(config.path)
+    base = adapters.base_of(path)
+    if base is not None and config.lora is not None:
+        raise ConfigError(
+            f"policy.lora: {config.path!r} already holds an adapter, which is trained further as it is; "
+            "leave policy.lora out, or start from the model below it"
+        )
+    folder = resolve(base or config.path)
     remote = {"trust_remote_code": config.trust_remote_code}
     try:
         settings = AutoConfig.from_pretrained(folder, **remote)
     except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise ConfigError(f"no model at {config.path!r}: {error}") from error
+        where = f"{config.path!r}" if base is None else f"{folder!r}, below the adapter in {config.path!r}"
+        raise ConfigError(f"no model at {where}: {error}") from error
     has_vision = getattr(settings, "vision_config", None) is not None
     loader = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
@@ -152,5 +166,9 @@ def load(config: PolicyConfig) -> Loaded:
         for parameter in family.vision_parameters(model):
             parameter.requires_grad_(False)
     model.to(pick_device(config.device))
+    if config.lora is not None:
+        adapters.attach(model, family, config.lora, _lasting(config.path), config.train_vision)
+    elif base is not None:
+        adapters.load_adapter(model, Path(path), base)
     processor = _load_processor(folder, config, family) if has_vision else None
     return Loaded(model, tokenizer, processor, family)

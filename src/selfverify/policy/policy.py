@@ -6,11 +6,14 @@ import copy
 import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from selfverify.errors import ConfigError
+from selfverify.policy import adapters
 from selfverify.policy.config import PolicyConfig, SamplingConfig
 from selfverify.policy.encoding import Encoder, Prompt, VisionCache, image_features
 from selfverify.policy.forward import Continuation, Continuations, Forward
@@ -43,6 +46,8 @@ class Policy:
         self.loaded = loaded
         self.config = config
         self.encoder = Encoder(loaded)
+        self.is_start = False
+        """Whether this is the reference of a policy with an adapter, whose model it shares."""
         self.cache = None if config.train_vision else VisionCache(config.vision_cache_mb)
         self.forward = Forward(loaded, self.cache)
         sharing = config.shared_prefix == "auto" and loaded.family.shares_prompts
@@ -86,8 +91,14 @@ class Policy:
         return sorted(i for i in ids - {None, self.tokenizer.unk_token_id} if i < logits)
 
     def frozen_copy(self) -> Policy:
-        """A reference policy: same weights now, never trained. It shares the encoder and feature cache."""
+        """A reference policy: same weights now, never trained. It shares the encoder and feature cache.
+
+        With an adapter it shares the model as well, and is what that was before training.
+        """
         reference = copy.copy(self)
+        if adapters.is_adapted(self.model):
+            reference.is_start = True
+            return reference
         model = copy.deepcopy(self.loaded.model).eval()
         model.requires_grad_(False)
         reference.loaded = Loaded(model, self.tokenizer, self.loaded.image_processor, self.loaded.family)
@@ -95,11 +106,24 @@ class Policy:
         return reference
 
     def save(self, folder: Any) -> None:
-        """Write model, tokenizer and image processor as a checkpoint folder."""
+        """Write model (or its adapter alone), tokenizer and image processor as a checkpoint folder."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         if self.loaded.image_processor is not None:
             self.loaded.image_processor.save_pretrained(folder)
+
+    def merged(self) -> Policy:
+        """A policy with what the adapter learnt in its weights: to be served, or saved whole.
+
+        Raises:
+            ConfigError: There is no adapter.
+        """
+        if not adapters.is_adapted(self.model):
+            raise ConfigError("this policy has no adapter to merge")
+        base = self.model.peft_config[adapters.LEARNT].base_model_name_or_path
+        plain = Policy.load(self.config.model_copy(update={"path": base, "lora": None}))
+        adapters.merge_into(self.model, plain.model)
+        return plain
 
     @torch.no_grad()
     def fingerprint(self) -> str:
@@ -216,7 +240,8 @@ class Policy:
         """
         stacked = self.forward.stack_continuations(continuations)
         wanted = stacked.mask if needed is None else stacked.mask & needed.to(self.device)
-        hidden = self.hidden_states(prompts, stacked)
+        with adapters.as_started(self.model) if self.is_start else nullcontext():
+            hidden = self.hidden_states(prompts, stacked)
 
         def head(states: Tensor, tokens: Tensor) -> Tensor:
             return self.forward.token_logprobs(states, tokens, temperature or 1.0, self.config.logprob_chunk)

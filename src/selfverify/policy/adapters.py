@@ -1,0 +1,185 @@
+"""LoRA adapters, by peft: a new one on the decoder, one from a folder, and the policy as it was before.
+
+A folder with an adapter holds ``adapter_config.json`` and ``adapter_model.safetensors`` and names the model
+below it; transformers and peft load it too, if that name means something to them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from selfverify.errors import CheckpointError, ConfigError
+from selfverify.policy.config import LoraSettings
+from selfverify.policy.families import Family
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+LEARNT, START = "default", "start"
+"""Names of the adapter that is trained, and of the frozen copy of what it started as."""
+_PREFIX = "base_model.model."
+
+
+def base_of(folder: str) -> str | None:
+    """The model that the adapter in ``folder`` belongs on; None where there is no adapter.
+
+    Raises:
+        ConfigError: The adapter's settings cannot be read or name no model.
+    """
+    path = Path(folder) / CONFIG_FILE
+    if not path.is_file():
+        return None
+    try:
+        base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot read which model this adapter belongs on ({error!r})") from error
+    if not base:
+        raise ConfigError(f"{path}: base_model_name_or_path is empty; write the model's folder or id there")
+    return str(base)
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether ``model`` has an adapter."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def attach(model: Any, family: Family, settings: LoraSettings, base: str, vision: bool) -> None:
+    """Put a new adapter on all linear layers of the decoder, and of the tower if ``vision``; freeze the rest.
+
+    It changes nothing yet (B is 0), and is the same for the same settings.
+
+    Raises:
+        ConfigError: peft is not installed, or no linear layer is named by ``settings.targets``.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ConfigError("policy.lora needs peft: pip install 'selfverify[lora]'") from error
+    names = _linear_layers(model, family, vision)
+    if settings.targets:
+        names = [name for name in names if name.rsplit(".", 1)[-1] in settings.targets]
+    if not names:
+        raise ConfigError(f"policy.lora.targets: the model has no linear layers named {settings.targets}")
+    made = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=names,
+        bias="none",
+    )
+    _add(model, made, LEARNT, base)
+
+
+def load_adapter(model: Any, folder: Path, base: str) -> None:
+    """Put the adapter in ``folder`` on ``model``, to be trained further.
+
+    Raises:
+        ConfigError: peft is not installed.
+        CheckpointError: Its weights do not fit.
+    """
+    try:
+        from peft import PeftConfig
+    except ImportError as error:
+        raise ConfigError(
+            f"{folder} holds an adapter, which needs peft: pip install 'selfverify[lora]'"
+        ) from error
+    _add(model, PeftConfig.from_pretrained(folder), LEARNT, base)
+    load_weights(model, folder)
+    # What it starts as is the reference, and that is not the bare model.
+    _add(model, PeftConfig.from_pretrained(folder), START, base)
+    _set_weights(model, START, _weights(model, LEARNT))
+    model.set_adapter(LEARNT)
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Weights of the adapter in ``folder`` into the one that ``model`` has; all of them or none.
+
+    Raises:
+        CheckpointError: There are none, they cannot be read, or their names or shapes do not fit.
+    """
+    path = folder / WEIGHTS_FILE
+    try:
+        saved = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot read the adapter's weights: {error}") from error
+    saved = {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}
+    own = _weights(model, LEARNT)
+    wrong = sorted(saved.keys() ^ own.keys()) or sorted(n for n in own if saved[n].shape != own[n].shape)
+    if wrong:
+        raise CheckpointError(
+            f"{path}: this adapter does not fit the model: {', '.join(wrong[:5])} ({len(wrong)} in all); the "
+            "model below it, policy.lora.rank and policy.lora.targets must be those it was trained with"
+        )
+    _set_weights(model, LEARNT, saved)
+
+
+@contextmanager
+def as_started(model: Any) -> Iterator[None]:
+    """Inside, ``model`` is what it was before training: without its adapter, or with it as it was loaded."""
+    was_training = model.training
+    model.eval()
+    if START in model.peft_config:
+        model.set_adapter(START)
+    else:
+        model.disable_adapters()
+    try:
+        yield
+    finally:
+        if START in model.peft_config:
+            model.set_adapter(LEARNT)
+        else:
+            model.enable_adapters()
+        model.train(was_training)
+
+
+@torch.no_grad()
+def merge_into(model: Any, plain: Any) -> None:
+    """Add what the adapter of ``model`` learnt to the weights of ``plain``, the same model without one."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            weight = plain.get_submodule(name).weight
+            weight += layer.get_delta_weight(LEARNT).to(weight)
+
+
+def _linear_layers(model: Any, family: Family, vision: bool) -> list[str]:
+    trained = {id(p) for p in family.backbone(model).parameters()}
+    tower = {id(p) for p in family.vision_parameters(model)}
+    wanted = trained | tower if vision else trained - tower
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and id(module.weight) in wanted
+    ]
+
+
+def _add(model: Any, settings: Any, name: str, base: str) -> None:
+    # A's random start must not depend on what ran before.
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.add_adapter(settings, name)
+    model.peft_config[name].base_model_name_or_path = base
+
+
+def _weights(model: Any, name: str) -> dict[str, torch.Tensor]:
+    from peft import get_peft_model_state_dict
+
+    found: dict[str, torch.Tensor] = get_peft_model_state_dict(
+        model, adapter_name=name, save_embedding_layers=False
+    )
+    return found
+
+
+def _set_weights(model: Any, name: str, weights: dict[str, torch.Tensor]) -> None:
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(model, weights, adapter_name=name)

@@ -1,0 +1,152 @@
+"""LoRA: what is trained, the reference without a second model, saving, loading, merging, errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfverify import LearnerConfig, SamplingConfig, learn, make_method, make_task
+from selfverify.errors import CheckpointError, ConfigError
+from selfverify.policy.config import LoraSettings, PolicyConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Problem
+
+TOKENS = [[[7, 8, 9], [10, 11]]] * 3
+LORA = LoraSettings(rank=4, alpha=8)
+
+
+def trainable(policy: Policy) -> set[str]:
+    return {name for name, p in policy.model.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def disturb(policy: Policy) -> None:
+    """As training would, of the adapter alone."""
+    generator = torch.Generator().manual_seed(3)
+    for parameter in policy.model.parameters():
+        if parameter.requires_grad:
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.fixture
+def adapted(load_policy: Any) -> Policy:
+    policy: Policy = load_policy(lora=LORA)
+    return policy
+
+
+def test_a_new_adapter_changes_nothing(load_policy: Any, adapted: Policy, problems: list[Problem]) -> None:
+    plain = load_policy()
+    expected = plain.logprobs(plain.encode(problems), TOKENS)
+    assert torch.equal(adapted.logprobs(adapted.encode(problems), TOKENS), expected)
+    assert adapted.shares_prefix is True
+    assert torch.equal(adapted.logprobs(adapted.encode(problems), TOKENS), expected)
+
+
+def test_only_the_decoders_adapter_is_trained(load_policy: Any, adapted: Policy) -> None:
+    names = trainable(adapted)
+    assert names and all("lora_" in name and "visual" not in name for name in names)
+    assert any("visual" in name for name in trainable(load_policy(lora=LORA, train_vision=True)))
+    few = trainable(load_policy(lora=LoraSettings(rank=4, targets=["q_proj"])))
+    assert few and all(".q_proj." in name for name in few)
+    with pytest.raises(ConfigError, match=r"targets.*nothing"):
+        load_policy(lora=LoraSettings(targets=["nothing"]))
+
+
+def test_the_reference_is_the_start_and_holds_no_copy(adapted: Policy, problems: list[Problem]) -> None:
+    reference = adapted.frozen_copy()
+    assert reference.model is adapted.model
+    prompts = adapted.encode(problems)
+    start = adapted.logprobs(prompts, TOKENS).detach()
+    disturb(adapted)
+    adapted.model.train()
+    with torch.no_grad():
+        assert torch.equal(reference.logprobs(prompts, TOKENS), start)
+    assert adapted.model.training
+    now = adapted.logprobs(prompts, TOKENS)
+    assert (now - start).abs().max() > 1e-3
+    now.sum().backward()
+    assert all(p.grad is not None for p in adapted.model.parameters() if p.requires_grad)
+
+
+def test_save_load_and_go_on(adapted: Policy, problems: list[Problem], tmp_path: Path) -> None:
+    disturb(adapted)
+    prompts = adapted.encode(problems)
+    expected = adapted.logprobs(prompts, TOKENS).detach()
+    adapted.save(tmp_path / "a")
+    assert not list((tmp_path / "a").glob("model*.safetensors"))
+    again = Policy.load(str(tmp_path / "a"), device="cpu")
+    torch.testing.assert_close(again.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-6)
+    assert trainable(again) == trainable(adapted)
+    reference = again.frozen_copy()
+    disturb(again)
+    with torch.no_grad():
+        torch.testing.assert_close(reference.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-6)
+    moved = again.logprobs(prompts, TOKENS).detach()
+    assert (moved - expected).abs().max() > 1e-3
+    again.save(tmp_path / "b")
+    last = Policy.load(str(tmp_path / "b"), device="cpu")
+    torch.testing.assert_close(last.logprobs(prompts, TOKENS), moved, rtol=0, atol=1e-6)
+
+
+def test_merged(adapted: Policy, problems: list[Problem], tmp_path: Path) -> None:
+    disturb(adapted)
+    prompts = adapted.encode(problems)
+    expected = adapted.logprobs(prompts, TOKENS)
+    merged = adapted.merged()
+    torch.testing.assert_close(merged.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-4)
+    merged.save(tmp_path)
+    assert not (tmp_path / "adapter_config.json").exists()
+    with pytest.raises(ConfigError, match="no adapter"):
+        merged.merged()
+
+
+def run(folder: Path, steps: int, resume: bool = False) -> Policy:
+    policy = Policy.load(PolicyConfig(path="builtin:digits", device="cpu", lora=LORA))
+    learn(
+        policy,
+        make_task("digits-pick"),
+        make_method("adpo", kl=0.1),
+        LearnerConfig(
+            steps=steps, groups_per_step=2, warmup_steps=0, checkpoint_every=1, schedule="constant"
+        ),
+        SamplingConfig(group_size=4, max_new_tokens=24),
+        output=folder,
+        resume=resume,
+    )
+    return policy
+
+
+def test_training_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", 3)
+    run(tmp_path / "parts", 2)
+    parts = run(tmp_path / "parts", 3, resume=True)
+    assert whole.fingerprint() == parts.fingerprint()
+    metrics = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    assert any(row.get("kl", 0) > 0 for row in metrics[1:])
+    saved = tmp_path / "whole/checkpoints/checkpoint-000003/model"
+    assert sum(f.stat().st_size for f in saved.glob("*.safetensors")) < 500_000
+
+
+def test_what_does_not_fit(load_policy: Any, adapted: Policy, tmp_path: Path) -> None:
+    from selfverify.learner.weights import load_matching
+
+    adapted.save(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_matching(load_policy(lora=LoraSettings(rank=8)).model, tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"policy\.lora"):
+        load_matching(load_policy().model, tmp_path / "a")
+    with pytest.raises(ConfigError, match="already holds an adapter"):
+        Policy.load(str(tmp_path / "a"), lora=LORA)
+    settings = json.loads((tmp_path / "a/adapter_config.json").read_text())
+    (tmp_path / "a/adapter_config.json").write_text(
+        json.dumps({**settings, "base_model_name_or_path": "./gone"})
+    )
+    with pytest.raises(ConfigError, match=r"gone.*below the adapter"):
+        Policy.load(str(tmp_path / "a"))
+    (tmp_path / "a/adapter_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json"):
+        Policy.load(str(tmp_path / "a"))
