@@ -289,3 +289,25 @@ def recipes() -> None:
     for name, path in builtin_recipes().items():
         table.add_row(Text(name), Text(recipe_summary(path)))
     Console().print(table)
+
+
+@app.command()
+def merge(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN_OR_MODEL", help="A run with `policy.lora`, or its model.")
+    ],
+    output: Annotated[Path, typer.Argument(help="Where the whole model goes.")],
+) -> None:
+    """Write an adapter and the model below it as one whole model, for servers and other libraries.
+
+    Example: `selfverify merge runs/mine ./my-model`
+    """
+    from selfverify.cli_runs import saved_model
+
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError(f"{output} is not empty; choose another folder")
+    source = saved_model(target)
+    from selfverify.policy.policy import Policy
+
+    Policy.load(source, device="cpu", dtype="auto").merged().save(output)
+    typer.echo(f"model: {output}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from selfverify.errors import ConfigError
 from selfverify.learner.checkpoint import CHECKPOINTS_FOLDER, MODEL_FOLDER, best_checkpoint, latest_checkpoint
+from selfverify.policy.config import is_saved_model
 from selfverify.recipe import RECIPE_FILE, Recipe
 
 
@@ -53,7 +54,7 @@ def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:
     folder = Path(target).expanduser()
     if (folder / RECIPE_FILE).is_file():
         return recipe or target, _trained_model(folder)
-    if (folder / "config.json").is_file():
+    if is_saved_model(folder):
         run = next((above for above in folder.resolve().parents if (above / RECIPE_FILE).is_file()), None)
         if recipe is None and run is None:
             raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
@@ -61,10 +62,24 @@ def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:
     return recipe or target, None
 
 
+def saved_model(target: str) -> str:
+    """The model folder that a run's folder or a model's folder stands for.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    folder = Path(target).expanduser()
+    if (folder / RECIPE_FILE).is_file():
+        return _trained_model(folder)
+    if is_saved_model(folder):
+        return str(folder)
+    raise ConfigError(f"{target} is neither a run nor a saved model")
+
+
 def _trained_model(run: Path) -> str:
     checkpoints = run / CHECKPOINTS_FOLDER
     best = best_checkpoint(checkpoints)
-    if best is None and (run / MODEL_FOLDER / "config.json").is_file():
+    if best is None and is_saved_model(run / MODEL_FOLDER):
         return str(run / MODEL_FOLDER)
     checkpoint = best or latest_checkpoint(checkpoints)
     if checkpoint is None:

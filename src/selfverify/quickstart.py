@@ -73,7 +73,7 @@ def _paper_decoding(recipe: Recipe, output: Path, progress: TrainingProgress) ->
     """Both policies at the paper's evaluation temperature, on the same problems."""
     config: EvaluationConfig = recipe.evaluation.model_copy(update=PAPER_DECODING)
     start, task, _ = build(recipe)
-    trained = Policy.load(recipe.policy.model_copy(update={"path": str(output / "model")}))
+    trained = Policy.load(recipe.policy.for_model(str(output / "model")))
     results: dict[str, Any] = {"settings": PAPER_DECODING}
     for when, policy in (("before", start), ("after", trained)):
         phase = f"{when}, T = 0.2"

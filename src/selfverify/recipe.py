@@ -27,7 +27,7 @@ from pydantic import (
 from selfverify.errors import ConfigError
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.learner.config import LearnerConfig
-from selfverify.policy.config import PolicyConfig, SamplingConfig
+from selfverify.policy.config import PolicyConfig, SamplingConfig, is_saved_model
 from selfverify.recipe_errors import complaints
 from selfverify.recipe_yaml import Document, dump_yaml, overridden_name, parse_override, read_document
 
@@ -271,7 +271,7 @@ def _model_path_faults(path: str) -> list[str]:
         return []
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if (folder / "config.json").is_file():
+        if is_saved_model(folder):
             return []
         return [f"policy.path={path}: this folder holds no config.json, so it is not a saved model"]
     # `org/name` may be a model of the Hub; anything that cannot be one has to be a folder.

@@ -190,7 +190,7 @@ def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | Non
         model: A checkpoint folder or ``builtin:NAME`` instead of the recipe's policy.
         output: Folder for ``samples.jsonl`` and ``metrics.json``; default ``<recipe.output>/eval``.
     """
-    settings = recipe.policy.model_copy(update={"path": model}) if model else recipe.policy
+    settings = recipe.policy.for_model(model) if model else recipe.policy
     policy = Policy.load(settings)
     task = make_task(recipe.task.name, **recipe.task.options)
     folder = output or recipe.folder / "eval"

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+MODEL_FILES = ("config.json", "adapter_config.json")
+"""One of these makes a folder a saved model: a whole one, or an adapter that names the model below it."""
+
+
+def is_saved_model(folder: Path) -> bool:
+    """Whether ``folder`` looks like one that a policy was saved in."""
+    return any((folder / name).is_file() for name in MODEL_FILES)
 
 
 class LoraSettings(BaseModel):
@@ -73,6 +82,10 @@ class PolicyConfig(BaseModel):
     max_pixels: int | None = Field(
         None, ge=1, description="Largest image area after resizing; None keeps the processor's own value."
     )
+
+    def for_model(self, path: str) -> PolicyConfig:
+        """These settings for another model. Whether that one has an adapter, its folder says."""
+        return self.model_copy(update={"path": path, "lora": None})
 
 
 class SamplingConfig(BaseModel):

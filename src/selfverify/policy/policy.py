@@ -121,7 +121,7 @@ class Policy:
         if not adapters.is_adapted(self.model):
             raise ConfigError("this policy has no adapter to merge")
         base = self.model.peft_config[adapters.LEARNT].base_model_name_or_path
-        plain = Policy.load(self.config.model_copy(update={"path": base, "lora": None}))
+        plain = Policy.load(self.config.for_model(base))
         adapters.merge_into(self.model, plain.model)
         return plain
 
