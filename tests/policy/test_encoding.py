@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +189,26 @@ def test_image_tokens_in_a_continuation_need_an_image(policy: Policy, problems: 
     pad = policy.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     with pytest.raises(DataError, match="one"):
         policy.logprobs(policy.encode(problems[:1]), [[[7, pad, 8]]])
+
+
+def test_prompt_longer_than_the_context(load_policy: Any, policy: Policy, make_image: Any) -> None:
+    long = Problem("task/13", user_turn("7 " * 2000, images=0))
+    with pytest.raises(DataError, match=r"task/13.*tokens, 0 of them for images.*reads 2048.*max_pixels"):
+        load_policy("llama").encode([long])
+    large = Problem("task/14", user_turn("x", images=5), [make_image(i, 512, 512) for i in range(5)])
+    with pytest.raises(DataError, match=r"task/14.*5120 of them for images.*reads 4096"):
+        policy.encode([large])
+
+
+def test_a_processor_of_another_model(tiny_folder: Path, tmp_path: Path, make_image: Any) -> None:
+    problem = Problem("p", user_turn("x"), [make_image(0, 64, 64)])
+    for name, value in (("patch_size", 16), ("merge_size", 1)):
+        folder = tmp_path / name
+        shutil.copytree(tiny_folder, folder)
+        settings = json.loads((folder / "preprocessor_config.json").read_text())
+        (folder / "preprocessor_config.json").write_text(json.dumps({**settings, name: value}))
+        with pytest.raises(DataError, match="processor"):
+            Policy.load(str(folder), device="cpu").encode([problem])
 
 
 # --- prompts --------------------------------------------------------------------------------------------

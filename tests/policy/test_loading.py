@@ -216,3 +216,12 @@ def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path) -> None:
         assert torch.equal(torch.get_rng_state(), state)
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
+
+
+def test_a_missing_shard(load_policy: Any, tmp_path: Path) -> None:
+    load_policy().model.save_pretrained(tmp_path, max_shard_size="100KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    shards[1].unlink()
+    with pytest.raises(ConfigError, match=shards[1].name):
+        Policy.load(str(tmp_path), device="cpu")

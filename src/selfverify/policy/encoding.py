@@ -16,6 +16,11 @@ from selfverify.policy.families import ImageInput
 from selfverify.policy.loading import Loaded
 from selfverify.rollouts.types import Problem
 
+_MISFIT = (
+    "the model cannot take an image as its processor made it; does the folder's preprocessor_config.json "
+    "belong to this model?"
+)
+
 
 @dataclass(slots=True)
 class Prompt:
@@ -140,7 +145,11 @@ class Encoder:
             text = self._expand(text, images, problem.id)
         # The template has written all special tokens there are to be.
         ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
-        positions = family.positions(model, ids, images)
+        self._refuse_long(problem, len(ids), sum(image.placeholders for image in images))
+        try:
+            positions = family.positions(model, ids, images)
+        except RuntimeError as error:
+            raise DataError(f"problem {problem.id}: {_MISFIT} ({error})") from error
         return Prompt(problem.id, ids, positions, images, int(positions.max()) + 1 if len(ids) else 0)
 
     def _whole_prompt(self, problem: Problem) -> Prompt:
@@ -157,9 +166,20 @@ class Encoder:
             # Processors and PIL raise many types; whichever it is, the problem must be named.
             raise DataError(f"problem {problem.id}: its processor refuses it ({error})") from error
         ids = made.pop("input_ids")[0]
+        self._refuse_long(
+            problem, len(ids), int((ids == self.loaded.family.placeholder(self.loaded.model)).sum())
+        )
         made.pop("attention_mask", None)
         whole = [ImageInput("", made, "", 0)] if problem.images else []
         return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids))
+
+    def _refuse_long(self, problem: Problem, tokens: int, of_images: int) -> None:
+        limit = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and tokens >= limit:
+            raise DataError(
+                f"problem {problem.id}: its prompt takes {tokens} tokens, {of_images} of them for images, "
+                f"and the model reads {limit}; lower policy.max_pixels or shorten the text"
+            )
 
     def _refuse_literals(self, problem: Problem) -> None:
         # With a literal token in the place of a missing part the counts agree, and the image is misplaced.
@@ -202,13 +222,18 @@ def image_features(
         features = {key: item for key in wanted if (item := cache.get(key)) is not None}
     missing = [image for key, image in wanted.items() if key not in features]
     if missing:
-        with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
-            made = loaded.family.image_features(loaded.model, missing)
+        try:
+            with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
+                made = loaded.family.image_features(loaded.model, missing)
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise DataError(f"{_MISFIT} ({error})") from error
         for image, item in zip(missing, made, strict=True):
             if len(item) != image.placeholders:
                 raise DataError(
                     f"the model makes {len(item)} features of an image for which its prompt has "
-                    f"{image.placeholders} places: the image processor's settings do not fit the model's"
+                    f"{image.placeholders} places; {_MISFIT}"
                 )
             features[image.key] = item
             if cache is not None:
