@@ -22,9 +22,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 PALETTE = {
     "ink": "#1c2430", "muted": "#5f6b7a", "grid": "#e3e7ec", "panel": "#ffffff", "right": "#2563c9",
     "wrong": "#d9651f", "best": "#0f8b6d", "best2": "#72bfa8", "majority": "#7a5cc4", "pass": "#8b95a3",
-    "oracle": "#b8901c", "extra": "#c2417f",
+    "oracle": "#b8901c", "extra": "#c2417f", "sky": "#37a6c8", "earth": "#7a4f32", "lime": "#8aa82b",
 }  # fmt: skip
-RUN_COLOURS = ("best", "majority", "wrong", "right", "oracle", "extra")
+RUN_COLOURS = ("best", "majority", "wrong", "right", "oracle", "extra", "sky", "earth", "lime")
 
 RULES = {
     "oracle": ("perfect choice", "oracle", "--"),
