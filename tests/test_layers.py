@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("recipe", "recipe_errors", "recipe_yaml"),
     ("run",),
     ("study", "quickstart", "cli_runs"),
-    ("cli",),
+    ("cli", "integrations"),
 )
 """From the bottom up. A part imports itself and parts of lower rows, never its row's other parts."""
 

@@ -1,0 +1,136 @@
+"""ADPO for users of TRL: change ``GRPOTrainer`` to ``ADPOTrainer`` and answers are verified by preference.
+
+Reward functions stay what they were: they judge answers. The trainer reads the score that each completion
+ends with, compares it with the others of its group, and gives the score's tokens an advantage of their own
+(ADPO Eq. 5, 7, 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from selfverify.errors import ConfigError
+from selfverify.methods.adpo import ADPO, ADPOConfig
+from selfverify.methods.monitor import group_metrics
+from selfverify.rollouts.single_turn import ANSWER, SCORE
+from selfverify.rollouts.tags import channel_lengths, parse_tagged, token_ends
+from selfverify.rollouts.types import Finish, Group, Problem, Segment, Trajectory
+
+_READ = ("score", "answer_format", "score_format", "score_opened", "length", "truncated")
+"""What every process tells the others about a completion."""
+
+
+class ADPOTrainer(GRPOTrainer):
+    """`trl.GRPOTrainer` with preference verification and decoupled advantages.
+
+    Args:
+        args: As for `trl.GRPOTrainer`; so are all others that are not named here.
+        adpo: Options of `ADPOConfig` (``gamma``, ``verification``, ``score_weight``, ...). The KL is TRL's
+            (``GRPOConfig.beta``), for all tokens; ``verification_credit: expected`` is ours alone.
+        tags: The tags of a completion, in order, the score's last.
+
+    An answer's reward is TRL's weighted sum of the reward functions; ``gamma`` is the difference from which
+    two of them contrast (0: any difference). ``scale_rewards`` and ``multi_objective_aggregation`` have no
+    effect.
+
+    Raises:
+        ConfigError: An option that cannot hold here.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        adpo: dict[str, Any] | None = None,
+        tags: Sequence[str] = ("think", "answer", "score"),
+        **kwargs: Any,
+    ) -> None:
+        options = dict(adpo or {})
+        for name in ("kl", "score_kl"):
+            if name in options:
+                raise ConfigError(f"adpo[{name!r}]: the KL is TRL's here; set beta in GRPOConfig")
+        if options.get("verification_credit") == "expected":
+            raise ConfigError(
+                "adpo['verification_credit']='expected' needs this library's own learner (selfverify.learn); "
+                "'normalised' and 'concordance' work here"
+            )
+        parse_tagged("", tags)
+        super().__init__(*args, **kwargs)
+        if self.tools:
+            raise ConfigError("ADPOTrainer reads one answer and its score; tools are not supported")
+        if self.args.importance_sampling_level != "token":
+            raise ConfigError(
+                "importance_sampling_level must be 'token': answer and score have advantages of their own"
+            )
+        self.adpo = ADPO(ADPOConfig(kl=self.beta, **options))
+        self.tags = tuple(tags)
+        self._answer_rewards = torch.zeros(0)
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        """TRL's rewards ``[all completions, functions]``, kept for the verification reward."""
+        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
+        weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        self._answer_rewards = weighted.masked_fill(rewards.isnan().all(dim=1), float("nan"))
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch with ``advantages`` per token, ``[completions, tokens]``."""
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        ids, mask = output["completion_ids"], output["completion_mask"].bool()
+        read = torch.tensor([self._read(row[kept].tolist()) for row, kept in zip(ids, mask, strict=True)])
+        answers = read[:, _READ.index("length")].to(ids.device)
+        everyone = self.accelerator.gather(read.to(ids.device)).cpu()
+        advantages = self._advantages(everyone)
+        first = self.accelerator.process_index * len(ids)
+        answer, score = advantages[first : first + len(ids)].to(ids.device).unbind(1)
+        places = torch.arange(ids.shape[1], device=ids.device)
+        output["advantages"] = torch.where(places < answers[:, None], answer[:, None], score[:, None]).float()
+        return output
+
+    def _read(self, tokens: list[int]) -> list[float]:
+        """`_READ` of one completion."""
+        text, ends = token_ends(self._tokenizer, tokens)
+        stopped = bool(tokens) and tokens[-1] in self.eos_token_ids
+        body = text[: ends[-2] if len(ends) > 1 else 0] if stopped else text
+        tagged = parse_tagged(body, self.tags)
+        score = float("nan") if tagged.score is None else tagged.score
+        opened = tagged.score_start is not None
+        length = channel_lengths(ends, tagged.score_start)
+        return [score, tagged.answer_ok, tagged.score_ok, opened, length, not stopped]
+
+    def _advantages(self, read: Tensor) -> Tensor:
+        """Advantages of every completion's answer and score ``[all, 2]``, the score's times its weight."""
+        training = self.model.training
+        size = self.num_generations if training else self.num_generations_eval
+        rewards = self._answer_rewards.cpu().double()
+        groups, found = [], []
+        for start in range(0, len(read), size):
+            rows = range(start, start + size)
+            group = Group(Problem(str(start), []), [self._trajectory(read[i], rewards[i]) for i in rows])
+            valid = ~rewards[start : start + size].isnan()
+            by_channel = {credit.channel: credit for credit in self.adpo.credit(group, valid)}
+            score = by_channel[SCORE].advantage * by_channel[SCORE].weight
+            found.append(torch.stack([by_channel[ANSWER].advantage, score], dim=1))
+            groups.append(group)
+        for name, value in group_metrics(groups).items():
+            self._metrics["train" if training else "eval"][f"adpo/{name}"].append(value)
+        return torch.cat(found)
+
+    @staticmethod
+    def _trajectory(read: Tensor, reward: Tensor) -> Trajectory:
+        row = dict(zip(_READ, read.tolist(), strict=True))
+        value = 0.0 if reward.isnan() else float(reward)
+        finish: Finish = "length" if row["truncated"] else "stop"
+        return Trajectory(
+            [Segment(ANSWER, [], finish=finish)],
+            scores={} if row["score"] != row["score"] else {"sampled": row["score"]},
+            rewards={
+                "answer": value,
+                "correct": float(value > 0.5),
+                **{name: row[name] for name in ("answer_format", "score_format", "score_opened")},
+            },
+        )
