@@ -270,6 +270,8 @@ def _model_path_faults(path: str) -> list[str]:
     if path.startswith("builtin:"):
         return []
     folder = Path(path).expanduser()
+    if folder.is_file() and folder.suffix == ".gguf":
+        return []
     if folder.is_dir():
         if is_saved_model(folder):
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,15 @@ def resolve(path: str) -> str:
         have = sorted(p.parent.name for p in BUILTIN.glob("*/config.json"))
         raise ConfigError(f"there is no built-in policy {name!r}; built-in: {', '.join(have) or 'none'}")
     return str(folder)
+
+
+def _gguf(path: str) -> tuple[str, str]:
+    """Folder and name of a GGUF file, which transformers unpacks to ordinary weights."""
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no model file {path}")
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError(f"{path} is a GGUF file, which needs gguf: pip install 'selfverify[gguf]'")
+    return str(Path(path).parent), Path(path).name
 
 
 def _lasting(path: str) -> str:
@@ -126,7 +136,9 @@ def load(config: PolicyConfig) -> Loaded:
             "leave policy.lora out, or start from the model below it"
         )
     folder = resolve(base or config.path)
-    remote = {"trust_remote_code": config.trust_remote_code}
+    remote: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if folder.endswith(".gguf"):
+        folder, remote["gguf_file"] = _gguf(folder)
     try:
         settings = AutoConfig.from_pretrained(folder, **remote)
     except (OSError, ValueError, json.JSONDecodeError) as error:
