@@ -46,6 +46,9 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     # Windows shorter than prompts, and than continuations; in Gemma 3 on every second layer.
     "mistral": {"tie_word_embeddings": False, "sliding_window": 6},
+    # What these do to their logits.
+    "granite": {"logits_scaling": 3.0, "tie_word_embeddings": False},
+    "cohere": {"logit_scale": 0.25},
     "gemma3_text": {
         "head_dim": 16,
         "sliding_window": 6,

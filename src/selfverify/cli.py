@@ -303,11 +303,16 @@ def merge(
     Example: `selfverify merge runs/mine ./my-model`
     """
     from selfverify.cli_runs import saved_model
+    from selfverify.policy.config import PolicyConfig
+    from selfverify.recipe import RECIPE_FILE, load_recipe
 
     if output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output} is not empty; choose another folder")
     source = saved_model(target)
+    trained = (Path(target) / RECIPE_FILE).is_file()
+    settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
     from selfverify.policy.policy import Policy
 
-    Policy.load(source, device="cpu", dtype="auto").merged().save(output)
+    settings = settings.for_model(source).model_copy(update={"device": "cpu"})
+    Policy.load(settings).merged().save(output)
     typer.echo(f"model: {output}")

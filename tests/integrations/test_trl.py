@@ -64,7 +64,7 @@ def trainer(text_folders: dict[str, Path], tmp_path: Path) -> Any:
             model=str(text_folders["llama"]),
             args=config,
             train_dataset=Dataset.from_dict({"prompt": ["1+6=", "3+4="] * 4}),
-            reward_funcs=right,
+            reward_funcs=options.pop("functions", right),
             processing_class=tokenizer,
             rollout_func=rollout if canned else None,
             **options,
@@ -101,6 +101,22 @@ def test_answer_and_score_tokens_have_their_own_advantages(trainer: Any, weight:
     assert score[0] > 0 > score[3]
 
 
+def tidy(completions: list[str], **kwargs: Any) -> list[float]:
+    """A reward for markup, the second of equals."""
+    return [float(i % 2) for i in range(len(completions))]
+
+
+def test_markup_does_not_contrast(trainer: Any) -> None:
+    made = trainer(functions=[right, tidy], judges=["right"])
+    made.model.train()
+    batch = made._generate_and_score_completions([{"prompt": "3+4="}] * 4)
+    _, score = expected()
+    answer = group_advantage(torch.tensor([1.0, 2.0, 0.0, 1.0]) + 0.1)
+    torch.testing.assert_close(batch["advantages"][:, 0], answer.float(), atol=1e-5, rtol=0)
+    last = batch["completion_mask"].sum(1) - 1
+    torch.testing.assert_close(batch["advantages"][torch.arange(4), last], score.float(), atol=1e-5, rtol=0)
+
+
 def test_it_trains_and_logs(trainer: Any) -> None:
     made = trainer(steps=2, beta=0.1)
     before = {n: p.detach().clone() for n, p in made.model.named_parameters()}
@@ -124,6 +140,8 @@ def test_sampled_nonsense_is_no_error(trainer: Any) -> None:
     [
         ({"adpo": {"kl": 0.1}}, "beta"),
         ({"adpo": {"verification_credit": "expected"}}, r"selfverify\.learn"),
+        ({"tags": ("think", "answer")}, "score"),
+        ({"judges": ["wrong"]}, "right"),
         ({"config": {"importance_sampling_level": "sequence"}}, "token"),
     ],
 )

@@ -80,7 +80,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "llava_onevision": {
         "vision": {**SIGLIP, "vision_use_head": False},
         "text": {"model_type": "qwen2"},
-        "config": {"image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64]]},
+        # So few tiles of features that an image of four is made smaller.
+        "config": {
+            "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64]],
+            "vision_aspect_ratio": "anyres_max_2",
+        },
         "slot": "<image>",
         "processor": lambda: LlavaOnevisionImageProcessorPil(
             size={"height": 32, "width": 32}, image_grid_pinpoints=[[32, 32], [32, 64], [64, 32], [64, 64]]
@@ -100,7 +104,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "slot": "<IMG_CONTEXT>",
         "special": ["<img>", "</img>"],
         "processor": lambda: GotOcr2ImageProcessorPil(
-            size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=4
+            size={"height": 32, "width": 32}, min_patches=1, max_patches=4
         ),
         "class": "InternVLProcessor",
     },
@@ -237,7 +241,7 @@ class Reference:
         return {"input_ids": row, "attention_mask": torch.ones_like(row), **inputs}, len(ids)
 
     def _images(self, images: Sequence[Image]) -> dict[str, Any]:
-        options = {"return_row_col_info": True} if self.kind in ("idefics3", "smolvlm") else {}
+        options = dict(getattr(type(self.processor), "images_kwargs", None) or {})
         return dict(self.processor.image_processor(images=[list(images)], return_tensors="pt", **options))
 
     def logprobs(self, problem: Problem, continuation: Sequence[int]) -> torch.Tensor:

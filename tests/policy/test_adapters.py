@@ -92,6 +92,29 @@ def test_save_load_and_go_on(adapted: Policy, problems: list[Problem], tmp_path:
     torch.testing.assert_close(last.logprobs(prompts, TOKENS), moved, rtol=0, atol=1e-6)
 
 
+def test_the_reference_samples_as_before_and_cannot_be_saved(
+    load_policy: Any, adapted: Policy, problems: list[Problem], tmp_path: Path
+) -> None:
+    reference, prompts = adapted.frozen_copy(), adapted.encode(problems)
+    disturb(adapted)
+    sampling = SamplingConfig(group_size=2, max_new_tokens=6)
+    plain = load_policy()
+    expected = plain.sample(plain.encode(problems), sampling, seeds=[0, 1, 2])
+    assert [[s.tokens for s in g] for g in reference.sample(prompts, sampling, seeds=[0, 1, 2])] == [
+        [s.tokens for s in g] for g in expected
+    ]
+    with pytest.raises(ConfigError, match="reference"):
+        reference.save(tmp_path)
+    with pytest.raises(ConfigError, match="reference"):
+        reference.merged()
+
+
+def test_an_adapter_on_narrow_weights_is_wide(load_policy: Any) -> None:
+    policy = load_policy(lora=LORA, dtype="bfloat16")
+    dtypes = {p.requires_grad: p.dtype for p in policy.model.parameters()}
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+
+
 def test_merged(adapted: Policy, problems: list[Problem], tmp_path: Path) -> None:
     disturb(adapted)
     prompts = adapted.encode(problems)
@@ -146,6 +169,11 @@ def test_what_does_not_fit(load_policy: Any, adapted: Policy, tmp_path: Path) ->
         json.dumps({**settings, "base_model_name_or_path": "./gone"})
     )
     with pytest.raises(ConfigError, match=r"gone.*below the adapter"):
+        Policy.load(str(tmp_path / "a"))
+    (tmp_path / "a/adapter_config.json").write_text(
+        json.dumps({**settings, "base_model_name_or_path": "builtin:digits", "use_dora": True})
+    )
+    with pytest.raises(ConfigError, match="use_dora"):
         Policy.load(str(tmp_path / "a"))
     (tmp_path / "a/adapter_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"adapter_config\.json"):

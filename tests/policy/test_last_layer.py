@@ -17,6 +17,7 @@ from selfverify.rollouts.types import Problem
 def watch(policy: Policy, layer: int) -> list[int]:
     """Fills with the number of tokens per row that a layer's feed-forward block gets."""
     seen: list[int] = []
+    policy._check_head()  # looks at all tokens, once
     block = policy.loaded.family.backbone(policy.model).layers[layer].mlp
     block.gate_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
     return seen

@@ -225,3 +225,19 @@ def test_a_missing_shard(load_policy: Any, tmp_path: Path) -> None:
     shards[1].unlink()
     with pytest.raises(ConfigError, match=shards[1].name):
         Policy.load(str(tmp_path), device="cpu")
+
+
+def test_settings_of_the_whole_processor_are_kept(tiny_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_folder, tmp_path / "a")
+    (tmp_path / "a/processor_config.json").write_text('{"image_seq_len": 81}')
+    Policy.load(str(tmp_path / "a"), device="cpu").save(tmp_path / "b")
+    assert json.loads((tmp_path / "b/processor_config.json").read_text()) == {"image_seq_len": 81}
+
+
+def test_sizes_that_a_processor_does_not_know(tmp_path: Path) -> None:
+    from tests.conftest import sharpen
+    from tests.policy.families import write_family
+
+    folder = write_family("internvl", tmp_path, sharpen)
+    with pytest.raises(ConfigError, match=r"policy\.max_pixels: .* has no such setting"):
+        Policy.load(str(folder), device="cpu", max_pixels=100)

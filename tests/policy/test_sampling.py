@@ -25,6 +25,7 @@ def boosted(load_policy: Callable[..., Policy]) -> Callable[[str, float], Policy
     def make(token: str, by: float) -> Policy:
         policy = load_policy()
         index = policy.tokenizer.convert_tokens_to_ids(token)
+        policy._check_head()  # of the real one
         right = policy.forward.head
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
@@ -230,7 +231,7 @@ def test_no_prompts_no_samples(policy: Policy) -> None:
     assert policy.sample([], seeds=[]) == []
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma3_text", "granite", "cohere"])
 def test_text_only_models_sample(load_policy: Any, make_raw: Any, kind: str) -> None:
     from selfverify.tasks.base import user_turn
 

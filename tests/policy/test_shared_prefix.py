@@ -144,7 +144,7 @@ def test_gradients_equal_transformers(
     assert_same_gradients(policy.model, yardstick.model, lambda n: train_vision or "visual" not in n)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma3_text", "granite", "cohere"])
 def test_text_only_models(load_policy: Any, make_raw: Any, groups: Groups, kind: str) -> None:
     from selfverify.tasks.base import user_turn
 

@@ -83,7 +83,7 @@ def policy(folder: Path, caplog: pytest.LogCaptureFixture) -> Policy:
     return loaded
 
 
-def raw_logprobs(folder: Path, problem: Problem, continuation: list[int]) -> torch.Tensor:
+def raw_logits(folder: Path, problem: Problem, continuation: list[int]) -> torch.Tensor:
     model = LlavaForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
     processor = AutoProcessor.from_pretrained(folder)
     text = processor.tokenizer.apply_chat_template(
@@ -93,7 +93,11 @@ def raw_logprobs(folder: Path, problem: Problem, continuation: list[int]) -> tor
     start = made["input_ids"].shape[1]
     ids = torch.cat([made["input_ids"], torch.tensor([continuation], dtype=torch.long)], dim=1)
     images = {"pixel_values": made["pixel_values"]} if problem.images else {}
-    logits = model(input_ids=ids, **images).logits[0, start - 1 : -1]
+    return model(input_ids=ids, **images).logits[0, start - 1 : -1]
+
+
+def raw_logprobs(folder: Path, problem: Problem, continuation: list[int]) -> torch.Tensor:
+    logits = raw_logits(folder, problem, continuation)
     return logits.log_softmax(-1).gather(-1, torch.tensor(continuation)[:, None])[:, 0]
 
 
@@ -111,13 +115,19 @@ def test_logprobs_and_gradients(folder: Path, policy: Policy, problems: list[Pro
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_samples(policy: Policy, problems: list[Problem], temperature: float) -> None:
+def test_samples(folder: Path, policy: Policy, problems: list[Problem], temperature: float) -> None:
     sampling = SamplingConfig(group_size=3, max_new_tokens=6, temperature=temperature, top_p=1.0)
     prompts = policy.encode(problems)
     state = torch.random.get_rng_state()
     groups = policy.sample(prompts, sampling, seeds=[3, 4])
     assert torch.equal(state, torch.random.get_rng_state())
     assert groups == policy.sample(prompts, sampling, seeds=[3, 4])
+    if temperature == 0:
+        for problem, group in zip(problems, groups, strict=True):
+            for sample in group:
+                logits = raw_logits(folder, problem, sample.tokens)
+                logits[:, policy.suppressed_tokens] = float("-inf")
+                assert sample.tokens == logits.argmax(-1).tolist()
     values = policy.logprobs(prompts, [[s.tokens for s in group] for group in groups])
     for group, rows in zip(groups, values, strict=True):
         assert len(group) == 3

@@ -33,10 +33,12 @@ class ADPOTrainer(GRPOTrainer):
         adpo: Options of `ADPOConfig` (``gamma``, ``verification``, ``score_weight``, ...). The KL is TRL's
             (``GRPOConfig.beta``), for all tokens; ``verification_credit: expected`` is ours alone.
         tags: The tags of a completion, in order, the score's last.
+        judges: Names of the reward functions that say how good an answer is; None means all. Which scores
+            contrast is decided by these alone, else two right answers would be compared for their markup.
 
-    An answer's reward is TRL's weighted sum of the reward functions; ``gamma`` is the difference from which
-    two of them contrast (0: any difference). ``scale_rewards`` and ``multi_objective_aggregation`` have no
-    effect.
+    An answer's advantage comes from TRL's weighted sum of all reward functions; ``gamma`` is the difference
+    from which two answers contrast (0: any difference). ``scale_rewards`` and
+    ``multi_objective_aggregation`` have no effect.
 
     Raises:
         ConfigError: An option that cannot hold here.
@@ -47,6 +49,7 @@ class ADPOTrainer(GRPOTrainer):
         *args: Any,
         adpo: dict[str, Any] | None = None,
         tags: Sequence[str] = ("think", "answer", "score"),
+        judges: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         options = dict(adpo or {})
@@ -59,6 +62,8 @@ class ADPOTrainer(GRPOTrainer):
                 "'normalised' and 'concordance' work here"
             )
         parse_tagged("", tags)
+        if tags[-1] != "score":
+            raise ConfigError(f"tags {tuple(tags)} must end with 'score'")
         super().__init__(*args, **kwargs)
         if self.tools:
             raise ConfigError("ADPOTrainer reads one answer and its score; tools are not supported")
@@ -68,18 +73,28 @@ class ADPOTrainer(GRPOTrainer):
             )
         self.adpo = ADPO(ADPOConfig(kl=self.beta, **options))
         self.tags = tuple(tags)
-        self._answer_rewards = torch.zeros(0)
+        unknown = set(judges or ()) - set(self.reward_func_names)
+        if unknown:
+            raise ConfigError(
+                f"judges: no reward function is named {', '.join(sorted(unknown))}; there are: "
+                f"{', '.join(self.reward_func_names)}"
+            )
+        self._judging = torch.tensor([judges is None or name in judges for name in self.reward_func_names])
+        self._answer_rewards = torch.zeros(0, 2)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         """TRL's rewards ``[all completions, functions]``, kept for the verification reward."""
         rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
-        weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        self._answer_rewards = weighted.masked_fill(rewards.isnan().all(dim=1), float("nan"))
+        weighted = rewards * self.reward_weights.to(rewards.device)
+        both = torch.stack([weighted.nansum(1), weighted[:, self._judging.to(rewards.device)].nansum(1)], 1)
+        self._answer_rewards = both.masked_fill(rewards.isnan().all(1, keepdim=True), float("nan"))
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch with ``advantages`` per token, ``[completions, tokens]``."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if "tool_mask" in output:
+            raise ConfigError("ADPOTrainer reads one answer and its score; environment text is not supported")
         ids, mask = output["completion_ids"], output["completion_mask"].bool()
         read = torch.tensor([self._read(row[kept].tolist()) for row, kept in zip(ids, mask, strict=True)])
         answers = read[:, _READ.index("length")].to(ids.device)
@@ -110,14 +125,24 @@ class ADPOTrainer(GRPOTrainer):
         groups, found = [], []
         for start in range(0, len(read), size):
             rows = range(start, start + size)
-            group = Group(Problem(str(start), []), [self._trajectory(read[i], rewards[i]) for i in rows])
-            valid = ~rewards[start : start + size].isnan()
+            total, judged = rewards[start : start + size].unbind(1)
+            group = Group(
+                Problem(str(start), []), [self._trajectory(read[i], judged[i - start]) for i in rows]
+            )
+            valid = ~total.isnan()
             by_channel = {credit.channel: credit for credit in self.adpo.credit(group, valid)}
             score = by_channel[SCORE].advantage * by_channel[SCORE].weight
-            found.append(torch.stack([by_channel[ANSWER].advantage, score], dim=1))
+            answer = by_channel[ANSWER].advantage
+            if not self._judging.all() and self.adpo.config.credit == "decoupled":
+                tidy = read[start : start + size][
+                    :, [_READ.index("answer_format"), _READ.index("score_opened")]
+                ]
+                answer = self.adpo.answer_advantage(total.nan_to_num(), tidy.amin(1).double(), valid)
+            found.append(torch.stack([answer, score], dim=1))
             groups.append(group)
         for name, value in group_metrics(groups).items():
-            self._metrics["train" if training else "eval"][f"adpo/{name}"].append(value)
+            if name.startswith(("verification/", "reward/verification", "format/")):
+                self._metrics["train" if training else "eval"][f"adpo/{name}"].append(value)
         return torch.cat(found)
 
     @staticmethod

@@ -90,12 +90,32 @@ def load_adapter(model: Any, folder: Path, base: str) -> None:
         raise ConfigError(
             f"{folder} holds an adapter, which needs peft: pip install 'selfverify[lora]'"
         ) from error
-    _add(model, PeftConfig.from_pretrained(folder), LEARNT, base)
+    settings = PeftConfig.from_pretrained(folder)
+    _refuse_unknown(settings, folder)
+    _add(model, settings, LEARNT, base)
     load_weights(model, folder)
     # What it starts as is the reference, and that is not the bare model.
     _add(model, PeftConfig.from_pretrained(folder), START, base)
     _set_weights(model, START, _weights(model, LEARNT))
     model.set_adapter(LEARNT)
+
+
+def _refuse_unknown(settings: Any, folder: Path) -> None:
+    """Adapters that are more than B A beside linear layers would be merged, or referred to, wrongly."""
+    plain: dict[str, tuple[Any, ...]] = {
+        "peft_type": ("LORA",),
+        "bias": ("none",),
+        "use_dora": (False, None),
+        "lora_bias": (False, None),
+        "modules_to_save": (None, []),
+        "init_lora_weights": (True, False, "gaussian"),
+    }
+    for name, allowed in plain.items():
+        value = getattr(settings, name, None)
+        if getattr(value, "value", value) not in (*allowed, None):
+            raise ConfigError(
+                f"{folder / CONFIG_FILE}: {name}: {value} is not supported; merge it with peft first"
+            )
 
 
 def load_weights(model: Any, folder: Path) -> None:
@@ -163,10 +183,14 @@ def _linear_layers(model: Any, family: Family, vision: bool) -> list[str]:
 
 
 def _add(model: Any, settings: Any, name: str, base: str) -> None:
+    from peft.tuners.tuners_utils import cast_adapter_dtype
+
     # A's random start must not depend on what ran before.
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model.add_adapter(settings, name)
+    # Small steps vanish in bfloat16; the weights below stay as narrow as they are.
+    cast_adapter_dtype(model, name)
     model.peft_config[name].base_model_name_or_path = base
 
 

@@ -78,12 +78,21 @@ class VisionCache:
         self.used = 0
 
 
+PIXELS_LIMIT = 2**30
+"""Bytes of preprocessed images that an encoder keeps; an image in tiles may take 60 MB."""
+
+
+def _size(image: ImageInput) -> int:
+    return sum(t.nbytes for t in image.tensors.values() if isinstance(t, Tensor))
+
+
 class Encoder:
     """Turns problems into prompts; preprocesses each distinct image once."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
         self._images: OrderedDict[str, ImageInput] = OrderedDict()
+        self._held = 0
 
     def image(self, image: Image, problem_id: str, several: bool = False) -> ImageInput:
         """Preprocess one image, or find it done.
@@ -106,17 +115,18 @@ class Encoder:
         key = hashlib.blake2b(content, digest_size=16).hexdigest()
         if key not in self._images:
             self._images[key] = self._preprocess(key, rgb, problem_id, several)
-            if len(self._images) > 1024:
-                self._images.popitem(last=False)
+            self._held += _size(self._images[key])
+            while self._held > PIXELS_LIMIT and len(self._images) > 1:
+                self._held -= _size(self._images.popitem(last=False)[1])
         return self._images[key]
 
     def _preprocess(self, key: str, rgb: Image, problem_id: str, several: bool) -> ImageInput:
         family, model, tokenizer = self.loaded.family, self.loaded.model, self.loaded.tokenizer
         try:
             tensors = family.preprocess(self.loaded.image_processor, rgb, several)
-        except ValueError as error:
+            text = family.text(model, tokenizer, self.loaded.image_processor, tensors)
+        except (ValueError, RuntimeError) as error:
             raise DataError(f"problem {problem_id}: an image of {rgb.size}: {error}") from error
-        text = family.text(model, tokenizer, self.loaded.image_processor, tensors)
         return ImageInput(key, tensors, text, text.count(self._placeholder()))
 
     def _placeholder(self) -> str:
@@ -174,11 +184,14 @@ class Encoder:
         return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids))
 
     def _refuse_long(self, problem: Problem, tokens: int, of_images: int) -> None:
-        limit = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and tokens >= limit:
+        c = self.loaded.model.config.get_text_config()
+        limit = getattr(c, "max_position_embeddings", None)
+        # Scaled rotary positions reach further than this says.
+        scaled = "factor" in str(getattr(c, "rope_parameters", None))
+        if limit is not None and not scaled and tokens >= limit:
             raise DataError(
                 f"problem {problem.id}: its prompt takes {tokens} tokens, {of_images} of them for images, "
-                f"and the model reads {limit}; lower policy.max_pixels or shorten the text"
+                f"and the model reads {limit}; use smaller images (Qwen: policy.max_pixels) or less text"
             )
 
     def _refuse_literals(self, problem: Problem) -> None:

@@ -268,10 +268,36 @@ class Forward:
     # --- head ---------------------------------------------------------------------------------------
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits of ``hidden``."""
+        """Logits of ``hidden``, scaled or capped as the model's configuration says."""
         module: nn.Module = self.model.get_output_embeddings()
         logits: Tensor = module(hidden)
+        c = self.model.config.get_text_config()
+        if (divisor := getattr(c, "logits_scaling", None)) is not None:  # Granite
+            logits = logits / divisor
+        if (factor := getattr(c, "logit_scale", None)) is not None:  # Cohere
+            logits = logits * factor
+        if (cap := getattr(c, "final_logit_softcapping", None)) is not None:  # Gemma 2, Gemma 3n
+            logits = torch.tanh(logits / cap) * cap
         return logits
+
+    @torch.no_grad()
+    def check_head(self, ids: Tensor) -> float:
+        """How far `head` is from the model's own logits at most, on text alone.
+
+        Args:
+            ids: ``[L]`` tokens, none of them a placeholder.
+        """
+        row = ids[None].to(self.device)
+        mask = torch.ones_like(row)
+        theirs = self.model(input_ids=row, attention_mask=mask, use_cache=False).logits
+        embedded = self.embed(row, [], [])
+        family = self.loaded.family
+        if family.shares_prompts:
+            places = torch.arange(len(ids), device=self.device).expand(family.position_axes, 1, -1)
+            hidden = family.plain_forward(self.model, embedded.values, places, mask, embedded.places)
+        else:
+            hidden = family.whole_forward(self.model, row, mask, len(ids), [])
+        return float((self.head(hidden).float() - theirs.float()).abs().max())
 
     def token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float, rows: int) -> Tensor:
         """Float32 log-probabilities of ``targets``, ``[N]`` or ``[N, K]``, from hidden ``[N, H]``.

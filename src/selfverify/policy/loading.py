@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,19 @@ def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
             raise ConfigError(f"cannot load the processor at {folder!r}: {error}") from error
     sizes = {k: v for k in ("min_pixels", "max_pixels") if (v := getattr(config, k)) is not None}
     try:
-        return AutoImageProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code, **sizes)
+        processor = AutoImageProcessor.from_pretrained(
+            folder, trust_remote_code=config.trust_remote_code, **sizes
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the image processor at {folder!r}: {error}") from error
+    known = getattr(getattr(processor, "valid_kwargs", None), "__annotations__", sizes)
+    for name in sizes:
+        if name not in known:
+            raise ConfigError(
+                f"policy.{name}: {type(processor).__name__} has no such setting; change the sizes in the "
+                "folder's preprocessor_config.json"
+            )
+    return processor
 
 
 def _processor_template(folder: str) -> str | None:
@@ -106,6 +117,20 @@ def _processor_template(folder: str) -> str | None:
         return None
     template: str | None = json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template")
     return template
+
+
+def copy_processor_settings(path: str, folder: Path) -> None:
+    """Files of the whole processor, which we never load, from ``path``: who loads ``folder`` elsewhere may."""
+    from transformers.utils import cached_file
+
+    source = resolve(adapters.base_of(resolve(path)) or path)
+    for name in ("processor_config.json", "video_preprocessor_config.json"):
+        found = cached_file(
+            source, name, local_files_only=True, _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )  # fmt: skip
+        if found is not None and not (folder / name).exists():
+            shutil.copyfile(found, folder / name)
 
 
 def _check_weights(folder: str, report: dict[str, Any]) -> None:
@@ -163,8 +188,9 @@ def load(config: PolicyConfig) -> Loaded:
     except (RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights in {folder} cannot be loaded: {error}") from error
     _check_weights(folder, report)
-    if tokenizer.chat_template is None and has_vision:
-        tokenizer.chat_template = _processor_template(folder)
+    if has_vision and (template := _processor_template(folder)) is not None:
+        # Older folders keep it apart, and what the tokenizer brought along knows no images.
+        tokenizer.chat_template = template
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     family = family_of(model)

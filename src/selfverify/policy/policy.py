@@ -6,7 +6,8 @@ import copy
 import hashlib
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from selfverify.policy import adapters
 from selfverify.policy.config import PolicyConfig, SamplingConfig
 from selfverify.policy.encoding import Encoder, Prompt, VisionCache, image_features
 from selfverify.policy.forward import Continuation, Continuations, Forward
-from selfverify.policy.loading import Loaded, load
+from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.sampling import Decoder, Sample
 from selfverify.policy.unshared import generate
 from selfverify.rollouts.types import Problem
@@ -46,6 +47,7 @@ class Policy:
         self.loaded = loaded
         self.config = config
         self.encoder = Encoder(loaded)
+        self._head_is_checked = False
         self.is_start = False
         """Whether this is the reference of a policy with an adapter, whose model it shares."""
         self.cache = None if config.train_vision else VisionCache(config.vision_cache_mb)
@@ -107,10 +109,16 @@ class Policy:
 
     def save(self, folder: Any) -> None:
         """Write model (or its adapter alone), tokenizer and image processor as a checkpoint folder."""
+        self._refuse_start("save")
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         if self.loaded.image_processor is not None:
             self.loaded.image_processor.save_pretrained(folder)
+            copy_processor_settings(self.config.path, Path(folder))
+
+    def _refuse_start(self, what: str) -> None:
+        if self.is_start:
+            raise ConfigError(f"this is the reference of a policy with an adapter; {what} that policy")
 
     def merged(self) -> Policy:
         """A policy with what the adapter learnt in its weights: to be served, or saved whole.
@@ -118,6 +126,7 @@ class Policy:
         Raises:
             ConfigError: There is no adapter.
         """
+        self._refuse_start("merge")
         if not adapters.is_adapted(self.model):
             raise ConfigError("this policy has no adapter to merge")
         base = self.model.peft_config[adapters.LEARNT].base_model_name_or_path
@@ -164,15 +173,17 @@ class Policy:
         sampling = sampling or SamplingConfig()
         if not prompts:
             return []
+        self._check_head()
         was_training = self.model.training
         self.model.eval()
         try:
-            if not self.loaded.family.shares_prompts:
-                return self._sample_unshared(prompts, sampling, seeds)
-            last, layout = self.forward.prefill(prompts)
-            starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
-            decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
-            return decoder.run(last, layout, starts, list(seeds))
+            with self._as_started():
+                if not self.loaded.family.shares_prompts:
+                    return self._sample_unshared(prompts, sampling, seeds)
+                last, layout = self.forward.prefill(prompts)
+                starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
+                decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
+                return decoder.run(last, layout, starts, list(seeds))
         finally:
             self.model.train(was_training)
 
@@ -189,10 +200,40 @@ class Policy:
 
     def hidden_states(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
         """Hidden states that predict each continuation token, ``[B, G, R, H]``."""
-        if self.shares_prefix is None:
-            self.shares_prefix = self._check_sharing(prompts, continuations)
-        run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
-        return run(prompts, continuations)
+        self._check_head()
+        with self._as_started():
+            if self.shares_prefix is None:
+                self.shares_prefix = self._check_sharing(prompts, continuations)
+            run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
+            return run(prompts, continuations)
+
+    def _as_started(self) -> AbstractContextManager[None]:
+        return adapters.as_started(self.model) if self.is_start else nullcontext()
+
+    def _check_head(self) -> None:
+        """Once: a model may do to its logits what we don't know of, and all samples would be wrong.
+
+        Raises:
+            ConfigError: It does.
+        """
+        if self._head_is_checked:
+            return
+        banned = {*self.suppressed_tokens, *self.stop_tokens}
+        plain = [i for i in range(self.model.get_input_embeddings().num_embeddings) if i not in banned][5:9]
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                worst = self.forward.check_head(torch.tensor(plain))
+        finally:
+            self.model.train(was_training)
+        if not worst <= 10 * TOLERANCE.get(self.model.dtype, 1e-4):
+            raise ConfigError(
+                f"policy.path={self.config.path}: models of type {self.model.config.model_type!r} do "
+                f"something to their logits that is not known here (up to {worst:.2g}), so samples and "
+                "log-probs would be wrong; please report the model"
+            )
+        self._head_is_checked = True
 
     def logprobs(
         self,
@@ -240,8 +281,7 @@ class Policy:
         """
         stacked = self.forward.stack_continuations(continuations)
         wanted = stacked.mask if needed is None else stacked.mask & needed.to(self.device)
-        with adapters.as_started(self.model) if self.is_start else nullcontext():
-            hidden = self.hidden_states(prompts, stacked)
+        hidden = self.hidden_states(prompts, stacked)
 
         def head(states: Tensor, tokens: Tensor) -> Tensor:
             return self.forward.token_logprobs(states, tokens, temperature or 1.0, self.config.logprob_chunk)

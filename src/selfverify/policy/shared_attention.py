@@ -170,14 +170,18 @@ def _packed(
             near = (near | _same_image(layout.prompt_images))[:, None]
         if window is not None:
             near = near & (places[:, None] - places < window)
+    seen, read = key[:, :, :p], value[:, :, :p]
+    if near is not None and n > 1:
+        # With a mask, CUDA's fast kernels don't take fewer key heads than query heads.
+        seen, read = seen.repeat_interleave(n, dim=1), read.repeat_interleave(n, dim=1)
     prompt_out = F.scaled_dot_product_attention(
         query[:, :, :p],
-        key[:, :, :p],
-        value[:, :, :p],
+        seen,
+        read,
         attn_mask=near,
         is_causal=near is None,
         scale=scaling,
-        enable_gqa=n > 1,
+        enable_gqa=near is None and n > 1,
     )
     if g * r == 0:
         return prompt_out.transpose(1, 2)

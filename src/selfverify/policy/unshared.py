@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
@@ -26,28 +27,30 @@ def generate(
     """
     groups = []
     devices = [model.device] if model.device.type == "cuda" else []
+    # The checkpoint's own settings (penalties, other cuts) would sample from another distribution.
+    settings = GenerationConfig(
+        max_new_tokens=sampling.max_new_tokens,
+        eos_token_id=sorted(stop),
+        pad_token_id=model.generation_config.pad_token_id,
+        suppress_tokens=suppressed or None,
+        do_sample=sampling.temperature > 0,
+    )
+    if sampling.temperature > 0:
+        settings.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=0)
     for prompt, seed in zip(prompts, seeds, strict=True):
-        ids = prompt.ids[None].to(model.device)
-        tensors = {k: v.to(model.device) for image in prompt.images for k, v in image.tensors.items()}
-        drawn: dict[str, Any] = {"do_sample": sampling.temperature > 0}
-        if sampling.temperature > 0:
-            drawn |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+        ids = prompt.ids.to(model.device).repeat(sampling.group_size, 1)
+        # Row after row a prompt's images; `generate` itself would repeat each image by itself.
+        tensors = {
+            name: tensor.to(model.device).repeat(sampling.group_size, *[1] * (tensor.dim() - 1))
+            for image in prompt.images
+            for name, tensor in image.tensors.items()
+        }
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
             out = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=sampling.max_new_tokens,
-                num_return_sequences=sampling.group_size if sampling.temperature > 0 else 1,
-                eos_token_id=sorted(stop),
-                suppress_tokens=suppressed or None,
-                **drawn,
-                **tensors,
+                input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings, **tensors
             )
-        rows = out[:, ids.shape[1] :].tolist()
-        if len(rows) < sampling.group_size:
-            rows = rows * sampling.group_size
-        groups.append([_sample(row, stop) for row in rows])
+        groups.append([_sample(row, stop) for row in out[:, ids.shape[1] :].tolist()])
     return groups
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from PIL.Image import Image
 from torch import Tensor
 
@@ -48,5 +49,5 @@ class Idefics3(VisionFamily):
             pixels = image.tensors["pixel_values"].to(model.device)
             mask = image.tensors["pixel_attention_mask"].to(model.device)
             made = model.model.get_image_features(pixels, mask, return_dict=True)
-            features.append(made.pooler_output[0])
+            features.append(torch.cat([tile.reshape(-1, tile.shape[-1]) for tile in made.pooler_output]))
         return features

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from PIL.Image import Image
 from torch import Tensor
 
 from selfverify.policy.families.base import ImageInput, VisionFamily, stacked
@@ -16,6 +17,10 @@ class InternVL(VisionFamily):
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
         """See `Family`."""
         return [*super().marks(model, tokenizer), tokenizer.start_image_token, tokenizer.end_image_token]
+
+    def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
+        """See `Family`. Tiles are what the family's processor class asks for, whatever the folder says."""
+        return dict(processor(images=[image], return_tensors="pt", crop_to_patches=True))
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
         """See `Family`."""

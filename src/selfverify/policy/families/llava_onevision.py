@@ -27,12 +27,12 @@ class LlavaOnevision(VisionFamily):
         }
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
-        """See `Family`. Counted by letting the model pack features of width 0."""
+        """See `Family`. Counted by letting the model pack features of width 1."""
         vision = model.config.vision_config
         tile = (vision.image_size // vision.patch_size) ** 2
-        tiles = torch.zeros(tensors["pixel_values"].shape[1], tile, 0)
+        tiles = torch.zeros(tensors["pixel_values"].shape[1], tile, 1)
         packed, _ = model.model.pack_image_features(
-            [tiles], tensors["image_sizes"], torch.zeros(0), model.config.vision_aspect_ratio
+            [tiles], tensors["image_sizes"], torch.zeros(1), model.config.vision_aspect_ratio
         )
         return self.slot(model, tokenizer) * len(packed[0])
 

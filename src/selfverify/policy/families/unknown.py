@@ -56,8 +56,13 @@ class Unknown(Family):
         rows, length = ids.shape
         tensors: dict[str, Tensor] = {}
         for name, tensor in (images[0].tensors if images else {}).items():
-            if tensor.shape[:2] == (1, prompt):  # kinds of tokens; what is sampled is text
+            if tensor.shape == (1, prompt):  # kinds of tokens; what is sampled is text
                 tensor = torch.nn.functional.pad(tensor, (0, length - prompt))
+            elif tensor.shape[:2] == (
+                1,
+                prompt,
+            ):  # what a token sees of the images: as the prompt's last does
+                tensor = torch.cat([tensor, tensor[:, -1:].expand(-1, length - prompt, *tensor.shape[2:])], 1)
             tensors[name] = tensor.to(ids.device).repeat(rows, *[1] * (tensor.dim() - 1))
         hidden: Tensor = self.backbone(model)(
             input_ids=ids, attention_mask=mask, use_cache=False, **tensors
