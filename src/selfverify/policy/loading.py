@@ -120,7 +120,7 @@ def _processor_template(folder: str) -> str | None:
 
 
 def copy_processor_settings(path: str, folder: Path) -> None:
-    """Files of the whole processor, which we never load, from ``path``: who loads ``folder`` elsewhere may."""
+    """Settings of the whole processor, which we never load, from ``path``, for who loads it elsewhere."""
     from transformers.utils import cached_file
 
     source = resolve(adapters.base_of(resolve(path)) or path)
