@@ -79,17 +79,17 @@ def test_save_load_and_go_on(adapted: Policy, problems: list[Problem], tmp_path:
     adapted.save(tmp_path / "a")
     assert not list((tmp_path / "a").glob("model*.safetensors"))
     again = Policy.load(str(tmp_path / "a"), device="cpu")
-    torch.testing.assert_close(again.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(again.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-5)
     assert trainable(again) == trainable(adapted)
     reference = again.frozen_copy()
     disturb(again)
     with torch.no_grad():
-        torch.testing.assert_close(reference.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(reference.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-5)
     moved = again.logprobs(prompts, TOKENS).detach()
     assert (moved - expected).abs().max() > 1e-3
     again.save(tmp_path / "b")
     last = Policy.load(str(tmp_path / "b"), device="cpu")
-    torch.testing.assert_close(last.logprobs(prompts, TOKENS), moved, rtol=0, atol=1e-6)
+    torch.testing.assert_close(last.logprobs(prompts, TOKENS), moved, rtol=0, atol=1e-5)
 
 
 def test_the_reference_samples_as_before_and_cannot_be_saved(
