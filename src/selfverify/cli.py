@@ -309,7 +309,7 @@ def merge(
     if output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output} is not empty; choose another folder")
     source = saved_model(target)
-    trained = (Path(target) / RECIPE_FILE).is_file()
+    trained = (Path(target).expanduser() / RECIPE_FILE).is_file()
     settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
     from selfverify.policy.policy import Policy
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from selfverify.errors import DataError
 from selfverify.policy.config import SamplingConfig
-from selfverify.policy.encoding import VisionCache
+from selfverify.policy.encoding import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import user_turn
@@ -112,7 +112,7 @@ def test_results_do_not_depend_on_the_cache(
 
 
 def test_cache_drops_the_least_recently_used_and_keeps_its_limit() -> None:
-    cache = VisionCache(1)
+    cache = ByteCache(1, tensor_bytes)
     quarter = torch.zeros(2**16)  # 4 bytes each: a quarter of a MiB
     for key in "abcd":
         cache.put(key, quarter)

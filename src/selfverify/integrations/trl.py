@@ -130,15 +130,10 @@ class ADPOTrainer(GRPOTrainer):
                 Problem(str(start), []), [self._trajectory(read[i], judged[i - start]) for i in rows]
             )
             valid = ~total.isnan()
-            by_channel = {credit.channel: credit for credit in self.adpo.credit(group, valid)}
-            score = by_channel[SCORE].advantage * by_channel[SCORE].weight
-            answer = by_channel[ANSWER].advantage
-            if not self._judging.all() and self.adpo.config.credit == "decoupled":
-                tidy = read[start : start + size][
-                    :, [_READ.index("answer_format"), _READ.index("score_opened")]
-                ]
-                answer = self.adpo.answer_advantage(total.nan_to_num(), tidy.amin(1).double(), valid)
-            found.append(torch.stack([answer, score], dim=1))
+            extra = (total - judged).nan_to_num()
+            credits = self.adpo.credit(group, valid, extra)
+            by_channel = {credit.channel: credit.advantage * credit.weight for credit in credits}
+            found.append(torch.stack([by_channel[ANSWER], by_channel[SCORE]], dim=1))
             groups.append(group)
         for name, value in group_metrics(groups).items():
             if name.startswith(("verification/", "reward/verification", "format/")):

@@ -115,13 +115,19 @@ class ADPO:
             trajectory.rewards["verification"] = value
         return reward
 
-    def credit(self, group: Group, valid: Tensor) -> list[Credit]:
-        """The answer's and the score's advantages (Eq. 9), or one of both (Eq. 8)."""
+    def credit(self, group: Group, valid: Tensor, extra: Tensor | None = None) -> list[Credit]:
+        """The answer's and the score's advantages (Eq. 9), or one of both (Eq. 8).
+
+        ``extra`` [G] is added to the answers' rewards and, like their format part, decides no contrast.
+        """
         c = self.config
         opened, score_format = column(group, "score_opened"), column(group, "score_format")
         # A score that was never opened is the answer's fault; one that was opened badly is the score's.
-        tidy = torch.minimum(column(group, "answer_format"), opened)
-        answer_reward = column(group, "answer") + c.format_weight * tidy
+        answer_reward = column(group, "answer") + c.format_weight * torch.minimum(
+            column(group, "answer_format"), opened
+        )
+        if extra is not None:
+            answer_reward = answer_reward + extra
         penalty = c.format_weight * (opened - score_format)
         reward = self.verification_reward(group, valid)
         score_kl = c.kl if c.score_kl is None else c.score_kl
@@ -142,7 +148,7 @@ class ADPO:
         else:
             verification = self._advantage(reward - penalty, valid)
         return [
-            Credit(ANSWER, self.answer_advantage(column(group, "answer"), tidy, valid), c.kl, valid=valid),
+            Credit(ANSWER, self._advantage(answer_reward, valid), kl_coef=c.kl, valid=valid),
             Credit(SCORE, verification, score_kl, c.score_weight, valid, choices),
         ]
 
@@ -175,10 +181,6 @@ class ADPO:
             pad_sequence([torch.tensor(c.probability) for _, _, c in found], batch_first=True),
             pad_sequence([torch.tensor(c.advantage) for _, _, c in found], batch_first=True),
         )
-
-    def answer_advantage(self, reward: Tensor, tidy: Tensor, valid: Tensor) -> Tensor:
-        """Advantage ``[G]`` of answers by ``reward`` [G] and by whether they are ``tidy`` [G] (0 or 1)."""
-        return self._advantage(reward + self.config.format_weight * tidy, valid)
 
     def _advantage(self, reward: Tensor, valid: Tensor) -> Tensor:
         return group_advantage(reward, valid, self.config.advantage_eps, self.config.scale_advantage)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from PIL.Image import Image
@@ -15,6 +16,8 @@ from selfverify.errors import DataError
 from selfverify.policy.families import ImageInput
 from selfverify.policy.loading import Loaded
 from selfverify.rollouts.types import Problem
+
+Item = TypeVar("Item")
 
 _MISFIT = (
     "the model cannot take an image as its processor made it; does the folder's preprocessor_config.json "
@@ -41,18 +44,24 @@ class Prompt:
     next_position: int = 0
 
 
-class VisionCache:
-    """Image features by content, least recently used first out, at most ``limit_mb`` MiB on the device."""
+def tensor_bytes(tensor: Tensor) -> int:
+    """What a tensor takes in memory."""
+    return tensor.numel() * tensor.element_size()
 
-    def __init__(self, limit_mb: float) -> None:
+
+class ByteCache(Generic[Item]):
+    """Items by content, least recently used first out, at most ``limit_mb`` MiB by ``size`` (in bytes)."""
+
+    def __init__(self, limit_mb: float, size: Callable[[Item], int]) -> None:
         self.limit = int(limit_mb * 2**20)
+        self.size = size
         self.used = 0
         self.hits = 0
         self.misses = 0
-        self._items: OrderedDict[str, Tensor] = OrderedDict()
+        self._items: OrderedDict[str, Item] = OrderedDict()
 
-    def get(self, key: str) -> Tensor | None:
-        """The features stored under ``key``, or None."""
+    def get(self, key: str) -> Item | None:
+        """The item stored under ``key``, or None."""
         item = self._items.get(key)
         if item is None:
             self.misses += 1
@@ -61,16 +70,16 @@ class VisionCache:
         self._items.move_to_end(key)
         return item
 
-    def put(self, key: str, features: Tensor) -> None:
-        """Store ``features`` and drop the oldest until the limit holds."""
-        size = features.numel() * features.element_size()
+    def put(self, key: str, item: Item) -> None:
+        """Store ``item`` and drop the oldest until the limit holds; one larger than the limit is not kept."""
+        size = self.size(item)
         if key in self._items or size > self.limit:
             return
-        self._items[key] = features
+        self._items[key] = item
         self.used += size
         while self.used > self.limit:
             _, old = self._items.popitem(last=False)
-            self.used -= old.numel() * old.element_size()
+            self.used -= self.size(old)
 
     def clear(self) -> None:
         """Forget everything (the vision tower changed)."""
@@ -78,12 +87,8 @@ class VisionCache:
         self.used = 0
 
 
-PIXELS_LIMIT = 2**30
-"""Bytes of preprocessed images that an encoder keeps; an image in tiles may take 60 MB."""
-
-
-def _size(image: ImageInput) -> int:
-    return sum(t.nbytes for t in image.tensors.values() if isinstance(t, Tensor))
+PIXELS_MB = 1024
+"""MiB of preprocessed images that an encoder keeps; an image in tiles may take 60."""
 
 
 class Encoder:
@@ -91,8 +96,10 @@ class Encoder:
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
-        self._images: OrderedDict[str, ImageInput] = OrderedDict()
-        self._held = 0
+        self._images: ByteCache[ImageInput] = ByteCache(
+            PIXELS_MB,
+            lambda image: sum(tensor_bytes(t) for t in image.tensors.values() if isinstance(t, Tensor)),
+        )
 
     def image(self, image: Image, problem_id: str, several: bool = False) -> ImageInput:
         """Preprocess one image, or find it done.
@@ -113,12 +120,11 @@ class Encoder:
         several = several and self.loaded.family.splits_single_images
         content = repr((rgb.size, several)).encode() + rgb.tobytes()
         key = hashlib.blake2b(content, digest_size=16).hexdigest()
-        if key not in self._images:
-            self._images[key] = self._preprocess(key, rgb, problem_id, several)
-            self._held += _size(self._images[key])
-            while self._held > PIXELS_LIMIT and len(self._images) > 1:
-                self._held -= _size(self._images.popitem(last=False)[1])
-        return self._images[key]
+        found = self._images.get(key)
+        if found is None:
+            found = self._preprocess(key, rgb, problem_id, several)
+            self._images.put(key, found)
+        return found
 
     def _preprocess(self, key: str, rgb: Image, problem_id: str, several: bool) -> ImageInput:
         family, model, tokenizer = self.loaded.family, self.loaded.model, self.loaded.tokenizer
@@ -219,7 +225,7 @@ class Encoder:
 
 
 def image_features(
-    loaded: Loaded, images: Sequence[ImageInput], cache: VisionCache | None
+    loaded: Loaded, images: Sequence[ImageInput], cache: ByteCache[Tensor] | None
 ) -> dict[str, Tensor]:
     """Features ``[placeholders, F]`` of every distinct image, by content key.
 

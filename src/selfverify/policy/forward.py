@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from selfverify.errors import DataError
-from selfverify.policy.encoding import Prompt, VisionCache, image_features
+from selfverify.policy.encoding import ByteCache, Prompt, image_features
 from selfverify.policy.families import ImageInput
 from selfverify.policy.loading import Loaded
 from selfverify.policy.shared_attention import SharedLayout
@@ -58,7 +58,7 @@ class Embedded:
 class Forward:
     """Forward passes of one loaded model. ``cache`` holds image features when the vision tower is frozen."""
 
-    def __init__(self, loaded: Loaded, cache: VisionCache | None) -> None:
+    def __init__(self, loaded: Loaded, cache: ByteCache[Tensor] | None) -> None:
         self.loaded = loaded
         self.cache = cache
 
@@ -153,19 +153,12 @@ class Forward:
             family.decoder_inputs(self.model, places, flat),
         )
 
-    def _shared(self, embedded: Embedded, positions: Tensor, layout: SharedLayout) -> Tensor:
-        axes = self.loaded.family.position_axes
+    def _shared(self, embeddings: Tensor, positions: Tensor, layout: SharedLayout, **more: Any) -> Tensor:
         # A 4-D mask is taken as finished by transformers; ours is inside the attention function.
-        finished = embedded.values.new_zeros(1, 1, 1, 1)
-        hidden: Tensor = self.loaded.family.backbone(self.model)(
-            inputs_embeds=embedded.values,
-            position_ids=positions if axes > 1 else positions[0],
-            attention_mask=finished,
-            use_cache=False,
-            shared=layout,
-            **embedded.more,
-        ).last_hidden_state
-        return hidden
+        finished = embeddings.new_zeros(1, 1, 1, 1)
+        return self.loaded.family.run_decoder(
+            self.model, embeddings, positions, finished, shared=layout, **more
+        )
 
     def _blocks(self, places: Tensor) -> Tensor | None:
         """Numbers of the images that tokens belong to, -1 for text; None where only order matters.
@@ -187,14 +180,13 @@ class Forward:
         images = [image for prompt in prompts for image in prompt.images]
         embedded = self.embed(ids, images, prompts)
         layout = SharedLayout("prefill", lengths, ids.shape[1], prompt_images=self._blocks(embedded.places))
-        hidden = self._shared(embedded, positions, layout)
+        hidden = self._shared(embedded.values, positions, layout, **embedded.more)
         return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], layout
 
     def decode_step(self, tokens: Tensor, positions: Tensor, layout: SharedLayout) -> Tensor:
         """Hidden states ``[B, G, H]`` of one new token per continuation; ``positions`` [B, G]."""
         embeddings = self.model.get_input_embeddings()(tokens)
-        embedded = Embedded(embeddings, torch.zeros_like(tokens, dtype=torch.bool))
-        return self._shared(embedded, positions.expand(self.loaded.family.position_axes, -1, -1), layout)
+        return self._shared(embeddings, positions.expand(self.loaded.family.position_axes, -1, -1), layout)
 
     def hidden_shared(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
         """Hidden states that predict each continuation token ``[B, G, R, H]``; each prompt forwarded once."""
@@ -220,7 +212,8 @@ class Forward:
             prompt_images=self._blocks(embedded.places[:, :width]),
             own_images=self._blocks(embedded.places[:, width:].unflatten(1, (g, fed))),
         )
-        hidden = self._shared(embedded, torch.cat([positions, own_positions], dim=2), layout)
+        places = torch.cat([positions, own_positions], dim=2)
+        hidden = self._shared(embedded.values, places, layout, **embedded.more)
         first = hidden[torch.arange(b, device=self.device), lengths - 1]
         rest = hidden[:, width:].unflatten(1, (g, fed))[:, :, : r - 1]
         return torch.cat([first[:, None, None].expand(b, g, 1, -1), rest], dim=2)

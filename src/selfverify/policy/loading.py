@@ -103,16 +103,23 @@ def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
     return processor
 
 
-def _processor_template(folder: str) -> str | None:
-    """The chat template that older vision-language folders keep in a file of their processor's."""
+def _optional_file(source: str, name: str, **options: Any) -> str | None:
+    """Where a model's folder or Hub id has the file ``name``; None if it has none."""
     from transformers.utils import cached_file
 
-    path = cached_file(
-        folder,
-        "chat_template.json",
+    found: str | None = cached_file(
+        source,
+        name,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
+        **options,
     )
+    return found
+
+
+def _processor_template(folder: str) -> str | None:
+    """The chat template that older vision-language folders keep in a file of their processor's."""
+    path = _optional_file(folder, "chat_template.json")
     if path is None:
         return None
     template: str | None = json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template")
@@ -121,14 +128,9 @@ def _processor_template(folder: str) -> str | None:
 
 def copy_processor_settings(path: str, folder: Path) -> None:
     """Settings of the whole processor, which we never load, from ``path``, for who loads it elsewhere."""
-    from transformers.utils import cached_file
-
     source = resolve(adapters.base_of(resolve(path)) or path)
     for name in ("processor_config.json", "video_preprocessor_config.json"):
-        found = cached_file(
-            source, name, local_files_only=True, _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )  # fmt: skip
+        found = _optional_file(source, name, local_files_only=True)
         if found is not None and not (folder / name).exists():
             shutil.copyfile(found, folder / name)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from selfverify.errors import ConfigError
 from selfverify.policy import adapters
 from selfverify.policy.config import PolicyConfig, SamplingConfig
-from selfverify.policy.encoding import Encoder, Prompt, VisionCache, image_features
+from selfverify.policy.encoding import ByteCache, Encoder, Prompt, image_features, tensor_bytes
 from selfverify.policy.forward import Continuation, Continuations, Forward
 from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.sampling import Decoder, Sample
@@ -50,7 +51,7 @@ class Policy:
         self._head_is_checked = False
         self.is_start = False
         """Whether this is the reference of a policy with an adapter, whose model it shares."""
-        self.cache = None if config.train_vision else VisionCache(config.vision_cache_mb)
+        self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
         self.forward = Forward(loaded, self.cache)
         sharing = config.shared_prefix == "auto" and loaded.family.shares_prompts
         self.shares_prefix: bool | None = None if sharing else False
@@ -174,18 +175,13 @@ class Policy:
         if not prompts:
             return []
         self._check_head()
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with self._as_started():
-                if not self.loaded.family.shares_prompts:
-                    return self._sample_unshared(prompts, sampling, seeds)
-                last, layout = self.forward.prefill(prompts)
-                starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
-                decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
-                return decoder.run(last, layout, starts, list(seeds))
-        finally:
-            self.model.train(was_training)
+        with self._evaluating(), self._as_started():
+            if not self.loaded.family.shares_prompts:
+                return self._sample_unshared(prompts, sampling, seeds)
+            last, layout = self.forward.prefill(prompts)
+            starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
+            decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
+            return decoder.run(last, layout, starts, list(seeds))
 
     def _sample_unshared(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
@@ -207,6 +203,22 @@ class Policy:
             run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
             return run(prompts, continuations)
 
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The model in evaluation mode."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(was_training)
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """Two ways to the same numbers are compared: autocast would compare their roundings."""
+        with self._evaluating(), torch.autocast(self.device.type, enabled=False):
+            yield
+
     def _as_started(self) -> AbstractContextManager[None]:
         return adapters.as_started(self.model) if self.is_start else nullcontext()
 
@@ -219,14 +231,10 @@ class Policy:
         if self._head_is_checked:
             return
         banned = {*self.suppressed_tokens, *self.stop_tokens}
-        plain = [i for i in range(self.model.get_input_embeddings().num_embeddings) if i not in banned][5:9]
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.autocast(self.device.type, enabled=False):
-                worst = self.forward.check_head(torch.tensor(plain))
-        finally:
-            self.model.train(was_training)
+        vocabulary = range(self.model.get_input_embeddings().num_embeddings)
+        plain = list(islice((token for token in vocabulary if token not in banned), 5, 9))
+        with self._measuring():
+            worst = self.forward.check_head(torch.tensor(plain))
         if not worst <= 10 * TOLERANCE.get(self.model.dtype, 1e-4):
             raise ConfigError(
                 f"policy.path={self.config.path}: models of type {self.model.config.model_type!r} do "
@@ -302,19 +310,13 @@ class Policy:
             continuations.lengths[:2, :2],
             [g[:2] for g in continuations.images[:2]],
         )
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            # Autocast would compare two roundings instead of two computations.
-            with torch.autocast(self.device.type, enabled=False):
-                rows = [
-                    self.forward.token_logprobs(
-                        run(prompts[:2], few)[few.mask], few.ids[few.mask], 1.0, self.config.logprob_chunk
-                    )
-                    for run in (self.forward.hidden_shared, self.forward.hidden_plain)
-                ]
-        finally:
-            self.model.train(was_training)
+        with self._measuring():
+            rows = [
+                self.forward.token_logprobs(
+                    run(prompts[:2], few)[few.mask], few.ids[few.mask], 1.0, self.config.logprob_chunk
+                )
+                for run in (self.forward.hidden_shared, self.forward.hidden_plain)
+            ]
         if not len(rows[0]):
             return None
         worst = float((rows[0] - rows[1]).abs().max())

@@ -82,6 +82,19 @@ class Family:
         """More arguments of the decoder; ``places`` [B, L] are placeholders, ``features`` [places, F]."""
         return {}
 
+    def run_decoder(
+        self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, **more: Any
+    ) -> Tensor:
+        """Hidden states ``[B, L, H]`` of the decoder alone; ``positions`` [axes, B, L], any kind of mask."""
+        hidden: Tensor = self.backbone(model)(
+            inputs_embeds=embeddings,
+            position_ids=positions if self.position_axes > 1 else positions[0],
+            attention_mask=mask,
+            use_cache=False,
+            **more,
+        ).last_hidden_state
+        return hidden
+
     def plain_forward(
         self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
     ) -> Tensor:
@@ -94,20 +107,13 @@ class Family:
             places: ``[B, L]`` True at placeholders.
             more: From `decoder_inputs`.
         """
-        hidden: Tensor = self.backbone(model)(
-            inputs_embeds=embeddings,
-            position_ids=positions if self.position_axes > 1 else positions[0],
-            attention_mask=mask,
-            use_cache=False,
-            **more,
-        ).last_hidden_state
-        return hidden
+        return self.run_decoder(model, embeddings, positions, mask, **more)
 
     def whole_forward(
         self, model: Any, ids: Tensor, mask: Tensor, prompt: int, images: Sequence[ImageInput]
     ) -> Tensor:
         """Hidden states of a prompt's rows by the whole model; only where nothing is shared (`Unknown`)."""
-        raise NotImplementedError
+        raise TypeError("prompts of this family can be shared; use plain_forward")
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
         """The parameters that "freeze the vision tower" freezes."""

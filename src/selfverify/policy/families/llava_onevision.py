@@ -40,12 +40,10 @@ class LlavaOnevision(VisionFamily):
         """See `Family`. One by one: images differ in their number of tiles."""
         features = []
         for image in images:
-            several = int(image.tensors["batch_num_images"]) > 1
             made = model.model.get_image_features(
                 image.tensors["pixel_values"].to(model.device),
                 image.tensors["image_sizes"].to(model.device),
-                # One image, of which the model must know whether it stood alone.
-                batch_num_images=torch.tensor([2]) if several else torch.tensor([1]),
+                batch_num_images=image.tensors["batch_num_images"],  # one image, but did it stand alone?
                 return_dict=True,
             )
             features.append(made.pooler_output[0])

@@ -56,12 +56,11 @@ class Unknown(Family):
         rows, length = ids.shape
         tensors: dict[str, Tensor] = {}
         for name, tensor in (images[0].tensors if images else {}).items():
-            if tensor.shape == (1, prompt):  # kinds of tokens; what is sampled is text
+            if tensor.shape == (1, prompt):
+                # Kinds of tokens: what is sampled is text.
                 tensor = torch.nn.functional.pad(tensor, (0, length - prompt))
-            elif tensor.shape[:2] == (
-                1,
-                prompt,
-            ):  # what a token sees of the images: as the prompt's last does
+            elif tensor.shape[:2] == (1, prompt):
+                # What a token sees of the images: the same as the prompt's last one.
                 tensor = torch.cat([tensor, tensor[:, -1:].expand(-1, length - prompt, *tensor.shape[2:])], 1)
             tensors[name] = tensor.to(ids.device).repeat(rows, *[1] * (tensor.dim() - 1))
         hidden: Tensor = self.backbone(model)(
