@@ -73,7 +73,7 @@ class Comparison:
         """Encode and sample; nothing is kept of the images, as for problems not seen before."""
         assert self.policy.cache is not None
         self.policy.cache.clear()
-        self.policy.encoder._pixels.clear()
+        self.policy.encoder._images.clear()
         self.seed += 1
         prompts = self.policy.encode(self.problems)
         seeds = [self.seed * 1000 + n for n in range(PROBLEMS)]

@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
+    ("ranks",),
     ("objectives", "selection"),
     ("rollouts.types", "rollouts.tags"),
     ("policy",),

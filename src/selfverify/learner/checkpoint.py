@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
 from selfverify.errors import CheckpointError
@@ -38,7 +37,7 @@ from selfverify.learner.checkpoint_files import (
     write_checkpoint,
 )
 from selfverify.learner.disk import folder_size, space_report, sync_folder
-from selfverify.learner.state import optimizer_misfits, set_rng_state, training_bytes, unpack
+from selfverify.learner.state import Savable, optimizer_misfits, set_rng_state, training_bytes, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class CheckpointManager:
         self,
         step: int,
         write_model: Callable[[Path], None],
-        optimizer: torch.optim.Optimizer,
+        optimizer: Savable,
         scheduler: Scheduler,
         progress: dict[str, Any],
         best: float | None = None,
@@ -157,7 +156,7 @@ class CheckpointManager:
         self._prune()
         return final
 
-    def load(self, path: Path, optimizer: torch.optim.Optimizer, scheduler: Scheduler) -> dict[str, Any]:
+    def load(self, path: Path, optimizer: Savable, scheduler: Scheduler) -> dict[str, Any]:
         """Load optimizer and scheduler, bit by bit; the model is loaded by `load_matching` before.
 
         Returns:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from selfverify.errors import CheckpointError
 from selfverify.learner.disk import sync_file, sync_folder, write_text
-from selfverify.learner.state import pack, parameter_names, parameter_shapes, rng_state
+from selfverify.learner.state import Savable, pack, parameter_names, parameter_shapes, rng_state
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def write_checkpoint(
     folder: Path,
     step: int,
     write_model: Callable[[Path], None],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Savable,
     scheduler: Scheduler,
     progress: dict[str, Any],
     best: float | None,

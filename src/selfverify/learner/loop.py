@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 
-from selfverify.errors import ConfigError, DataError
+from selfverify import ranks
+from selfverify.errors import ConfigError
 from selfverify.learner.checkpoint import CheckpointManager, restore_rng
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.interrupt import interruptible
 from selfverify.learner.logging import MetricsLog
+from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.schedule import learning_rate_factor
+from selfverify.learner.source import Source, sampling_seed
 from selfverify.learner.streams import GroupStreams, select, valid_trajectories
-from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs
+from selfverify.learner.update import Pass, Updater, UpdateTotals, fixed_logprobs, micro_batches
 from selfverify.learner.weights import load_matching
 from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Problem
 from selfverify.tasks import Task
-
-logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, Metrics, Metrics], None]
 """Called after each step with its number (from 1), its metrics and its timings."""
-
-
-def sampling_seed(seed: int, step: int, index: int) -> int:
-    """The seed of one problem's samples: the same wherever and whenever they are drawn."""
-    return int(np.random.SeedSequence([seed, step, index]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 class Learner:
@@ -67,32 +61,39 @@ class Learner:
         evaluate: Callable[[Policy], Metrics] | None = None,
         on_step: StepCallback | None = None,
     ) -> None:
-        self.policy, self.task, self.method = policy, task, method
+        self.policy, self.method = policy, method
         self.config, self.sampling, self.seed = config, sampling, seed
-        self.folder = folder
         self.evaluate, self.on_step = evaluate, on_step
+        self.source = Source(policy, task, method, sampling, config.groups_per_step, seed)
         self.step = 0
-        self.skipped: dict[str, str] = {}
         self.best: float | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-        self.accelerator = Accelerator(
-            cpu=policy.device.type == "cpu", log_with=config.trackers or None, project_dir=str(folder)
-        )
+        self.accelerator = make_accelerator(policy, log_with=config.trackers or None, project_dir=str(folder))
         if config.trackers:
             self.accelerator.init_trackers("selfverify")
         uses_kl = getattr(getattr(method, "config", None), "needs_reference", False)
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = policy.frozen_copy() if uses_kl else None
         trainable = [(name, p) for name, p in policy.model.named_parameters() if p.requires_grad]
-        self.raw_optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             trainable, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.raw_optimizer, learning_rate_factor(config))
-        self.optimizer = self.accelerator.prepare_optimizer(self.raw_optimizer)
-        self.updater = Updater(policy, self.accelerator, config, method.objective)
-        self.checkpoints = CheckpointManager(folder / "checkpoints", config.keep_last)
-        self.metrics_log = MetricsLog(folder / "metrics.jsonl")
-        self.timing_log = MetricsLog(folder / "timing.jsonl")
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(config))
+        with self.accelerator.main_process_first():
+            # The first process tidies up what a killed one left.
+            folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoints = CheckpointManager(folder / "checkpoints", config.keep_last)
+            self.metrics_log = MetricsLog(folder / "metrics.jsonl")
+            self.timing_log = MetricsLog(folder / "timing.jsonl")
+
+    @cached_property
+    def parallel(self) -> Parallel:
+        """Policy, reference and optimizer, wrapped: not before a checkpoint's weights are in the policy."""
+        return Parallel(self.accelerator, self.policy, self.reference, self.optimizer)
+
+    @cached_property
+    def updater(self) -> Updater:
+        """Makes the gradients."""
+        return Updater(self.policy, self.parallel, self.config, self.method.objective)
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -105,6 +106,7 @@ class Learner:
         """
         if resume:
             self._resume()
+        self._check_agreement()
         started = time.monotonic()
         with interruptible() as interrupted:
             while self.step < self.config.steps:
@@ -112,7 +114,8 @@ class Learner:
                 every, done = self.config.checkpoint_every, self.step == self.config.steps
                 limit = self.config.time_limit_s
                 late = limit is not None and time.monotonic() - started > limit
-                stop = interrupted()
+                # One signal or clock stops all processes.
+                stop, late = (any(flags) for flags in zip(*ranks.gather((interrupted(), late)), strict=True))
                 if done or stop or late or (every and self.step % every == 0):
                     self.save()
                 if stop:
@@ -130,79 +133,30 @@ class Learner:
             evaluated = self.evaluate(self.policy)
             metrics |= {f"eval/{name}": value for name, value in evaluated.items()}
         if evaluated or self.step == self.config.steps or self.step % self.config.log_every == 0:
-            self.metrics_log.append({"step": self.step, **metrics})
-            self.timing_log.append({"step": self.step, **timing})
+            if ranks.index() == 0:
+                self.metrics_log.append({"step": self.step, **metrics})
+                self.timing_log.append({"step": self.step, **timing})
             if self.config.trackers:
                 self.accelerator.log({**metrics, **timing}, step=self.step)
         # After the log, whose length the checkpoint keeps: a resumed run must not lose this line.
         if evaluated and self.config.best_metric:
             self._keep_best(evaluated, self.config.best_metric)
-        if self.on_step:
+        if self.on_step and ranks.index() == 0:
             self.on_step(self.step, metrics, timing)
 
     # --- one step -----------------------------------------------------------------------------------
 
-    def problems(self) -> dict[int, Problem]:
-        """This step's problems by their place in it. One that cannot be made is skipped, counted and named.
-
-        Raises:
-            DataError: None of them can be made.
-        """
-        count = self.config.groups_per_step
-        found, failed = {}, None
-        for place in range(count):
-            index = self.step * count + place
-            try:
-                found[place] = self.task.problem("train", self.seed, index)
-            except DataError as error:
-                self._skip(f"{self.task.name}#{index}", error)
-                failed = error
-        if failed and not found:
-            raise failed
-        return found
-
-    def _roll_out(self, problems: dict[int, Problem]) -> Rollout:
-        """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named.
-
-        Raises:
-            DataError: None of them can be encoded: then it is not the problems that are wrong.
-        """
-        # By place, so that a skipped problem does not change what the others sample.
-        seeds = [sampling_seed(self.seed, self.step, place) for place in problems]
-        try:
-            return self.method.rollout(self.policy, self.task, [*problems.values()], seeds, self.sampling)
-        except DataError:
-            # Encoding comes first, so nothing is lost; looking for the culprit costs only those who have one.
-            usable = {place: problem for place, problem in problems.items() if self._encodable(problem)}
-            if len(usable) in (0, len(problems)):
-                raise
-            return self._roll_out(usable)
-
-    def _encodable(self, problem: Problem) -> bool:
-        try:
-            self.policy.encoder.prompt(problem)
-        except DataError as error:
-            self._skip(problem.id, error)
-            return False
-        return True
-
-    def _skip(self, name: str, error: DataError) -> None:
-        if name not in self.skipped:
-            logger.warning("a problem is skipped: %s", error)
-        self.skipped[name] = str(error)
-
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit, learn; returns metrics and timings."""
+        updater = self.updater
         clock = [time.perf_counter()]
-        rollout = self._roll_out(self.problems())
+        rollout, owners = self.policy.whole(lambda: self.source.roll_out(self.step))
         clock.append(time.perf_counter())
 
         valid = [valid_trajectories(group, self.config.drop_truncated) for group in rollout.groups]
         credits = [self.method.credit(g, v) for g, v in zip(rollout.groups, valid, strict=True)]
         groups, dropped = select(rollout, credits, self.config.drop_zero_advantage)
-        totals = UpdateTotals()
-        if groups:
-            self._learn(groups, totals)
+        totals = self._learn(updater, groups, dict(zip(map(id, rollout.prompts), owners, strict=True)))
         clock.append(time.perf_counter())
 
         tokens = sum(len(t.tokens) for group in rollout.groups for t in group.trajectories)
@@ -214,7 +168,7 @@ class Learner:
             "groups/zero_advantage": float(dropped.zero_advantage),
             "groups/all_invalid": float(dropped.all_invalid),
             "trajectories/invalid": float(sum(int((~v).sum()) for v in valid)),
-            "problems/skipped": float(len(self.skipped)),
+            "problems/skipped": float(len(self.source.skipped)),
         }
         timing = {
             "time/rollout_s": clock[1] - clock[0],
@@ -223,50 +177,69 @@ class Learner:
         }
         return metrics, timing
 
-    def _learn(self, groups: Sequence[GroupStreams], totals: UpdateTotals) -> None:
-        temperature = self.sampling.temperature
+    def _learn(self, updater: Updater, groups: list[GroupStreams], makers: dict[int, int]) -> UpdateTotals:
+        """Updates from ``groups``; ``makers`` says which process sampled a prompt, by its ``id()``."""
+        totals = UpdateTotals()
+        if not groups:
+            return totals
         size = self.config.micro_batch_groups
+        if ranks.count() > 1:
+            # Dropout in an adapter: each process draws its own, the same after a resumption.
+            torch.manual_seed(sampling_seed(self.seed, self.step, self.config.groups_per_step + ranks.index()))
+        parts = [
+            [int(i) for i in part]
+            for part in np.array_split(np.arange(len(groups)), self.config.updates_per_rollout)
+            if len(part)
+        ]
+        owners = self._share_out(groups, parts, makers)
+        everything = micro_batches(groups, owners, size)
+        plans = [micro_batches([groups[i] for i in part], [owners[i] for i in part], size) for part in parts]
+        for i in {i for each in everything for i in each.indices} | {
+            part[i] for part, plan in zip(parts, plans, strict=True) for each in plan for i in each.indices
+        }:
+            groups[i].prompt = self.source.complete(groups[i].prompt)
+        temperature = self.sampling.temperature
         needs_reference = self.reference is not None and any(bool(g.kl_coef.any()) for g in groups)
         reference = None
         if needs_reference and self.reference is not None:
-            reference = fixed_logprobs(self.reference, groups, size, temperature)
+            reference = fixed_logprobs(self.reference, groups, everything, temperature)
         several = self.config.updates_per_rollout * self.config.inner_epochs > 1
-        old = self._old_logprobs(groups) if several and self.method.objective == "surrogate" else None
+        old = None
+        if several and self.method.objective == "surrogate":
+            old = self._old_logprobs(groups, everything)
         self.policy.model.train()
         for _ in range(self.config.inner_epochs):
-            for part in np.array_split(np.arange(len(groups)), self.config.updates_per_rollout):
-                if len(part):
-                    self._update([int(i) for i in part], groups, reference, old, totals)
+            for part, plan in zip(parts, plans, strict=True):
+                updater.gradient(
+                    [groups[i] for i in part],
+                    plan,
+                    None if reference is None else [reference[i] for i in part],
+                    None if old is None else [old[i] for i in part],
+                    temperature,
+                    totals,
+                )
+                totals.grad_norms.append(self.parallel.step(self.config.max_grad_norm))
+                self.scheduler.step()
         self.policy.model.eval()
+        return totals.together()
 
-    def _old_logprobs(self, groups: Sequence[GroupStreams]) -> list[torch.Tensor]:
+    def _share_out(
+        self, groups: Sequence[GroupStreams], parts: Sequence[Sequence[int]], makers: dict[int, int]
+    ) -> list[int]:
+        """Which process learns from which group: in every part all have about the same to do."""
+        owners = [makers[id(group.prompt)] for group in groups]
+        for part in parts:
+            costs = [groups[i].token_count for i in part]
+            shared = ranks.balance(costs, [owners[i] for i in part], ranks.count())
+            for i, owner in zip(part, shared, strict=True):
+                owners[i] = owner
+        return owners
+
+    def _old_logprobs(self, groups: Sequence[GroupStreams], passes: Sequence[Pass]) -> list[torch.Tensor]:
         """Sampling gave them; a method that did not sample from this policy has them computed."""
         if all(group.old_logprobs is not None for group in groups):
             return [group.old_logprobs for group in groups if group.old_logprobs is not None]
-        return fixed_logprobs(self.policy, groups, self.config.micro_batch_groups, self.sampling.temperature)
-
-    def _update(
-        self,
-        part: Sequence[int],
-        groups: Sequence[GroupStreams],
-        reference: Sequence[torch.Tensor] | None,
-        old: Sequence[torch.Tensor] | None,
-        totals: UpdateTotals,
-    ) -> None:
-        self.updater.gradient(
-            [groups[i] for i in part],
-            None if reference is None else [reference[i] for i in part],
-            None if old is None else [old[i] for i in part],
-            self.sampling.temperature,
-            totals,
-        )
-        norm = self.accelerator.clip_grad_norm_(
-            [p for p in self.policy.model.parameters() if p.requires_grad], self.config.max_grad_norm
-        )
-        totals.grad_norms.append(float(norm))
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.scheduler.step()
+        return fixed_logprobs(self.policy, groups, passes, self.sampling.temperature)
 
     # --- checkpoints --------------------------------------------------------------------------------
 
@@ -275,15 +248,26 @@ class Learner:
             "step": self.step,
             "seed": self.seed,
             "best": self.best,
-            "skipped": self.skipped,
+            "skipped": self.source.skipped,
             "metrics_bytes": self.metrics_log.length(),
             "timing_bytes": self.timing_log.length(),
         }
 
     def save(self, best: float | None = None) -> Path:
-        """Write a complete checkpoint of this moment; ``best`` is its metric if no other has a better one."""
-        return self.checkpoints.save(
-            self.step, self.policy.save, self.raw_optimizer, self.scheduler, self._progress(), best=best
+        """Write a complete checkpoint of this moment; ``best`` is its metric if no other has a better one.
+
+        Of several processes the first writes, and all have to call it.
+        """
+        weights, optimizer = self.parallel.weights(), self.parallel.whole_optimizer()
+        return ranks.on_first(
+            lambda: self.checkpoints.save(
+                self.step,
+                lambda folder: self.policy.save(folder, weights),
+                optimizer,
+                self.scheduler,
+                self._progress(),
+                best=best,
+            )
         )
 
     def _keep_best(self, evaluated: Metrics, name: str) -> None:
@@ -296,19 +280,44 @@ class Learner:
             self.save(best=self.best)
 
     def _resume(self) -> None:
-        latest = self.checkpoints.latest()
+        latest = ranks.on_first(self.checkpoints.latest)
         if latest is None:
-            self.metrics_log.truncate(0)
-            self.timing_log.truncate(0)
+            ranks.on_first(lambda: self._cut_logs(0, 0))
             return
         load_matching(self.policy.model, latest / "model")
-        progress = self.checkpoints.load(latest, self.raw_optimizer, self.scheduler)
+        progress = self.checkpoints.load(latest, self.parallel.whole_optimizer(), self.scheduler)
         # A run that was made longer has another learning rate here than the one that was saved.
         rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
-        for group in self.raw_optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.step, self.best, self.skipped = progress["step"], progress["best"], progress["skipped"]
-        self.metrics_log.truncate(progress["metrics_bytes"])
-        self.timing_log.truncate(progress["timing_bytes"])
+        self.step, self.best, self.source.skipped = progress["step"], progress["best"], progress["skipped"]
+        ranks.on_first(lambda: self._cut_logs(progress["metrics_bytes"], progress["timing_bytes"]))
         # Last: loading draws random numbers. Dropout in an adapter is what needs it.
         restore_rng(latest)
+
+    def _cut_logs(self, metrics: int, timing: int) -> None:
+        self.metrics_log.truncate(metrics)
+        self.timing_log.truncate(timing)
+
+    def _check_agreement(self) -> None:
+        """Before anything is learnt: do all processes train the same, on the same?
+
+        Raises:
+            SelfVerifyError: They don't.
+        """
+        if ranks.count() == 1:
+            return
+        problem = self.source.task.problem("train", self.seed, 0)
+        pixels = hashlib.sha256(b"".join(image.tobytes() for image in problem.images)).hexdigest()[:16]
+        ranks.agree(
+            "the processes do not train the same",
+            {
+                "learner": self.config.model_dump(),
+                "sampling": self.sampling.model_dump(),
+                "method": (self.method.name, str(getattr(self.method, "config", None))),
+                "seed": self.seed,
+                "weights": self.policy.whole(self.policy.fingerprint),
+                "first problem": (problem.id, problem.messages, problem.target, pixels),
+                "step": self.step,
+            },
+        )

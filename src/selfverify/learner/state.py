@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -74,20 +74,35 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     return {key: unpack(item, tensors) for key, item in value.items()}
 
 
-def parameter_names(optimizer: torch.optim.Optimizer) -> list[list[str | None]]:
+class Savable(Protocol):
+    """A torch optimizer, or what stands for one that several processes share."""
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its whole state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put it back."""
+        ...
+
+
+def parameter_names(optimizer: Savable) -> list[list[str | None]]:
     """The name of each parameter of each group; None where the optimizer was not given names."""
     return [
         list(group.get("param_names") or [None] * len(group["params"])) for group in optimizer.param_groups
     ]
 
 
-def parameter_shapes(optimizer: torch.optim.Optimizer) -> list[list[list[int]]]:
+def parameter_shapes(optimizer: Savable) -> list[list[list[int]]]:
     """The shape of each parameter of each group."""
     return [[list(p.shape) for p in group["params"]] for group in optimizer.param_groups]
 
 
 def optimizer_misfits(
-    optimizer: torch.optim.Optimizer, shapes: list[list[list[int]]], names: list[list[str | None]]
+    optimizer: Savable, shapes: list[list[list[int]]], names: list[list[str | None]]
 ) -> list[str]:
     """Why a saved optimizer with these ``shapes`` and ``names`` cannot go into this one; empty if it can."""
     own_shapes, own_names = parameter_shapes(optimizer), parameter_names(optimizer)
@@ -111,7 +126,7 @@ def optimizer_misfits(
     return faults
 
 
-def training_bytes(optimizer: torch.optim.Optimizer) -> int:
+def training_bytes(optimizer: Savable) -> int:
     """Bytes of the trained parameters and of what the optimizer keeps about them."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]

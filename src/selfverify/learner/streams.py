@@ -34,6 +34,11 @@ class GroupStreams:
     choice_weight: Tensor | None = None
 
     @property
+    def token_count(self) -> int:
+        """Tokens to forward: the prompt once and every response."""
+        return len(self.prompt.ids) + sum(len(row) for row in self.tokens)
+
+    @property
     def trajectories(self) -> int:
         """How many have trained tokens."""
         return int((self.channel != UNTRAINED).any(-1).sum())

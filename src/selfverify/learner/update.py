@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
+from selfverify import ranks
 from selfverify.learner.config import LearnerConfig
+from selfverify.learner.parallel import Parallel
 from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices
 from selfverify.objectives import (
     ChoiceTerms,
@@ -33,6 +34,18 @@ class UpdateTotals:
     ratio_max: float = 1.0
     grad_norms: list[float] = field(default_factory=list)
 
+    def together(self) -> UpdateTotals:
+        """Those of all processes; every one of them has to call it."""
+        parts = ranks.gather(self)
+        return UpdateTotals(
+            loss=sum(part.loss for part in parts),
+            tokens=sum(part.tokens for part in parts),
+            kl=sum(part.kl for part in parts),
+            clipped=sum(part.clipped for part in parts),
+            ratio_max=max(part.ratio_max for part in parts),
+            grad_norms=self.grad_norms,  # of the summed gradient, so the same everywhere
+        )
+
     def metrics(self) -> dict[str, float]:
         """Means per update or per trained token."""
         updates, tokens = max(len(self.grad_norms), 1), max(self.tokens, 1)
@@ -46,19 +59,46 @@ class UpdateTotals:
         }
 
 
-def micro_batches(groups: Sequence[GroupStreams], size: int) -> list[list[int]]:
-    """Indices of groups forwarded together: like lengths together, so that little is padding."""
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Groups that are forwarded together; what does not ``count`` only keeps other processes company."""
+
+    indices: list[int]
+    counts: bool = True
+
+
+def micro_batches(groups: Sequence[GroupStreams], owners: Sequence[int], size: int) -> list[Pass]:
+    """This process's forward passes: like lengths together, so that little is padding.
+
+    Wrappers make all processes work in step, so all get as many passes as the busiest one has. Who has fewer
+    repeats a small one, which counts for nothing.
+
+    Args:
+        groups: Those of all processes.
+        owners: Whose each of them is.
+        size: Groups in one pass.
+    """
+    by_process: list[list[list[int]]] = []
     order = sorted(range(len(groups)), key=lambda i: (len(groups[i].prompt.ids), groups[i].channel.shape[1]))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    for process in range(ranks.count()):
+        own = [i for i in order if owners[i] == process]
+        by_process.append([own[start : start + size] for start in range(0, len(own), size)])
+    mine = by_process[ranks.index()]
+    missing = max(len(passes) for passes in by_process) - len(mine)
+    filler = Pass((mine[0] if mine else order)[:1], counts=False)
+    return [Pass(indices) for indices in mine] + [filler] * missing
 
 
 @torch.no_grad()
 def fixed_logprobs(
-    policy: Policy, groups: Sequence[GroupStreams], size: int, temperature: float
+    policy: Policy, groups: Sequence[GroupStreams], passes: Sequence[Pass], temperature: float
 ) -> list[Tensor]:
-    """Per group ``[G, R]`` log-probabilities under a policy that does not learn, on the CPU."""
-    results: list[Tensor] = [torch.empty(0)] * len(groups)
-    for indices in micro_batches(groups, size):
+    """Per group ``[G, R]`` log-probabilities under a policy that does not learn, on the CPU.
+
+    Those of groups that are in no pass are left empty.
+    """
+    results: list[Tensor] = [torch.empty(0, 0)] * len(groups)
+    for indices in (each.indices for each in passes):
         chosen = [groups[i] for i in indices]
         trained = stack([group.channel + 1 for group in chosen], policy.device) > 0
         values = policy.logprobs(
@@ -75,17 +115,16 @@ def fixed_logprobs(
 class Updater:
     """Gradient steps on one optimiser batch after another."""
 
-    def __init__(
-        self, policy: Policy, accelerator: Accelerator, config: LearnerConfig, objective: str
-    ) -> None:
+    def __init__(self, policy: Policy, parallel: Parallel, config: LearnerConfig, objective: str) -> None:
         self.policy = policy
-        self.accelerator = accelerator
+        self.parallel = parallel
         self.config = config
         self.objective = objective
 
     def gradient(
         self,
         groups: Sequence[GroupStreams],
+        passes: Sequence[Pass],
         reference: Sequence[Tensor] | None,
         old: Sequence[Tensor] | None,
         temperature: float,
@@ -94,41 +133,63 @@ class Updater:
         """Accumulate the gradient of one optimiser batch.
 
         Args:
-            groups: The batch.
+            groups: The batch, of all processes.
+            passes: This process's share of it.
             reference: Reference log-probs per group, None when no KL coefficient is above 0.
             old: Log-probs of the sampling policy; None when this update is the first after sampling,
                 where the ratio is 1 by definition.
             temperature: That of sampling.
-            totals: Added to.
+            totals: Added to, by this process's share.
         """
-        device = self.policy.device
         weights = batch_weights(groups, self.config.denominator)
         trajectories = max(sum(group.trajectories for group in groups), 1)
-        for indices in micro_batches(groups, self.config.micro_batch_groups):
-            chosen = [groups[i] for i in indices]
-            trained = stack([group.channel + 1 for group in chosen], device) > 0
-            weight = stack([weights[i] for i in indices], device)
-            owners, choice_weight, choices = stack_choices(chosen)
-            places = torch.stack([owners, choices.rows, choices.places], dim=1)
-            logprobs, alternatives = self.policy.logprobs_and_choices(
-                [group.prompt for group in chosen],
-                [group.tokens for group in chosen],
-                places,
-                choices.tokens,
-                temperature=temperature,
-                needed=trained,
-            )
-            if self.objective == "likelihood":
-                per_token = likelihood(logprobs)
-            else:
-                per_token = self._surrogate(chosen, indices, logprobs, reference, old, trained, totals)
-            loss = (per_token * weight).sum()
-            if len(places):
-                terms = self._choice_terms(choices, alternatives, old is None, totals)
-                loss = loss + (terms.loss * choice_weight.to(device)).sum() / trajectories
-            self.accelerator.backward(loss)
-            totals.loss += float(loss.detach())
-            totals.tokens += int(trained.sum())
+        for number, each in enumerate(passes):
+            last = number == len(passes) - 1
+            with self.parallel.one_pass(last):
+                counted = totals if each.counts else UpdateTotals()
+                loss = self._loss(groups, each, weights, trajectories, reference, old, temperature, counted)
+                self.parallel.backward(loss if each.counts else 0.0 * loss, last)
+
+    def _loss(
+        self,
+        groups: Sequence[GroupStreams],
+        each: Pass,
+        weights: Sequence[Tensor],
+        trajectories: int,
+        reference: Sequence[Tensor] | None,
+        old: Sequence[Tensor] | None,
+        temperature: float,
+        totals: UpdateTotals,
+    ) -> Tensor:
+        """One pass's share of the batch's loss."""
+        device, indices = self.policy.device, each.indices
+        chosen = [groups[i] for i in indices]
+        if not each.counts:
+            reference = old = None
+            chosen = [replace(group, kl_coef=torch.zeros_like(group.kl_coef)) for group in chosen]
+        trained = stack([group.channel + 1 for group in chosen], device) > 0
+        weight = stack([weights[i] for i in indices], device)
+        owners, choice_weight, choices = stack_choices(chosen)
+        places = torch.stack([owners, choices.rows, choices.places], dim=1)
+        logprobs, alternatives = self.policy.logprobs_and_choices(
+            [group.prompt for group in chosen],
+            [group.tokens for group in chosen],
+            places,
+            choices.tokens,
+            temperature=temperature,
+            needed=trained,
+        )
+        if self.objective == "likelihood":
+            per_token = likelihood(logprobs)
+        else:
+            per_token = self._surrogate(chosen, indices, logprobs, reference, old, trained, totals)
+        loss = (per_token * weight).sum()
+        if len(places):
+            terms = self._choice_terms(choices, alternatives, old is None, totals)
+            loss = loss + (terms.loss * choice_weight.to(device)).sum() / trajectories
+        totals.loss += float(loss.detach())
+        totals.tokens += int(trained.sum())
+        return loss
 
     def _choice_terms(
         self, choices: Choices, logprobs: Tensor, first: bool, totals: UpdateTotals

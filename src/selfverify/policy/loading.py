@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +72,10 @@ def _lasting(path: str) -> str:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """``auto`` is CUDA where there is one, else the CPU."""
+    """``auto`` is CUDA where there is one (each of a node's processes has its own), else the CPU."""
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        cuda = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        return torch.device(cuda if torch.cuda.is_available() else "cpu")
     return torch.device(wanted)
 
 

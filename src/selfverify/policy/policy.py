@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfverify.errors import ConfigError
 from selfverify.policy import adapters
@@ -20,6 +20,7 @@ from selfverify.policy.config import PolicyConfig, SamplingConfig
 from selfverify.policy.encoding import ByteCache, Encoder, Prompt, image_features, tensor_bytes
 from selfverify.policy.forward import Continuation, Continuations, Forward
 from selfverify.policy.loading import Loaded, copy_processor_settings, load
+from selfverify.policy.root import Root, enter, enter_whole
 from selfverify.policy.sampling import Decoder, Sample
 from selfverify.policy.unshared import generate
 from selfverify.rollouts.types import Problem
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 Tokens = Sequence[Sequence[Sequence[int] | Continuation]]
+T = TypeVar("T")
 
 
 class Policy:
@@ -53,6 +55,9 @@ class Policy:
         """Whether this is the reference of a policy with an adapter, whose model it shares."""
         self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
         self.forward = Forward(loaded, self.cache)
+        self.root: nn.Module = Root(loaded.model, loaded.family.backbone(loaded.model))
+        """What is wrapped where several processes train; every computation of the model runs inside it."""
+        self._is_inside = False
         sharing = config.shared_prefix == "auto" and loaded.family.shares_prompts
         self.shares_prefix: bool | None = None if sharing else False
         """Whether `logprobs` forwards each prompt once; None until the first batch has been checked."""
@@ -106,12 +111,18 @@ class Policy:
         model.requires_grad_(False)
         reference.loaded = Loaded(model, self.tokenizer, self.loaded.image_processor, self.loaded.family)
         reference.forward = Forward(reference.loaded, self.cache)
+        reference.root = Root(model, self.loaded.family.backbone(model))
         return reference
 
-    def save(self, folder: Any) -> None:
-        """Write model (or its adapter alone), tokenizer and image processor as a checkpoint folder."""
+    def save(self, folder: Any, weights: dict[str, Tensor] | None = None) -> None:
+        """Write model (or its adapter alone), tokenizer and image processor as a checkpoint folder.
+
+        Args:
+            folder: Where.
+            weights: The model's state, where the model itself holds but a shard of it.
+        """
         self._refuse_start("save")
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
         if self.loaded.image_processor is not None:
             self.loaded.image_processor.save_pretrained(folder)
@@ -154,7 +165,7 @@ class Policy:
         prompts = [self.encoder.prompt(problem) for problem in problems]
         if self.cache is not None and self.loaded.family.shares_prompts:
             images = [image for prompt in prompts for image in prompt.images]
-            image_features(self.loaded, images, self.cache)
+            self._inside(lambda: image_features(self.loaded, images, self.cache))
         return prompts
 
     @torch.no_grad()
@@ -174,14 +185,19 @@ class Policy:
         sampling = sampling or SamplingConfig()
         if not prompts:
             return []
-        self._check_head()
         with self._evaluating(), self._as_started():
-            if not self.loaded.family.shares_prompts:
-                return self._sample_unshared(prompts, sampling, seeds)
-            last, layout = self.forward.prefill(prompts)
-            starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
-            decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
-            return decoder.run(last, layout, starts, list(seeds))
+            return self._inside(lambda: self._sample(prompts, sampling, seeds))
+
+    def _sample(
+        self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> list[list[Sample]]:
+        self._check_head()
+        if not self.loaded.family.shares_prompts:
+            return self._sample_unshared(prompts, sampling, seeds)
+        last, layout = self.forward.prefill(prompts)
+        starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
+        decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
+        return decoder.run(last, layout, starts, list(seeds))
 
     def _sample_unshared(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
@@ -196,12 +212,35 @@ class Policy:
 
     def hidden_states(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
         """Hidden states that predict each continuation token, ``[B, G, R, H]``."""
-        self._check_head()
         with self._as_started():
-            if self.shares_prefix is None:
-                self.shares_prefix = self._check_sharing(prompts, continuations)
-            run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
-            return run(prompts, continuations)
+            return self._inside(lambda: self._hidden_states(prompts, continuations))
+
+    def _hidden_states(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
+        self._check_head()
+        if self.shares_prefix is None:
+            self.shares_prefix = self._check_sharing(prompts, continuations)
+        run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
+        return run(prompts, continuations)
+
+    def _inside(self, run: Callable[[], T]) -> T:
+        """``run()`` inside the root, where wrappers see it."""
+        return self._guard(run, enter)
+
+    def whole(self, run: Callable[[], T]) -> T:
+        """``run()``, which samples or evaluates, with all weights in place if wrappers hold shards of them.
+
+        Where several processes train, every one of them has to call it.
+        """
+        return self._guard(run, enter_whole)
+
+    def _guard(self, run: Callable[[], T], how: Callable[[nn.Module, Callable[[], T]], T]) -> T:
+        if self._is_inside:
+            return run()
+        self._is_inside = True
+        try:
+            return how(self.root, run)
+        finally:
+            self._is_inside = False
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -287,6 +326,19 @@ class Policy:
         Returns:
             ``[B, G, R]`` and ``[M, K]``.
         """
+        return self._inside(
+            lambda: self._logprobs(prompts, continuations, places, choices, temperature, needed)
+        )
+
+    def _logprobs(
+        self,
+        prompts: Sequence[Prompt],
+        continuations: Tokens,
+        places: Tensor,
+        choices: Tensor,
+        temperature: float,
+        needed: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         stacked = self.forward.stack_continuations(continuations)
         wanted = stacked.mask if needed is None else stacked.mask & needed.to(self.device)
         hidden = self.hidden_states(prompts, stacked)

@@ -1,0 +1,162 @@
+"""A policy and its optimizer under accelerate: alone, with DDP, FSDP2 or DeepSpeed.
+
+What is written to disk is the same in all cases, so a run may go on with another number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from selfverify import ranks
+from selfverify.errors import ConfigError
+from selfverify.policy.policy import Policy
+
+
+def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
+    """The accelerator of this run; what a launcher says about processes and sharding reaches it by itself."""
+    plan = DistributedDataParallelKwargs(
+        # A step without images uses no vision tower.
+        find_unused_parameters=policy.config.train_vision,
+        gradient_as_bucket_view=True,
+    )
+    return Accelerator(cpu=policy.device.type == "cpu", kwargs_handlers=[plan], **settings)
+
+
+class Parallel:
+    """The trained policy with its optimizer and reference, each wrapped as the launcher asked for.
+
+    Args:
+        accelerator: From `make_accelerator`.
+        policy: Trained.
+        reference: Not trained; None where no KL term needs one.
+        optimizer: Of the policy's parameters.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        policy: Policy,
+        reference: Policy | None,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.accelerator, self.policy, self.raw = accelerator, policy, optimizer
+        if self._is(DistributedType.FSDP) and not accelerator.is_fsdp2:
+            raise ConfigError("FSDP of version 1 shards otherwise than this needs; set fsdp_version: 2")
+        if self._is(DistributedType.DEEPSPEED):
+            # There is no data loader from which accelerate could take it, and DeepSpeed only reports by it.
+            accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+        shared = reference is not None and reference.root is policy.root
+        policy.root, self.optimizer = accelerator.prepare(policy.root, optimizer)
+        if reference is not None and shared:
+            reference.root = policy.root
+        elif reference is not None and self._is(DistributedType.FSDP):
+            from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+            reference.root = fsdp2_prepare_model(accelerator, reference.root)
+
+    def _is(self, kind: DistributedType) -> bool:
+        return bool(self.accelerator.distributed_type == kind)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add ``loss``, a share of the sum over all processes, to the gradient; ``last`` of this update."""
+        # Wrappers average what is to be summed here.
+        loss = loss * ranks.count()
+        if self._is(DistributedType.DEEPSPEED):
+            self.accelerator.deepspeed_engine_wrapped.engine.set_gradient_accumulation_boundary(last)
+            self.accelerator.deepspeed_engine_wrapped.engine.backward(loss)
+        else:
+            self.accelerator.backward(loss)
+
+    def one_pass(self, last: bool) -> AbstractContextManager[None]:
+        """Around a forward and backward pass; in the ``last`` one of an update DDP sums over processes."""
+        if last or not isinstance(self.policy.root, DistributedDataParallel):
+            return nullcontext()
+        waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.policy.root)
+        return waiting
+
+    def step(self, max_norm: float) -> float:
+        """Clip, step, clear; returns the gradient's norm before clipping."""
+        if self._is(DistributedType.DEEPSPEED):
+            engine = self.accelerator.deepspeed_engine_wrapped.engine
+            engine.step()
+            return float(engine.get_global_grad_norm())
+        norm = self.accelerator.clip_grad_norm_(list(self.policy.root.parameters()), max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    # --- what a checkpoint holds --------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """The model's whole state, where it is sharded; every process has to call it."""
+        if self._is(DistributedType.DEEPSPEED):
+            state: dict[str, Tensor] = self.accelerator.get_state_dict(self.policy.root) or {}
+            return {name.removeprefix("model."): tensor for name, tensor in state.items()}
+        if not self._is(DistributedType.FSDP):
+            return None
+        found: dict[int, Tensor] = {}
+        whole = {}
+        for name, tensor in self.policy.model.state_dict().items():
+            place = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).data_ptr()
+            # Tied weights stay one tensor, as `save_pretrained` expects; an empty shard has no place.
+            if not place or place not in found:
+                found[place] = _whole(tensor)
+            whole[name] = found[place]
+        return whole
+
+    def whole_optimizer(self) -> WholeOptimizer:
+        """The optimizer as a checkpoint holds it; every process has to call it."""
+        return WholeOptimizer(self.raw)
+
+
+class WholeOptimizer:
+    """An optimizer in one piece: what `CheckpointManager` saves and loads. Every process has to make one.
+
+    Its state is gathered when it is made, so that one process can write it down by itself.
+    """
+
+    def __init__(self, raw: torch.optim.Optimizer) -> None:
+        self.raw = raw
+        self.param_groups, self.state = raw.param_groups, raw.state
+        self._gathered: dict[str, Any] = _map(raw.state_dict(), _whole)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `torch.optim.Optimizer.state_dict` of one process."""
+        return self._gathered
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put it back, whatever number of processes it was taken from."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        kept = {
+            number: {name: _like(value, parameters[number]) for name, value in entry.items()}
+            for number, entry in state["state"].items()
+        }
+        self.raw.load_state_dict({**state, "state": kept})
+
+
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _map(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map(item, change) for item in value]
+    return change(value)
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    """``value``, in shards if it is as large as its parameter and that is in shards."""
+    if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.shape:
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return value

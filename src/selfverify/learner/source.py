@@ -1,0 +1,159 @@
+"""Where a step's groups come from: problems made, rolled out by all processes, and shared among them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+
+from selfverify import ranks
+from selfverify.errors import DataError
+from selfverify.methods import Method
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.types import Group, Problem
+from selfverify.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+
+def sampling_seed(seed: int, step: int, index: int) -> int:
+    """The seed of one problem's samples: the same wherever and whenever they are drawn."""
+    return int(np.random.SeedSequence([seed, step, index]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class Source:
+    """Makes the rollouts of one step after another.
+
+    Args:
+        policy: Samples.
+        task: Makes problems, judges answers.
+        method: Rolls out.
+        sampling: How.
+        count: Problems in a step, of all processes.
+        seed: Decides problems and samples.
+    """
+
+    def __init__(
+        self, policy: Policy, task: Task, method: Method, sampling: SamplingConfig, count: int, seed: int
+    ) -> None:
+        self.policy, self.task, self.method = policy, task, method
+        self.sampling, self.count, self.seed = sampling, count, seed
+        self.skipped: dict[str, str] = {}
+        """Why problems were skipped, by name."""
+        self._step = 0
+        self._places: dict[str, int] = {}
+        self._prompts: dict[str, Prompt] = {}
+
+    def roll_out(self, step: int) -> tuple[Rollout, list[int]]:
+        """The groups of all processes in the order of their problems, and the process that made each.
+
+        Other processes' groups come without images: `complete` gets them where they are needed.
+
+        Raises:
+            DataError: No problem can be made or encoded: then it is not the problems that are wrong.
+        """
+        self._step = step
+        failed, rollout = None, Rollout([], [])
+        try:
+            own = self._problems(step)
+            rollout = self._roll_out(own, step)
+        except DataError as error:
+            if ranks.count() == 1:
+                raise
+            failed, own = error, {}
+        self._prompts = {prompt.problem_id: prompt for prompt in rollout.prompts}
+        self._places = {problem.id: place for place, problem in own.items()}
+        if ranks.count() == 1:
+            return rollout, [0] * len(rollout.groups)
+        told = [
+            (self._places[group.problem.id], replace(prompt, images=[]), _without_images(group))
+            for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
+        ]
+        everyone = ranks.gather((told, self.skipped, failed))
+        for _, skipped, _ in everyone:
+            self.skipped |= skipped
+        found = sorted(
+            ((*entry, process) for process, (entries, _, _) in enumerate(everyone) for entry in entries),
+            key=lambda entry: entry[0],
+        )
+        if not found:
+            raise next(error for _, _, error in everyone if error is not None)
+        self._places |= {group.problem.id: place for place, _, group, _ in found}
+        prompts = [self._prompts.get(prompt.problem_id, prompt) for _, prompt, _, _ in found]
+        return Rollout(prompts, [group for _, _, group, _ in found]), [process for *_, process in found]
+
+    def complete(self, prompt: Prompt) -> Prompt:
+        """``prompt`` with its images, if another process made it.
+
+        Raises:
+            DataError: This process makes another prompt of the same problem.
+        """
+        known = self._prompts.get(prompt.problem_id)
+        if known is not None:
+            return known
+        place = self._places[prompt.problem_id]
+        problem = self.task.problem("train", self.seed, self._step * self.count + place)
+        made = self.policy.encoder.prompt(problem)
+        if made.problem_id != prompt.problem_id or made.ids.tolist() != prompt.ids.tolist():
+            raise DataError(
+                f"{prompt.problem_id}: process {ranks.index()} makes another prompt of problem {place} of "
+                f"step {self._step} than another process did; all must read the same data"
+            )
+        self._prompts[prompt.problem_id] = made
+        return made
+
+    def _problems(self, step: int) -> dict[int, Problem]:
+        """This process's problems by their place in the step. One that cannot be made is skipped.
+
+        Raises:
+            DataError: None of them can be made.
+        """
+        found, failed = {}, None
+        for place in range(ranks.index(), self.count, ranks.count()):
+            index = step * self.count + place
+            try:
+                found[place] = self.task.problem("train", self.seed, index)
+            except DataError as error:
+                self._skip(f"{self.task.name}#{index}", error)
+                failed = error
+        if failed and not found:
+            raise failed
+        return found
+
+    def _roll_out(self, problems: dict[int, Problem], step: int) -> Rollout:
+        """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named.
+
+        Raises:
+            DataError: None of them can be encoded.
+        """
+        # By place, so that a skipped problem does not change what the others sample.
+        seeds = [sampling_seed(self.seed, step, place) for place in problems]
+        try:
+            return self.method.rollout(self.policy, self.task, [*problems.values()], seeds, self.sampling)
+        except DataError:
+            # Encoding comes first, so nothing is lost; looking for the culprit costs only those who have one.
+            usable = {place: problem for place, problem in problems.items() if self._encodable(problem)}
+            if len(usable) in (0, len(problems)):
+                raise
+            return self._roll_out(usable, step)
+
+    def _encodable(self, problem: Problem) -> bool:
+        try:
+            self.policy.encoder.prompt(problem)
+        except DataError as error:
+            self._skip(problem.id, error)
+            return False
+        return True
+
+    def _skip(self, name: str, error: DataError) -> None:
+        if name not in self.skipped:
+            logger.warning("a problem is skipped: %s", error)
+        self.skipped[name] = str(error)
+
+
+def _without_images(group: Group) -> Group:
+    return replace(group, problem=replace(group.problem, images=[]))

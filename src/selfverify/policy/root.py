@@ -1,0 +1,80 @@
+"""The module that data-parallel wrappers wrap.
+
+DDP, FSDP2 and DeepSpeed hook into one module's ``forward``, while a policy calls parts of its model: the
+embeddings, the vision tower, the decoder, the head. So all of that runs inside a root whose ``forward`` is
+whatever has to be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+class Root(nn.Module):
+    """Holds the model; ``forward(run)`` is ``run()``."""
+
+    def __init__(self, model: Any, decoder: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        # What accelerate shards one by one: decoder layers, which every forward passes through once. All else
+        # is gathered with the root, so that a process may encode an image more or less than another.
+        layers = {type(layer).__name__ for layer in getattr(decoder, "layers", ())}
+        self._no_split_modules = sorted(layers or model._no_split_modules or ())
+
+    def forward(self, run: Callable[[], T]) -> T:
+        """Run it."""
+        return run()
+
+
+def enter(root: nn.Module, run: Callable[[], T]) -> T:
+    """``run()`` inside ``root``, wrapped or not."""
+    if isinstance(root, DistributedDataParallel) and not torch.is_grad_enabled():
+        root = root.module  # a forward of DDP's own synchronises buffers, and not all sample at once
+    result: T = root(run)
+    return result
+
+
+def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
+    """``run()`` with all weights in place where they are held in shards; every process has to call it.
+
+    Inside, the processes need not make the same calls: one may sample longer than another.
+    """
+    sharded = [m for m in root.modules() if isinstance(m, FSDPModule)]
+    if any(hasattr(p, "ds_id") for p in root.parameters()):
+        return _enter_zero(root, run)
+    if not sharded:
+        return enter(root, run)
+
+    def unsharded() -> T:
+        for module in sharded:
+            module.unshard()
+            module.set_reshard_after_forward(False, recurse=False)
+        try:
+            return run()
+        finally:
+            for module in sharded:
+                module.set_reshard_after_forward(module is not root, recurse=False)
+                module.reshard()
+
+    return enter(root, unsharded)
+
+
+def _enter_zero(root: Any, run: Callable[[], T]) -> T:
+    """The same under DeepSpeed's ZeRO-3, whose hooks would let go of a layer's weights after each call."""
+    import deepspeed
+    from trl.models.utils import add_hooks, remove_hooks
+
+    with deepspeed.zero.GatheredParameters(list(root.parameters())):
+        remove_hooks(root)
+        try:
+            return run()
+        finally:
+            add_hooks(root)
