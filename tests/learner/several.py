@@ -1,6 +1,8 @@
 """A small training run as a program for one or several processes.
 
-Usage: several.py MODEL OUTPUT WAY [SETTING=VALUE ...] where WAY is alone, ddp or fsdp.
+Usage: several.py OUTPUT WAY [SETTING=VALUE ...] where WAY is alone, ddp, fsdp or zero.
+
+accelerate offers FSDP and DeepSpeed on GPUs only. Here both run on a CPU, with all else as it would be there.
 """
 
 import faulthandler
@@ -10,8 +12,11 @@ import sys
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState
+from accelerate.utils import DistributedType
 
 from selfverify import ranks
+from selfverify.learner import loop
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner
 from selfverify.methods import make_method
@@ -21,58 +26,68 @@ from selfverify.tasks import make_task
 
 
 def use_fsdp_on_cpu(learner: Learner) -> None:
-    """accelerate offers FSDP on accelerators only; here it is told that this is one."""
-    from accelerate import FullyShardedDataParallelPlugin, PartialState
-    from accelerate.utils import DistributedType
-
-    plugin = FullyShardedDataParallelPlugin(
+    """What `accelerate launch --use_fsdp` sets where there are GPUs."""
+    learner.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
     )
-    learner.accelerator.state.fsdp_plugin = plugin
     learner.accelerator.state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
 
+def use_zero_on_cpu() -> None:
+    """What `accelerate launch --use_deepspeed --zero_stage 3` sets; DS_ACCELERATOR is cpu."""
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    PartialState(cpu=False, backend="gloo")
+
+    def make_accelerator(policy, **settings):
+        plugin = DeepSpeedPlugin(
+            hf_ds_config={
+                "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+                "train_micro_batch_size_per_gpu": "auto",
+            }
+        )
+        return Accelerator(deepspeed_plugin=plugin, **settings)
+
+    loop.make_accelerator = make_accelerator
+
+
 def main() -> None:
-    faulthandler.dump_traceback_later(40, exit=True)  # a hang is to show where
-    model, output, way, *settings = sys.argv[1:]
+    output, way, *settings = sys.argv[1:]
     given = dict(setting.split("=") for setting in settings)
+    faulthandler.dump_traceback_later(int(os.environ.get("HANG_S", "200")), exit=True)  # a hang shows where
     torch.set_num_threads(1)
+    if way == "zero":
+        use_zero_on_cpu()
     ranks.start(cpu=True)
-    config = PolicyConfig(
-        path=model, device="cpu", lora=LoraSettings(rank=2) if "lora" in given else None
-    )
-    policy = Policy.load(config)
-    if "double" in given:
-        policy.model.double()
+    lora = LoraSettings(rank=2, dropout=0.1) if "lora" in given else None
+    policy = Policy.load(PolicyConfig(path="builtin:digits", device="cpu", lora=lora))
+    if way != "zero":
+        policy.model.double()  # sums in another order differ by rounding, which Adam may blow up
     learner = Learner(
         policy,
         make_task("digits-pick"),
-        make_method(given.get("method", "adpo"), kl=0.05),
+        make_method("adpo", kl=0.05),
         LearnerConfig(
             steps=int(given.get("steps", 3)),
             groups_per_step=int(given.get("groups", 5)),
             updates_per_rollout=int(given.get("updates", 2)),
             micro_batch_groups=2,
-            learning_rate=float(given.get("rate", 1e-3)),
+            learning_rate=1e-4,
             checkpoint_every=1,
             drop_zero_advantage=False,
         ),
         SamplingConfig(group_size=4, max_new_tokens=40),
         Path(output),
-        seed=int(given.get("seed", 3)) + (ranks.index() if "disagree" in given else 0),
+        seed=3 + (ranks.index() if "disagree" in given else 0),
     )
-    if way == "zero":
-        print("ZERO", learner.accelerator.distributed_type)
     if way == "fsdp":
         use_fsdp_on_cpu(learner)
     learner.run(resume="resume" in given)
     weights = learner.parallel.weights()
     if ranks.index() == 0:
         policy.save(Path(output) / "model", weights)
-        Path(output, "way.json").write_text(
-            json.dumps({"count": ranks.count(), "root": type(policy.root).__name__, "pid": os.getpid()})
-        )
+        facts = {"count": ranks.count(), "root": type(policy.root).__name__}
+        Path(output, "way.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

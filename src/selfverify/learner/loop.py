@@ -67,6 +67,7 @@ class Learner:
         self.source = Source(policy, task, method, sampling, config.groups_per_step, seed)
         self.step = 0
         self.best: float | None = None
+        self._settled = False
         self.accelerator = make_accelerator(policy, log_with=config.trackers or None, project_dir=str(folder))
         if config.trackers:
             self.accelerator.init_trackers("selfverify")
@@ -88,7 +89,9 @@ class Learner:
     @cached_property
     def parallel(self) -> Parallel:
         """Policy, reference and optimizer, wrapped: not before a checkpoint's weights are in the policy."""
-        return Parallel(self.accelerator, self.policy, self.reference, self.optimizer)
+        return Parallel(
+            self.accelerator, self.policy, self.reference, self.optimizer, self.config.max_grad_norm
+        )
 
     @cached_property
     def updater(self) -> Updater:
@@ -185,7 +188,9 @@ class Learner:
         size = self.config.micro_batch_groups
         if ranks.count() > 1:
             # Dropout in an adapter: each process draws its own, the same after a resumption.
-            torch.manual_seed(sampling_seed(self.seed, self.step, self.config.groups_per_step + ranks.index()))
+            torch.manual_seed(
+                sampling_seed(self.seed, self.step, self.config.groups_per_step + ranks.index())
+            )
         parts = [
             [int(i) for i in part]
             for part in np.array_split(np.arange(len(groups)), self.config.updates_per_rollout)
@@ -198,6 +203,7 @@ class Learner:
             part[i] for part, plan in zip(parts, plans, strict=True) for each in plan for i in each.indices
         }:
             groups[i].prompt = self.source.complete(groups[i].prompt)
+        self._settle(groups[everything[0].indices[0]])
         temperature = self.sampling.temperature
         needs_reference = self.reference is not None and any(bool(g.kl_coef.any()) for g in groups)
         reference = None
@@ -218,10 +224,17 @@ class Learner:
                     temperature,
                     totals,
                 )
-                totals.grad_norms.append(self.parallel.step(self.config.max_grad_norm))
+                totals.grad_norms.append(self.parallel.step())
                 self.scheduler.step()
         self.policy.model.eval()
         return totals.together()
+
+    def _settle(self, group: GroupStreams) -> None:
+        """Have a policy check what it checks once before wrappers make all processes work in step."""
+        if ranks.count() > 1 and not self._settled:
+            with torch.no_grad():
+                self.policy.whole(lambda: self.policy.logprobs([group.prompt], [group.tokens[:2]]))
+            self._settled = True
 
     def _share_out(
         self, groups: Sequence[GroupStreams], parts: Sequence[Sequence[int]], makers: dict[int, int]

@@ -18,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from selfverify import ranks
 from selfverify.errors import ConfigError
+from selfverify.learner.state import Savable
+from selfverify.learner.zero import ZeroOptimizer, whole_weights
 from selfverify.policy.policy import Policy
 
 
@@ -39,6 +41,7 @@ class Parallel:
         policy: Trained.
         reference: Not trained; None where no KL term needs one.
         optimizer: Of the policy's parameters.
+        max_grad_norm: Longer gradients are scaled down to it.
     """
 
     def __init__(
@@ -47,13 +50,20 @@ class Parallel:
         policy: Policy,
         reference: Policy | None,
         optimizer: torch.optim.Optimizer,
+        max_grad_norm: float,
     ) -> None:
+        self.max_grad_norm = max_grad_norm
         self.accelerator, self.policy, self.raw = accelerator, policy, optimizer
         if self._is(DistributedType.FSDP) and not accelerator.is_fsdp2:
             raise ConfigError("FSDP of version 1 shards otherwise than this needs; set fsdp_version: 2")
         if self._is(DistributedType.DEEPSPEED):
-            # There is no data loader from which accelerate could take it, and DeepSpeed only reports by it.
-            accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+            accelerator.state.deepspeed_plugin.deepspeed_config |= {
+                # accelerate has no data loader to take it from, and DeepSpeed only reports by it.
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_clipping": max_grad_norm,
+                "zero_allow_untested_optimizer": True,  # torch's AdamW
+            }
+        self.trained: list[torch.nn.Parameter] = [p for g in optimizer.param_groups for p in g["params"]]
         shared = reference is not None and reference.root is policy.root
         policy.root, self.optimizer = accelerator.prepare(policy.root, optimizer)
         if reference is not None and shared:
@@ -83,13 +93,13 @@ class Parallel:
         waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.policy.root)
         return waiting
 
-    def step(self, max_norm: float) -> float:
+    def step(self) -> float:
         """Clip, step, clear; returns the gradient's norm before clipping."""
         if self._is(DistributedType.DEEPSPEED):
             engine = self.accelerator.deepspeed_engine_wrapped.engine
             engine.step()
             return float(engine.get_global_grad_norm())
-        norm = self.accelerator.clip_grad_norm_(list(self.policy.root.parameters()), max_norm)
+        norm = self.accelerator.clip_grad_norm_(list(self.policy.root.parameters()), self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -99,8 +109,7 @@ class Parallel:
     def weights(self) -> dict[str, Tensor] | None:
         """The model's whole state, where it is sharded; every process has to call it."""
         if self._is(DistributedType.DEEPSPEED):
-            state: dict[str, Tensor] = self.accelerator.get_state_dict(self.policy.root) or {}
-            return {name.removeprefix("model."): tensor for name, tensor in state.items()}
+            return whole_weights(self.policy.model)
         if not self._is(DistributedType.FSDP):
             return None
         found: dict[int, Tensor] = {}
@@ -113,8 +122,10 @@ class Parallel:
             whole[name] = found[place]
         return whole
 
-    def whole_optimizer(self) -> WholeOptimizer:
+    def whole_optimizer(self) -> Savable:
         """The optimizer as a checkpoint holds it; every process has to call it."""
+        if self._is(DistributedType.DEEPSPEED):
+            return ZeroOptimizer(self.raw, self.trained)
         return WholeOptimizer(self.raw)
 
 

@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from selfverify.errors import ConfigError
+
 T = TypeVar("T")
 
 
@@ -47,9 +49,9 @@ def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
 
     Inside, the processes need not make the same calls: one may sample longer than another.
     """
-    sharded = [m for m in root.modules() if isinstance(m, FSDPModule)]
     if any(hasattr(p, "ds_id") for p in root.parameters()):
         return _enter_zero(root, run)
+    sharded = [m for m in root.modules() if isinstance(m, FSDPModule)]
     if not sharded:
         return enter(root, run)
 
@@ -70,8 +72,11 @@ def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
 def _enter_zero(root: Any, run: Callable[[], T]) -> T:
     """The same under DeepSpeed's ZeRO-3, whose hooks would let go of a layer's weights after each call."""
     import deepspeed
-    from trl.models.utils import add_hooks, remove_hooks
 
+    try:
+        from trl.models.utils import add_hooks, remove_hooks
+    except ImportError as error:
+        raise ConfigError("sampling under DeepSpeed needs trl: pip install 'selfverify[trl]'") from error
     with deepspeed.zero.GatheredParameters(list(root.parameters())):
         remove_hooks(root)
         try:

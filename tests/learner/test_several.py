@@ -1,0 +1,130 @@
+"""Several processes train what one trains: DDP, FSDP2 and ZeRO-3, on the CPU with gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from selfverify import ranks
+
+PROGRAM = Path(__file__).with_name("several.py")
+SOURCE = Path(__file__).parents[2] / "src"
+WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDPRoot", "zero": "DeepSpeedEngine"}
+
+
+def launch(output: Path, way: str, *settings: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end, by torchrun if there are several processes."""
+    command = [sys.executable]
+    if way != "alone":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command += ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    return subprocess.run(
+        [*command, str(PROGRAM), str(output), way, *settings],
+        env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+
+
+def trained(output: Path, way: str, *settings: str, processes: int = 2) -> dict[str, torch.Tensor]:
+    """The weights after a run."""
+    done = launch(output, way, *settings, processes=processes)
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = json.loads((output / "way.json").read_text())
+    if way != "alone":
+        assert facts == {"count": processes, "root": WRAPPED[way]}
+    [file] = (output / "model").glob("*.safetensors")
+    return load_file(file)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Three steps by one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, trained(folder, "alone")
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], limit: float) -> None:
+    assert ours.keys() == theirs.keys()
+    worst = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+    assert worst < limit
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_processes_equal_one(
+    way: str, alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    folder, weights = alone
+    assert_close(trained(tmp_path, way), weights, 1e-6)
+    ours, theirs = ((f / "metrics.jsonl").read_text().splitlines() for f in (tmp_path, folder))
+    assert len(ours) == 3
+    for mine, other in zip(map(json.loads, ours), map(json.loads, theirs), strict=True):
+        assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+def test_a_run_goes_on_under_another_wrapper(
+    alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    trained(tmp_path, "fsdp", "steps=1")
+    trained(tmp_path, "ddp", "steps=2", "resume=1")
+    assert_close(trained(tmp_path, "alone", "steps=3", "resume=1"), alone[1], 1e-6)
+
+
+def test_idle_processes_and_adapters(tmp_path: Path) -> None:
+    """One group for two processes: the second has nothing of its own in any pass."""
+    settings = ("groups=1", "updates=1", "steps=2", "lora=1")
+    weights = trained(tmp_path / "fsdp", "fsdp", *settings)
+    assert all("lora_" in name for name in weights)
+    assert weights.keys() == trained(tmp_path / "ddp", "ddp", *settings).keys()
+
+
+def test_processes_that_disagree_are_stopped_before_they_learn(tmp_path: Path) -> None:
+    done = launch(tmp_path, "ddp", "disagree=1")
+    assert done.returncode != 0
+    assert re.search(r"process 1 has another seed \(4\) than process 0 \(3\)", done.stderr)
+    assert not (tmp_path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_zero_3_equals_one_process_and_resumes(
+    alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    trained(tmp_path, "zero", "steps=2")
+    # ZeRO has no float64.
+    assert_close(trained(tmp_path, "zero", "steps=3", "resume=1"), alone[1], 2e-5)
+
+
+def test_groups_are_balanced_and_stay_where_they_are_if_they_can() -> None:
+    assert ranks.balance([5, 5, 5, 5], [0, 1, 0, 1], 2) == [0, 1, 0, 1]
+    assert ranks.balance([9, 1, 1, 1], [0, 0, 1, 1], 2) == [0, 1, 1, 1]
+    assert ranks.balance([4, 4, 4, 4], [0, 0, 0, 0], 4).count(0) == 1
+    assert ranks.balance([7], [1], 3) == [1]
+    assert ranks.balance([], [], 2) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_balancing_never_makes_the_longest_queue_longer(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    costs = torch.randint(1, 1000, (24,), generator=generator).tolist()
+    owners = [i % 4 for i in range(24)]
+
+    def longest(shares: list[int]) -> int:
+        return max(sum(c for c, s in zip(costs, shares, strict=True) if s == p) for p in range(4))
+
+    shared = ranks.balance(costs, owners, 4)
+    assert longest(shared) <= longest(owners)
+    # Greedy moves end within the smallest group of the mean.
+    assert longest(shared) <= sum(costs) / 4 + max(costs) / 2
