@@ -52,7 +52,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return out
 
     for name, functions in {
-        "selfverify.run": {"train": train, "evaluate_recipe": evaluate_recipe},
+        "selfverify.run": {
+            "train": train,
+            "evaluate_recipe": evaluate_recipe,
+            "start_processes": lambda recipe: None,
+        },
         "selfverify.quickstart": {"quickstart": quickstart},
         "selfverify.evaluation.report": {"write_report": write_report},
         "selfverify.methods": {"METHODS": {"adpo": SimpleNamespace(config=Options, summary="[two] rewards")}},

@@ -137,17 +137,24 @@ def train(
             typer.echo(f"# {line}")  # comments, so that what is printed is itself a recipe
         typer.echo(to_yaml(loaded), nl=False)
         return
-    if not resume and not overwrite and holds_a_run(loaded.folder):
-        raise ConfigError(
-            f"{loaded.output} already holds a run: --resume goes on with it, --overwrite deletes it, and "
-            "name=OTHER writes elsewhere"
-        )
+    from selfverify import ranks
     from selfverify.learner.progress import TrainingProgress
+    from selfverify.run import start_processes
     from selfverify.run import train as run_train
 
+    def refuse_to_overwrite() -> None:
+        if not resume and not overwrite and holds_a_run(loaded.folder):
+            raise ConfigError(
+                f"{loaded.output} already holds a run: --resume goes on with it, --overwrite deletes it, and "
+                "name=OTHER writes elsewhere"
+            )
+
+    start_processes(loaded)
+    ranks.on_first(refuse_to_overwrite)
     with TrainingProgress(loaded.learner.steps) as shown:
         run = run_train(loaded, resume=resume, on_step=shown.on_step, on_phase=shown.on_phase)
-    typer.echo(f"run: {run}")
+    if ranks.index() == 0:
+        typer.echo(f"run: {run}")
 
 
 @app.command(name="eval")
@@ -184,9 +191,12 @@ def evaluate(
 
     source, found = resolve_target(target, recipe)
     loaded = load_recipe(source, overrides or [])
+    from selfverify import ranks
     from selfverify.run import evaluate_recipe
 
     metrics = evaluate_recipe(loaded, model=model or found, output=output)
+    if ranks.index() != 0:
+        return
     if as_json:
         typer.echo(json.dumps(metrics, indent=2, default=str))
         return

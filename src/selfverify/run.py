@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from selfverify import ranks
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.store import stored_settings
@@ -15,6 +16,7 @@ from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner, StepCallback
 from selfverify.methods import Method, make_method
 from selfverify.policy.config import SamplingConfig
+from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
 from selfverify.recipe import Recipe, to_yaml
 from selfverify.tasks import Task, make_task
@@ -41,6 +43,7 @@ def learn(
     resume: bool = False,
     on_step: StepCallback | None = None,
     validation: EvaluationConfig | None = None,
+    save_as: str | None = None,
 ) -> Policy:
     """Train ``policy`` in place and return it: the Python API's way to train.
 
@@ -56,6 +59,7 @@ def learn(
             reference is the policy as it is passed in.
         on_step: Called after every step with its number, metrics and timings.
         validation: What ``learner.evaluate_every`` measures.
+        save_as: Folder within ``output`` for the trained model; None does not save it apart.
 
     Returns:
         The same policy, trained.
@@ -71,6 +75,8 @@ def learn(
         policy, task, method, learner, sampling, Path(output), seed=seed, evaluate=check, on_step=on_step
     )
     loop.run(resume=resume)
+    if save_as is not None:
+        loop.save_model(Path(output) / save_as)
     return policy
 
 
@@ -125,10 +131,8 @@ def train(
             again: runs that start from one policy share it.
     """
     folder = recipe.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        _clear(folder)
-    (folder / "recipe.yaml").write_text(to_yaml(recipe))
+    start_processes(recipe)
+    ranks.on_first(lambda: _prepare(folder, recipe, resume))
     policy, task, method = build(recipe)
     evaluated = method.objective == "surrogate"
 
@@ -147,22 +151,34 @@ def train(
         seed=recipe.seed,
         resume=resume,
         on_step=on_step,
+        save_as="model",
     )
-    policy.save(folder / "model")
     if evaluated:
-        write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
-        _drop_stale(folder / "samples-after.jsonl", policy)
+        weights = policy.whole(policy.fingerprint)
+        ranks.on_first(lambda: _after_training(folder, recipe, task, weights))
         after = measure(policy, task, recipe, folder / "samples-after.jsonl", "after", progress("after"))
-        write_json(
-            folder / "metrics.json",
-            {"before": before, "after": after, "settings": recipe.model_dump(mode="json")},
-        )
+        found = {"before": before, "after": after, "settings": recipe.model_dump(mode="json")}
+        ranks.on_first(lambda: write_json(folder / "metrics.json", found))
     return folder
 
 
-def _drop_stale(samples: Path, policy: Policy) -> None:
-    """A resumed run that has trained on measures its new weights; one that was killed measuring goes on."""
-    if samples.exists() and stored_settings(samples).get("weights") != policy.fingerprint():
+def start_processes(recipe: Recipe) -> None:
+    """Join the other processes, if a launcher started several; nothing else may come before."""
+    ranks.start(cpu=pick_device(recipe.policy.device).type == "cpu")
+
+
+def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        _clear(folder)
+    (folder / "recipe.yaml").write_text(to_yaml(recipe))
+
+
+def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> None:
+    write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
+    samples = folder / "samples-after.jsonl"
+    # A resumed run that has trained on measures its new weights; one that was killed measuring goes on.
+    if samples.exists() and stored_settings(samples).get("weights") != weights:
         samples.unlink()
 
 
@@ -191,10 +207,12 @@ def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | Non
         output: Folder for ``samples.jsonl`` and ``metrics.json``; default ``<recipe.output>/eval``.
     """
     settings = recipe.policy.for_model(model) if model else recipe.policy
+    start_processes(recipe)
     policy = Policy.load(settings)
     task = make_task(recipe.task.name, **recipe.task.options)
     folder = output or recipe.folder / "eval"
-    folder.mkdir(parents=True, exist_ok=True)
+    ranks.on_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
-    write_json(folder / "metrics.json", {"after": summary, "settings": recipe.model_dump(mode="json")})
+    found = {"after": summary, "settings": recipe.model_dump(mode="json")}
+    ranks.on_first(lambda: write_json(folder / "metrics.json", found))
     return summary

@@ -83,9 +83,8 @@ def main() -> None:
     if way == "fsdp":
         use_fsdp_on_cpu(learner)
     learner.run(resume="resume" in given)
-    weights = learner.parallel.weights()
+    learner.save_model(Path(output) / "model")
     if ranks.index() == 0:
-        policy.save(Path(output) / "model", weights)
         facts = {"count": ranks.count(), "root": type(policy.root).__name__}
         Path(output, "way.json").write_text(json.dumps(facts))
 

@@ -219,7 +219,7 @@ def test_broken_sharing_is_noticed_and_switched_off(
 
     monkeypatch.setattr(shared_attention, "_packed", leaky)
     policy = load_policy()
-    with caplog.at_level(logging.WARNING, logger="selfverify.policy.policy"):
+    with caplog.at_level(logging.WARNING, logger="selfverify.policy.checks"):
         found = policy.logprobs(policy.encode(problems), groups)
     assert policy.shares_prefix is False
     assert "qwen2_5_vl" in caplog.text and "sharing is off" in caplog.text

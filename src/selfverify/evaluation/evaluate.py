@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from selfverify import ranks
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import Sample, SampleStore
@@ -118,28 +119,52 @@ def evaluate(
         "task": task.name,
         "task_options": _options(task),
         "max_new_tokens": max_new_tokens,
-        "weights": policy.fingerprint(),
+        "weights": policy.whole(policy.fingerprint),
         **config.model_dump(exclude={"batch_problems"}),
         **(describe or {}),
     }
+    return policy.whole(lambda: _measure(policy, task, config, store, settings, sampling, progress))
+
+
+def _measure(
+    policy: Policy,
+    task: Task,
+    config: EvaluationConfig,
+    store: Path | None,
+    settings: dict[str, Any],
+    sampling: SamplingConfig,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Of several processes each samples its share of every batch; the first one keeps the file."""
     problems = [task.problem(config.split, 0, index) for index in range(config.problems)]
     boxes = {p.id: p.target for p in problems} if task.kind == "continuous" else None
     samples: list[Sample] = []
-    archive = SampleStore(store, settings, config.samples) if store else None
+    first_process = ranks.index() == 0
+    archive: SampleStore | None = None
+
+    def open_archive() -> set[str]:
+        nonlocal archive
+        archive = SampleStore(store, settings, config.samples) if store else None
+        return archive.finished if archive else set()
+
     try:
-        finished = archive.finished if archive else set()
-        for first in range(0, len(problems), config.batch_problems):
-            batch = problems[first : first + config.batch_problems]
+        finished = ranks.on_first(open_archive)
+        size = config.batch_problems * ranks.count()
+        for first in range(0, len(problems), size):
+            batch = problems[first : first + size]
             if not all(p.id in finished for p in batch):
-                made = evaluation_batch(policy, task, batch, sampling, config.seed, first)
-                for problem, rows in zip(batch, made, strict=True):
+                start = first + ranks.index() * config.batch_problems
+                own = problems[start : min(start + config.batch_problems, len(problems))]
+                made = evaluation_batch(policy, task, own, sampling, config.seed, start) if own else []
+                everyone = [rows for part in ranks.gather(made) for rows in part]
+                for problem, rows in zip(batch, everyone, strict=True):
                     if problem.id not in finished:
                         samples.extend(rows)
                         if archive:
                             archive.append(rows)
-            if progress:
-                progress(min(first + config.batch_problems, len(problems)), len(problems))
-        return summarise(archive.samples if archive else samples, boxes)
+            if progress and first_process:
+                progress(min(first + size, len(problems)), len(problems))
+        return ranks.on_first(lambda: summarise(archive.samples if archive else samples, boxes))
     finally:
         if archive:
             archive.close()

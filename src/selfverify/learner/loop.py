@@ -18,7 +18,7 @@ from selfverify.learner.checkpoint import CheckpointManager, restore_rng
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.interrupt import interruptible
 from selfverify.learner.logging import MetricsLog
-from selfverify.learner.parallel import Parallel, make_accelerator
+from selfverify.learner.parallel import Parallel, make_accelerator, whole_loading
 from selfverify.learner.schedule import learning_rate_factor
 from selfverify.learner.source import Source, sampling_seed
 from selfverify.learner.streams import GroupStreams, select, valid_trajectories
@@ -283,6 +283,11 @@ class Learner:
             )
         )
 
+    def save_model(self, folder: Path) -> None:
+        """Write the model alone; of several processes the first writes, and all have to call it."""
+        weights = self.parallel.weights()
+        ranks.on_first(lambda: self.policy.save(folder, weights))
+
     def _keep_best(self, evaluated: Metrics, name: str) -> None:
         if name not in evaluated:
             raise ConfigError(
@@ -297,7 +302,8 @@ class Learner:
         if latest is None:
             ranks.on_first(lambda: self._cut_logs(0, 0))
             return
-        load_matching(self.policy.model, latest / "model")
+        with whole_loading(self.accelerator):
+            load_matching(self.policy.model, latest / "model")
         progress = self.checkpoints.load(latest, self.parallel.whole_optimizer(), self.scheduler)
         # A run that was made longer has another learning rate here than the one that was saved.
         rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)

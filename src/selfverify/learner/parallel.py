@@ -5,8 +5,8 @@ What is written to disk is the same in all cases, so a run may go on with anothe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,6 +31,22 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
         gradient_as_bucket_view=True,
     )
     return Accelerator(cpu=policy.device.type == "cpu", kwargs_handlers=[plan], **settings)
+
+
+@contextmanager
+def whole_loading(accelerator: Accelerator) -> Iterator[None]:
+    """Around the loading of weights: under ZeRO-3 transformers would load them in pieces."""
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    if plugin is None:
+        yield
+        return
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        plugin.set_deepspeed_weakref()
 
 
 class Parallel:
@@ -125,7 +141,7 @@ class Parallel:
     def whole_optimizer(self) -> Savable:
         """The optimizer as a checkpoint holds it; every process has to call it."""
         if self._is(DistributedType.DEEPSPEED):
-            return ZeroOptimizer(self.raw, self.trained)
+            return ZeroOptimizer(self.raw, self.policy.root.optimizer, self.trained)
         return WholeOptimizer(self.raw)
 
 

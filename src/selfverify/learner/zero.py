@@ -29,19 +29,23 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     return whole
 
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
 class ZeroOptimizer:
     """AdamW under ZeRO as a checkpoint sees it: as if it were alone. Every process has to make one.
 
     Args:
         raw: The optimizer that DeepSpeed wrapped, whose parameters are now flat pieces.
+        zero: What DeepSpeed wrapped it in.
         parameters: Those it was made with, in their order.
     """
 
-    def __init__(self, raw: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        self.raw, self.parameters = raw, parameters
+    def __init__(self, raw: torch.optim.Optimizer, zero: Any, parameters: Sequence[nn.Parameter]) -> None:
+        self.raw, self.zero, self.parameters = raw, zero, parameters
         shapes = [torch.empty(getattr(p, "ds_shape", p.shape), device="meta") for p in parameters]
         self.param_groups = [{**raw.param_groups[0], "params": shapes}]
-        self.state = {number: self._entry(p) for number, p in enumerate(parameters)}
+        self.state = {number: self._entry(p) for number, p in enumerate(parameters)} if raw.state else {}
 
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim.Optimizer.state_dict` of one process."""
@@ -52,12 +56,16 @@ class ZeroOptimizer:
         """Put it back, whatever it was taken from."""
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        for number, parameter in enumerate(self.parameters):
-            entry = state_dict["state"][number]
-            for key in ("exp_avg", "exp_avg_sq"):
+        steps = [entry["step"] for entry in state_dict["state"].values()]
+        # Of stage 3, and of stages 1 and 2.
+        pieces = getattr(self.zero, "fp32_partitioned_groups_flat", None)
+        for piece in self.zero.single_partition_of_fp32_groups if pieces is None else pieces:
+            moments = {key: torch.zeros_like(piece.data) for key in _MOMENTS}
+            self.raw.state[piece] = {"step": max(steps).clone(), **moments} if steps else {}
+        for number, entry in state_dict["state"].items():
+            for key in _MOMENTS:
+                parameter = self.parameters[number]
                 safe_set_full_optimizer_state(parameter, entry[key].to(parameter.device), key)
-            for kept in self.raw.state.values():
-                kept["step"].copy_(entry["step"])
         for key, value in state_dict["param_groups"][0].items():
             if key not in ("params", "param_names"):
                 self.raw.param_groups[0][key] = value
@@ -66,7 +74,5 @@ class ZeroOptimizer:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         kept = next(iter(self.raw.state.values()))
-        entry = {
-            key: safe_get_full_optimizer_state(parameter, key).cpu() for key in ("exp_avg", "exp_avg_sq")
-        }
+        entry = {key: safe_get_full_optimizer_state(parameter, key).cpu() for key in _MOMENTS}
         return {"step": kept["step"].detach().clone().cpu(), **entry}

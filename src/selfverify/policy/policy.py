@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 from selfverify.errors import ConfigError
 from selfverify.policy import adapters
+from selfverify.policy.checks import check_head, sharing_agrees
 from selfverify.policy.config import PolicyConfig, SamplingConfig
 from selfverify.policy.encoding import ByteCache, Encoder, Prompt, image_features, tensor_bytes
 from selfverify.policy.forward import Continuation, Continuations, Forward
@@ -24,11 +23,6 @@ from selfverify.policy.root import Root, enter, enter_whole
 from selfverify.policy.sampling import Decoder, Sample
 from selfverify.policy.unshared import generate
 from selfverify.rollouts.types import Problem
-
-log = logging.getLogger(__name__)
-
-# How far shared and plain log-probs may lie apart on a first batch before sharing is switched off.
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 Tokens = Sequence[Sequence[Sequence[int] | Continuation]]
 T = TypeVar("T")
@@ -218,7 +212,10 @@ class Policy:
     def _hidden_states(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
         self._check_head()
         if self.shares_prefix is None:
-            self.shares_prefix = self._check_sharing(prompts, continuations)
+            with self._evaluating():
+                self.shares_prefix = sharing_agrees(
+                    self.forward, prompts, continuations, self.config.logprob_chunk
+                )
         run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
         return run(prompts, continuations)
 
@@ -252,12 +249,6 @@ class Policy:
         finally:
             self.model.train(was_training)
 
-    @contextmanager
-    def _measuring(self) -> Iterator[None]:
-        """Two ways to the same numbers are compared: autocast would compare their roundings."""
-        with self._evaluating(), torch.autocast(self.device.type, enabled=False):
-            yield
-
     def _as_started(self) -> AbstractContextManager[None]:
         return adapters.as_started(self.model) if self.is_start else nullcontext()
 
@@ -267,20 +258,10 @@ class Policy:
         Raises:
             ConfigError: It does.
         """
-        if self._head_is_checked:
-            return
-        banned = {*self.suppressed_tokens, *self.stop_tokens}
-        vocabulary = range(self.model.get_input_embeddings().num_embeddings)
-        plain = list(islice((token for token in vocabulary if token not in banned), 5, 9))
-        with self._measuring():
-            worst = self.forward.check_head(torch.tensor(plain))
-        if not worst <= 10 * TOLERANCE.get(self.model.dtype, 1e-4):
-            raise ConfigError(
-                f"policy.path={self.config.path}: models of type {self.model.config.model_type!r} do "
-                f"something to their logits that is not known here (up to {worst:.2g}), so samples and "
-                "log-probs would be wrong; please report the model"
-            )
-        self._head_is_checked = True
+        if not self._head_is_checked:
+            with self._evaluating():
+                check_head(self.forward, {*self.suppressed_tokens, *self.stop_tokens}, self.config.path)
+            self._head_is_checked = True
 
     def logprobs(
         self,
@@ -352,32 +333,3 @@ class Policy:
         if len(places):
             others = head(hidden[places.to(self.device).unbind(-1)], choices.to(self.device))
         return filled.masked_scatter(wanted, values), others
-
-    @torch.no_grad()
-    def _check_sharing(self, prompts: Sequence[Prompt], continuations: Continuations) -> bool | None:
-        """Compare shared and plain log-probs on two prompts of a first batch; a difference switches sharing
-        off with a warning. None when there was no token to compare."""
-        few = Continuations(
-            continuations.ids[:2, :2],
-            continuations.lengths[:2, :2],
-            [g[:2] for g in continuations.images[:2]],
-        )
-        with self._measuring():
-            rows = [
-                self.forward.token_logprobs(
-                    run(prompts[:2], few)[few.mask], few.ids[few.mask], 1.0, self.config.logprob_chunk
-                )
-                for run in (self.forward.hidden_shared, self.forward.hidden_plain)
-            ]
-        if not len(rows[0]):
-            return None
-        worst = float((rows[0] - rows[1]).abs().max())
-        if worst <= TOLERANCE.get(self.model.dtype, 1e-4):
-            return True
-        log.warning(
-            "%s: log-probs with a shared prompt differ from the plain forward by %.2g; "
-            "sharing is off for this model, which makes it several times slower. Please report the model.",
-            self.model.config.model_type,
-            worst,
-        )
-        return False

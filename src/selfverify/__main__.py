@@ -1,0 +1,5 @@
+"""`python -m selfverify`, and what `accelerate launch -m selfverify` starts."""
+
+from selfverify.cli import main
+
+main()
