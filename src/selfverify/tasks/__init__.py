@@ -11,6 +11,7 @@ from selfverify.tasks.digits_locate import DigitsLocate, DigitsLocateConfig
 from selfverify.tasks.digits_mix import DigitsMix, DigitsMixConfig
 from selfverify.tasks.digits_pick import DigitsPick, DigitsPickConfig
 from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.tasks.word_sums import WordSums, WordSumsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ TASKS: dict[str, TaskEntry] = {
     "digits-sum": TaskEntry(DigitsSumConfig, DigitsSum, "the sum of the digits shown (discrete)"),
     "digits-locate": TaskEntry(DigitsLocateConfig, DigitsLocate, "the box of a digit (continuous, IoU)"),
     "digits-mix": TaskEntry(DigitsMixConfig, DigitsMix, "the three above in turn (for the cold start)"),
+    "word-sums": TaskEntry(WordSumsConfig, WordSums, "arithmetic word problems, text only (discrete)"),
 }
 
 
