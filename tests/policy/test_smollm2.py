@@ -150,6 +150,7 @@ def test_it_learns_word_sums(policy: Policy, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_it_is_saved_whole(policy: Policy, tmp_path: Path) -> None:
     """Merged and unpacked, as an ordinary folder that needs no GGUF reader."""
     prompts, tokens = policy.encode(SUMS), [[[260, 1000, 28]], [[500, 2]]]
