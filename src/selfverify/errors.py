@@ -13,5 +13,9 @@ class CheckpointError(SelfVerifyError):
     """A checkpoint that cannot be written, read, or does not fit the model."""
 
 
+class SamplingError(SelfVerifyError):
+    """The engine that samples, if it is not this library's own, has failed."""
+
+
 class DataError(SelfVerifyError):
     """A problem, image or file that cannot be used; the message names it."""

@@ -211,9 +211,25 @@ def contradictions(recipe: Recipe) -> list[str]:
         faults.append(
             f"policy.min_pixels={policy.min_pixels} is more than policy.max_pixels={policy.max_pixels}"
         )
+    if sampling.engine == "vllm":
+        faults += _vllm_faults(policy)
     faults += _model_path_faults(policy.path)
     check = getattr(_methods()[recipe.method.name], "check", None)
     return faults + (list(check(recipe)) if check is not None else [])
+
+
+def _vllm_faults(policy: PolicyConfig) -> list[str]:
+    """What vLLM, which reads the model's folder itself, would read otherwise than the learner."""
+    faults = []
+    if policy.path.endswith(".gguf"):
+        faults.append(f"sampling.engine=vllm cannot take new weights of policy.path={policy.path}: unpack it")
+    for name in ("min_pixels", "max_pixels"):
+        if getattr(policy, name) is not None:
+            faults.append(
+                f"policy.{name} does not reach vLLM (sampling.engine=vllm); write it into the "
+                "preprocessor_config.json of the model's folder"
+            )
+    return faults
 
 
 def _locate(path_or_name: str | Path) -> Path:

@@ -18,6 +18,7 @@ from selfverify.methods import Method, make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
+from selfverify.policy.vllm import require_vllm
 from selfverify.recipe import Recipe, to_yaml
 from selfverify.tasks import Task, make_task
 
@@ -74,7 +75,12 @@ def learn(
     loop = Learner(
         policy, task, method, learner, sampling, Path(output), seed=seed, evaluate=check, on_step=on_step
     )
-    loop.run(resume=resume)
+    try:
+        loop.run(resume=resume)
+    finally:
+        if policy.engine is not None:
+            policy.engine.close()
+            policy.engine = None
     if save_as is not None:
         loop.save_model(Path(output) / save_as)
     return policy
@@ -130,6 +136,8 @@ def train(
         before: The summary of an evaluation of the same policy on the same problems, which is then not made
             again: runs that start from one policy share it.
     """
+    if recipe.sampling.engine == "vllm":
+        require_vllm()
     folder = recipe.folder
     start_processes(recipe)
     ranks.on_first(lambda: _prepare(folder, recipe, resume))

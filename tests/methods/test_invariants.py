@@ -135,7 +135,7 @@ def test_a_credit_reaches_its_own_tokens_only(load_policy: Any) -> None:
                 place += 1
         assert bool((streams.channel[i, place:] == -1).all())
     # Tokens that the environment wrote have no sampling log-probs, so neither has the group.
-    assert streams.old_logprobs is None
+    assert streams.sampler_logprobs is None
 
 
 # --- invariant 4: accumulation --------------------------------------------------------------------------

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.objectives import UNTRAINED, kl_k3, likelihood, surrogate, token_weights
+from selfverify.objectives import (
+    UNTRAINED,
+    importance_weight,
+    kl_k3,
+    likelihood,
+    surrogate,
+    token_weights,
+)
 
 ANSWER, SCORE = 0, 1
 
@@ -17,6 +24,29 @@ def logs(*ratios):
 
 
 # ------------------------------------------------------------------------------------------------- loss
+
+
+def test_importance_weight_by_hand():
+    """Learner .3 / sampler .4 = .75; .4 / .1 = 4, cut to 2; equal: 1; unknown: 1. No gradient either way."""
+    old, sampler = logs(0.3, 0.4, 0.2, 0.2).requires_grad_(), logs(0.4, 0.1, 0.2, 0.2)
+    sampler[0, 3] = math.nan
+    weight = importance_weight(old, sampler, cap=2.0)
+    torch.testing.assert_close(weight, torch.tensor([[0.75, 2.0, 1.0, 1.0]], dtype=torch.float64))
+    assert not weight.requires_grad
+    assert importance_weight(torch.zeros(1, 1), torch.full((1, 1), -1e4), cap=2.0) == 2
+
+
+def test_weight_is_for_the_first_term_alone():
+    """A = 2, ratio 1: -2 w + .1 k3, with k3 = .193147 (new .5, ref .25); the weight carries no gradient."""
+    new, weight = logs(0.5, 0.5), torch.tensor([[0.75, 2.0]], dtype=torch.float64, requires_grad=True)
+    new.requires_grad_()
+    terms = surrogate(new, new.detach(), 2.0, ref_logprobs=logs(0.25, 0.25), kl_coef=0.1, weight=weight)
+    kl = 0.1 * (math.log(2) - 0.5)
+    torch.testing.assert_close(terms.loss, torch.tensor([[-1.5 + kl, -4.0 + kl]], dtype=torch.float64))
+    terms.loss.sum().backward()
+    assert weight.grad is None
+    # d/dnew of the KL term: .1 (1 - e^d) = .1 (1 - .5)
+    torch.testing.assert_close(new.grad, torch.tensor([[-1.45, -3.95]], dtype=torch.float64))
 
 
 def test_k3_by_hand():

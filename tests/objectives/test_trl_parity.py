@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from selfverify.objectives import UNTRAINED, group_advantage, surrogate, token_weights
+from selfverify.objectives import (
+    UNTRAINED,
+    group_advantage,
+    importance_weight,
+    surrogate,
+    token_weights,
+)
 
 grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)
 GRPOTrainer = grpo_trainer.GRPOTrainer
@@ -19,7 +25,7 @@ def trl_advantage(rewards):
     return torch.nan_to_num((rewards - torch.nanmean(rewards, dim=1, keepdim=True)) / (std + 1e-4), nan=0.0)
 
 
-def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2):
+def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2, importance=None):
     """`GRPOTrainer._compute_loss` itself, with a stand-in trainer whose model returns ``logprobs``."""
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *args, **kwargs: (
@@ -41,8 +47,8 @@ def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2):
         epsilon_low=0.2,
         epsilon_high=epsilon_high,
         loss_type=loss_type,
-        use_vllm=False,
-        vllm_importance_sampling_correction=False,
+        use_vllm=importance is not None,
+        vllm_importance_sampling_correction=importance is not None,
         current_gradient_accumulation_steps=1,
         _entropy_bonus_enabled=False,
     )
@@ -56,6 +62,7 @@ def trl_loss(logprobs, old, ref, advantages, mask, loss_type, epsilon_high=0.2):
         "old_per_token_logps": old,
         "ref_per_token_logps": ref,
         "num_items_in_batch": mask.sum(),
+        "importance_sampling_ratio": importance,
     }
     return GRPOTrainer._compute_loss(trainer, None, inputs), trainer._metrics["train"]
 
@@ -112,3 +119,36 @@ def test_loss_gradient_and_metrics_are_trls(seed, loss_type, denominator, epsilo
         metrics["clip_ratio/region_mean"][0], abs=1e-6
     )
     assert metrics["clip_ratio/region_mean"][0] > 0
+
+
+def test_trl_still_truncates_as_copied_here():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert "per_token_logps_diff = (old_per_token_logps - sampling_per_token_logps) * mask" in source
+    assert "torch.nan_to_num(per_token_logps_diff, nan=0.0)" in source
+    assert "vllm_importance_sampling_ratio = torch.exp(logps_diff)" in source
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cap", [1.1, 1.3])
+def test_loss_on_another_engines_samples_is_trls(seed, cap):
+    """TRL's ``vllm_importance_sampling_mode="token_truncate"``, which leaves the KL term without a weight."""
+    logprobs, old, ref, mask, rewards = batch(seed)
+    sampler = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
+    sampler[0, 0] = torch.nan
+    theirs_ratio = torch.exp(torch.nan_to_num((old - sampler) * mask, nan=0.0)).clamp(min=None, max=cap)
+    assert (theirs_ratio == cap).any()
+    advantage = group_advantage(rewards).flatten()
+    theirs_in, ours_in = logprobs.clone().requires_grad_(), logprobs.clone().requires_grad_()
+
+    theirs, _ = trl_loss(theirs_in, old, ref, advantage, mask, "grpo", importance=theirs_ratio)
+    weights = token_weights(torch.where(mask.bool(), 0, UNTRAINED), torch.ones(1))
+    weight = importance_weight(old, sampler, cap)
+    terms = surrogate(ours_in, old, advantage.unsqueeze(1), ref_logprobs=ref, kl_coef=0.01, weight=weight)
+    ours = (weights * terms.loss).sum()
+
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+    theirs.backward()
+    ours.backward()
+    torch.testing.assert_close(ours_in.grad, theirs_in.grad, atol=1e-6, rtol=1e-6)
+    uncorrected, _ = trl_loss(logprobs, old, ref, advantage, mask, "grpo")
+    assert abs(uncorrected - theirs) > 1e-4

@@ -44,6 +44,13 @@ class LearnerConfig(BaseModel):
     )
     clip_low: float = Field(0.2, ge=0.0, le=1.0, description="The ratio is clipped below at 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0.0, description="The ratio is clipped above at 1 + clip_high.")
+    importance_cap: float | None = Field(
+        2.0,
+        ge=1.0,
+        description="Cap (C) of the importance weight of a token that another engine has sampled: how much "
+        "likelier it was under the learner's model; null corrects nothing. No effect with `sampling.engine: "
+        "own`.",
+    )
     denominator: Literal["sequence", "channel", "batch"] = Field(
         "sequence",
         description="What a token's loss is divided by: the trained tokens of its trajectory (the papers' "

@@ -27,6 +27,7 @@ from selfverify.learner.weights import load_matching
 from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
+from selfverify.policy.vllm import VLLMEngine
 from selfverify.tasks import Task
 
 Metrics = dict[str, float]
@@ -85,6 +86,8 @@ class Learner:
             self.checkpoints = CheckpointManager(folder / "checkpoints", config.keep_last)
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
+        if sampling.engine == "vllm":
+            policy.engine = VLLMEngine(policy, self.accelerator, sampling)
 
     @cached_property
     def parallel(self) -> Parallel:
@@ -153,12 +156,15 @@ class Learner:
         """Roll out, credit, learn; returns metrics and timings."""
         updater = self.updater
         clock = [time.perf_counter()]
+        if self.policy.engine is not None:
+            self.policy.engine.send_weights()  # out here, where TRL finds shards as shards
         rollout, owners = self.policy.whole(lambda: self.source.roll_out(self.step))
         clock.append(time.perf_counter())
 
         valid = [valid_trajectories(group, self.config.drop_truncated) for group in rollout.groups]
         credits = [self.method.credit(g, v) for g, v in zip(rollout.groups, valid, strict=True)]
-        groups, dropped = select(rollout, credits, self.config.drop_zero_advantage)
+        foreign = self.sampling.engine != "own"
+        groups, dropped = select(rollout, credits, self.config.drop_zero_advantage, foreign)
         totals = self._learn(updater, groups, dict(zip(map(id, rollout.prompts), owners, strict=True)))
         clock.append(time.perf_counter())
 
@@ -225,6 +231,8 @@ class Learner:
                     totals,
                 )
                 totals.grad_norms.append(self.parallel.step())
+                if self.policy.engine is not None:
+                    self.policy.engine.stale = True
                 self.scheduler.step()
         self.policy.model.eval()
         return totals.together()
@@ -249,9 +257,11 @@ class Learner:
         return owners
 
     def _old_logprobs(self, groups: Sequence[GroupStreams], passes: Sequence[Pass]) -> list[torch.Tensor]:
-        """Sampling gave them; a method that did not sample from this policy has them computed."""
-        if all(group.old_logprobs is not None for group in groups):
-            return [group.old_logprobs for group in groups if group.old_logprobs is not None]
+        """Sampling gave them; what another engine or nobody has sampled has them computed."""
+        known = [group.sampler_logprobs for group in groups if not group.foreign]
+        found = [logprobs for logprobs in known if logprobs is not None]
+        if len(found) == len(groups):
+            return found
         return fixed_logprobs(self.policy, groups, passes, self.sampling.temperature)
 
     # --- checkpoints --------------------------------------------------------------------------------

@@ -65,12 +65,15 @@ class Source:
             if ranks.count() == 1:
                 raise
             failed, own = error, {}
+            if self.policy.engine is not None:
+                # The engine samples for all processes at once: this one must take its part.
+                rollout = self.method.rollout(self.policy, self.task, [], [], self.sampling)
         self._prompts = {prompt.problem_id: prompt for prompt in rollout.prompts}
         self._places = {problem.id: place for place, problem in own.items()}
         if ranks.count() == 1:
             return rollout, [0] * len(rollout.groups)
         told = [
-            (self._places[group.problem.id], replace(prompt, images=[]), _without_images(group))
+            (self._places[group.problem.id], replace(prompt, images=[], pictures=[]), _without_images(group))
             for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
         ]
         everyone = ranks.gather((told, self.skipped, failed))

@@ -19,8 +19,9 @@ class GroupStreams:
     """One group's per-token streams, ``[G, R]`` each (R = its longest response).
 
     ``channel`` holds -1 where nothing is trained; ``loss_weight`` is the channel's weight before any
-    denominator; ``old_logprobs`` are those of sampling, or None where nothing was sampled. At the tokens of
-    ``choices`` ``advantage`` is 0: they learn from all their alternatives.
+    denominator; ``sampler_logprobs`` are those of sampling, or None where nothing was sampled. At the tokens
+    of ``choices`` ``advantage`` is 0: they learn from all their alternatives. What is ``foreign`` was sampled
+    by another engine than the learner's model, whose log-probs are not quite the same; NaN are unknown ones.
     """
 
     prompt: Prompt
@@ -29,9 +30,10 @@ class GroupStreams:
     advantage: Tensor
     kl_coef: Tensor
     loss_weight: Tensor
-    old_logprobs: Tensor | None
+    sampler_logprobs: Tensor | None
     choices: Choices | None = None
     choice_weight: Tensor | None = None
+    foreign: bool = False
 
     @property
     def token_count(self) -> int:
@@ -65,7 +67,9 @@ def _spread(value: float | Tensor, count: int) -> list[float]:
     return result
 
 
-def make_streams(prompt: Prompt, group: Group, credits: Sequence[Credit]) -> GroupStreams:
+def make_streams(
+    prompt: Prompt, group: Group, credits: Sequence[Credit], foreign: bool = False
+) -> GroupStreams:
     """Lay a group's credits out over its tokens.
 
     A credit reaches the policy's tokens in its channel, of valid trajectories. Where a channel's
@@ -100,16 +104,18 @@ def make_streams(prompt: Prompt, group: Group, credits: Sequence[Credit]) -> Gro
         advantage[choices.rows, choices.places] = 0.0
         choice_weight = weight[choices.rows, choices.places]
     logprobs = [t.logprobs for t in group.trajectories]
-    old = None
+    sampler = None
     if all(len(a) == len(b) for a, b in zip(logprobs, tokens, strict=True)):
-        old = torch.zeros(shape)
+        sampler = torch.zeros(shape)
         for i, row in enumerate(logprobs):
-            old[i, : len(row)] = torch.tensor(row)
-    return GroupStreams(prompt, tokens, channel, advantage, kl_coef, weight, old, choices, choice_weight)
+            sampler[i, : len(row)] = torch.tensor(row)
+    return GroupStreams(
+        prompt, tokens, channel, advantage, kl_coef, weight, sampler, choices, choice_weight, foreign
+    )
 
 
 def select(
-    rollout: Rollout, credits: Sequence[Sequence[Credit]], drop_zero: bool
+    rollout: Rollout, credits: Sequence[Sequence[Credit]], drop_zero: bool, foreign: bool = False
 ) -> tuple[list[GroupStreams], Dropped]:
     """Streams of the groups that teach something; the others leave the batch and are counted.
 
@@ -122,7 +128,7 @@ def select(
         elif drop_zero and not any(c.teaches for c in group_credits):
             dropped.zero_advantage += 1
         else:
-            kept.append(make_streams(prompt, group, group_credits))
+            kept.append(make_streams(prompt, group, group_credits, foreign))
     return kept, dropped
 
 

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from selfverify import ranks
 from selfverify.learner.config import LearnerConfig
+from selfverify.learner.mismatch import Mismatch
 from selfverify.learner.parallel import Parallel
 from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices
 from selfverify.objectives import (
     ChoiceTerms,
     choice_probability,
     choice_surrogate,
+    importance_weight,
     likelihood,
     surrogate,
 )
@@ -33,6 +35,7 @@ class UpdateTotals:
     clipped: float = 0.0
     ratio_max: float = 1.0
     grad_norms: list[float] = field(default_factory=list)
+    mismatch: Mismatch = field(default_factory=Mismatch)
 
     def together(self) -> UpdateTotals:
         """Those of all processes; every one of them has to call it."""
@@ -44,6 +47,7 @@ class UpdateTotals:
             clipped=sum(part.clipped for part in parts),
             ratio_max=max(part.ratio_max for part in parts),
             grad_norms=self.grad_norms,  # of the summed gradient, so the same everywhere
+            mismatch=Mismatch.together([part.mismatch for part in parts]),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -56,6 +60,7 @@ class UpdateTotals:
             "ratio_max": self.ratio_max,
             "grad_norm": sum(self.grad_norms) / updates,
             "tokens/trained": float(self.tokens),
+            **self.mismatch.metrics(),
         }
 
 
@@ -222,9 +227,11 @@ class Updater:
     ) -> Tensor:
         device, flat = logprobs.device, logprobs.flatten(0, 1)
         kl_coef = stack([group.kl_coef for group in chosen], device).flatten(0, 1)
+        before = flat.detach() if old is None else stack([old[i] for i in indices], device).flatten(0, 1)
+        rows = trained.flatten(0, 1)
         terms = surrogate(
             flat,
-            flat.detach() if old is None else stack([old[i] for i in indices], device).flatten(0, 1),
+            before,
             stack([group.advantage for group in chosen], device).flatten(0, 1),
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,
@@ -232,10 +239,28 @@ class Updater:
             if reference is None
             else stack([reference[i] for i in indices], device).flatten(0, 1),
             kl_coef=kl_coef,
+            weight=self._importance(chosen, before, rows, totals),
         )
-        rows = trained.flatten(0, 1)
         totals.kl += float(terms.kl[rows].sum())
         totals.clipped += float(terms.clipped[rows].sum())
         if rows.any():
             totals.ratio_max = max(totals.ratio_max, float(terms.ratio[rows].max()))
         return terms.loss.view_as(logprobs)
+
+    def _importance(
+        self, chosen: Sequence[GroupStreams], old: Tensor, trained: Tensor, totals: UpdateTotals
+    ) -> Tensor | None:
+        """Weights ``[N, R]`` of what another engine has sampled; None where the learner's model did."""
+        if not any(group.foreign for group in chosen):
+            return None
+        unknown = [torch.full(group.channel.shape, torch.nan) for group in chosen]
+        sampler = stack(
+            [
+                other if group.sampler_logprobs is None or not group.foreign else group.sampler_logprobs
+                for group, other in zip(chosen, unknown, strict=True)
+            ],
+            old.device,
+        ).flatten(0, 1)
+        cap = self.config.importance_cap
+        totals.mismatch.add(old, sampler, trained, cap)
+        return None if cap is None else importance_weight(old, sampler, cap)

@@ -50,6 +50,21 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return torch.exp(distance) - distance - 1
 
 
+def importance_weight(old_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
+    """``min(exp(old - sampler), cap)`` per token, without gradient: truncated importance sampling.
+
+    For tokens that another engine has sampled: its kernels, precision and cut-offs give them other
+    probabilities than the learner's model with the same weights. The weight corrects a token for its own
+    probability only; that its prefix came from the other engine too stays (as in TRL's ``token_truncate``).
+
+    Args:
+        old_logprobs: ``[N, R]`` under the learner's model at the moment of sampling.
+        sampler_logprobs: ``[N, R]`` as the engine reports them; where NaN (unknown) the weight is 1.
+        cap: The largest weight, C.
+    """
+    return torch.exp((old_logprobs - sampler_logprobs).detach().nan_to_num(nan=0.0)).clamp(max=cap)
+
+
 def surrogate(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -59,6 +74,7 @@ def surrogate(
     clip_high: float = 0.2,
     ref_logprobs: Tensor | None = None,
     kl_coef: float | Tensor = 0.0,
+    weight: Tensor | None = None,
 ) -> SurrogateTerms:
     """Clipped surrogate plus KL per token: ``-min(r A, clip(r) A) + kl_coef * k3`` (ADPO Eq. 1 and 9).
 
@@ -74,6 +90,9 @@ def surrogate(
         clip_high: Ratios are clipped above at ``1 + clip_high``.
         ref_logprobs: ``[N, R]`` under the reference policy; needed when ``kl_coef`` is not 0.
         kl_coef: A number, ``[N, 1]`` or ``[N, R]``, in loss per nat.
+        weight: ``[N, R]`` of `importance_weight`, for the first term alone. The KL term stays as it is, as in
+            TRL's ``GRPOTrainer._compute_loss`` (1.16): it is a leash whose length is tuned by its
+            coefficient, and nothing depends on its being an unbiased estimate.
 
     Raises:
         ValueError: ``kl_coef`` is not 0 without ``ref_logprobs``, or a stream does not have the shape above
@@ -89,6 +108,8 @@ def surrogate(
                 )
     ratio = torch.exp(logprobs - old_logprobs.detach())
     loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    if weight is not None:
+        loss = loss * weight.detach()
     if ref_logprobs is not None:
         kl = kl_k3(logprobs, ref_logprobs.detach())
         loss = loss + kl_coef * kl
@@ -133,6 +154,9 @@ def choice_surrogate(
     ``-sum_k p_k min(r_k A_k, clip(r_k) A_k)`` with ``p_k`` the sampling policy's probability and ``r_k`` the
     ratio to it: the loss of ``surrogate`` averaged over samples from ``probability``. Both policies are
     normalised over the K alternatives, so their common share against all other tokens is not moved.
+
+    No `importance_weight` belongs here, whichever engine wrote the token: no alternative was drawn from that
+    engine's distribution, the expectation is over the learner's own.
 
     Args:
         logprobs: ``[M, K]`` of the alternatives under the policy, with gradient; any common offset cancels.

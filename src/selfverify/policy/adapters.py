@@ -170,6 +170,27 @@ def merge_into(model: Any, plain: Any) -> None:
             weight += layer.get_delta_weight(LEARNT).to(weight)
 
 
+@torch.no_grad()
+def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of ``model`` with what its adapter learnt, one by one, by their names without an adapter.
+
+    Nothing is merged in place: adding and taking off again rounds the frozen weights a little each time.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    for name, parameter in model.named_parameters():
+        inside = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+        if inside is None:
+            yield name, parameter.detach()
+        elif name.startswith(f"{inside}.base_layer."):
+            kind = name.removeprefix(f"{inside}.base_layer.")
+            weight = parameter.detach()
+            if kind == "weight":
+                weight = weight + layers[inside].get_delta_weight(LEARNT).to(weight)
+            yield f"{inside}.{kind}", weight
+
+
 def _linear_layers(model: Any, family: Family, vision: bool) -> list[str]:
     trained = {id(p) for p in family.backbone(model).parameters()}
     tower = {id(p) for p in family.vision_parameters(model)}

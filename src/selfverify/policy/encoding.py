@@ -35,6 +35,8 @@ class Prompt:
         positions: ``[axes, P]`` position ids.
         images: One entry per image, in order.
         next_position: The position of the token that follows.
+        unexpanded: Token ids as the chat template wrote them, one slot per image, and
+        pictures: the images themselves: what engines take that expand prompts on their own.
     """
 
     problem_id: str
@@ -42,6 +44,8 @@ class Prompt:
     positions: Tensor
     images: list[ImageInput] = field(default_factory=list)
     next_position: int = 0
+    unexpanded: list[int] = field(default_factory=list)
+    pictures: list[Image] = field(default_factory=list)
 
 
 def tensor_bytes(tensor: Tensor) -> int:
@@ -158,16 +162,20 @@ class Encoder:
             self._refuse_literals(problem)
         messages = problem.messages if reads_images else _text_only(problem)
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        # The template has written all special tokens there are to be.
+        unexpanded = tokenizer(text, add_special_tokens=False)["input_ids"]
+        expanded = unexpanded
         if reads_images:
             text = self._expand(text, images, problem.id)
-        # The template has written all special tokens there are to be.
-        ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+            expanded = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = torch.tensor(expanded, dtype=torch.long)
         self._refuse_long(problem, len(ids), sum(image.placeholders for image in images))
         try:
             positions = family.positions(model, ids, images)
         except RuntimeError as error:
             raise DataError(f"problem {problem.id}: {_MISFIT} ({error})") from error
-        return Prompt(problem.id, ids, positions, images, int(positions.max()) + 1 if len(ids) else 0)
+        following = int(positions.max()) + 1 if len(ids) else 0
+        return Prompt(problem.id, ids, positions, images, following, unexpanded, problem.images)
 
     def _whole_prompt(self, problem: Problem) -> Prompt:
         """A prompt as the model's own processor makes it, for `families.Unknown`."""

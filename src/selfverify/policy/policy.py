@@ -22,6 +22,7 @@ from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.root import Root, enter, enter_whole
 from selfverify.policy.sampling import Decoder, Sample
 from selfverify.policy.unshared import generate
+from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.types import Problem
 
 Tokens = Sequence[Sequence[Sequence[int] | Continuation]]
@@ -52,6 +53,8 @@ class Policy:
         self.root: nn.Module = Root(loaded.model, loaded.family.backbone(loaded.model))
         """What is wrapped where several processes train; every computation of the model runs inside it."""
         self._is_inside = False
+        self.engine: VLLMEngine | None = None
+        """What samples where ``sampling.engine`` is not ``own``; the learner starts and closes it."""
         sharing = config.shared_prefix == "auto" and loaded.family.shares_prompts
         self.shares_prefix: bool | None = None if sharing else False
         """Whether `logprobs` forwards each prompt once; None until the first batch has been checked."""
@@ -98,6 +101,7 @@ class Policy:
         With an adapter it shares the model as well, and is what that was before training.
         """
         reference = copy.copy(self)
+        reference.engine = None
         if adapters.is_adapted(self.model):
             reference.is_start = True
             return reference
@@ -171,12 +175,22 @@ class Policy:
         Args:
             prompts: B encoded prompts.
             sampling: Group size, temperature, top-p, length limit.
-            seeds: One per prompt; a prompt's samples depend on its own seed only.
+            seeds: One per prompt; a prompt's samples depend on its own seed only. vLLM takes no seeds.
 
         Returns:
             B lists of G samples.
+
+        Raises:
+            ConfigError: ``sampling.engine`` is ``vllm`` outside of training.
+            SamplingError: vLLM has failed.
         """
         sampling = sampling or SamplingConfig()
+        if sampling.engine == "vllm":
+            if self.engine is None:
+                raise ConfigError(
+                    "sampling.engine=vllm: vLLM runs during training only; sample with engine=own"
+                )
+            return self.engine.sample(prompts, sampling)
         if not prompts:
             return []
         with self._evaluating(), self._as_started():

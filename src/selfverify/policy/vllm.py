@@ -1,0 +1,292 @@
+"""Sampling by vLLM, in the training processes or on a server, through TRL's `VLLMGeneration`.
+
+TRL starts or reaches vLLM, sends it the weights and gathers prompts over processes; we say which tokens it
+gets, and check those that come back.
+
+- *Prompts*: in this process vLLM expands a prompt's image slots on its own, and would expand those that are
+  expanded already once more (TRL issue 6294); it gets the prompt as the chat template wrote it. TRL's client
+  of a server instead places images by the runs of image tokens, and gets the expanded one. Either way what
+  vLLM read must equal the prompt we learn from.
+- *Log-probabilities* are vLLM's ``processed_logprobs``: of the distribution that it really drew from, under
+  the temperature, after top-p and the ban of image tokens. Our own sampler's are before those two, as the
+  learner's are, so that under exact arithmetic a token's importance weight is the mass of what could be
+  drawn in its place: top-p or a little more.
+- *Seeds*: `VLLMGeneration` has one set of sampling parameters for all prompts, so a problem's samples cannot
+  have their own seed; runs with vLLM are not reproducible bit by bit.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import nn
+
+from selfverify import ranks
+from selfverify.errors import ConfigError, SamplingError, SelfVerifyError
+from selfverify.policy import adapters
+from selfverify.policy.config import SamplingConfig, VLLMSettings
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.sampling import Sample
+
+if TYPE_CHECKING:
+    from selfverify.policy.policy import Policy
+
+INSTALL = "pip install 'selfverify[vllm]'"
+BANNED = -100.0
+"""vLLM's most negative logit bias: e**-100 is never drawn. JSON, which goes to a server, has no infinity."""
+
+
+def require_vllm() -> None:
+    """Refuse to start without TRL and vLLM.
+
+    Raises:
+        ConfigError: One of them is not installed.
+    """
+    try:
+        from trl.generation import vllm_generation
+    except ImportError as error:
+        raise ConfigError(f"sampling.engine=vllm needs TRL ({error}): {INSTALL}") from error
+    if not vllm_generation.is_vllm_available():
+        raise ConfigError(f"sampling.engine=vllm needs vLLM, also to talk to a server: {INSTALL}")
+
+
+class VLLMEngine:
+    """vLLM with the weights of one policy. All processes of a run make and use it together.
+
+    Args:
+        policy: Whose weights it samples with.
+        accelerator: The run's processes.
+        sampling: Its ``vllm`` says where and how vLLM runs.
+
+    Raises:
+        ConfigError: vLLM is not installed, does not start, or cannot sample as this policy would.
+    """
+
+    def __init__(self, policy: Policy, accelerator: Accelerator, sampling: SamplingConfig) -> None:
+        self.policy, self.accelerator = policy, accelerator
+        self.settings = sampling.vllm or VLLMSettings()
+        self.stale = True
+        """Whether the policy has learnt since vLLM got its weights (those it read from disk may be older)."""
+        self._refuse()
+        require_vllm()
+        self._generation = self._start()
+
+    def _refuse(self) -> None:
+        model_type = self.policy.model.config.model_type
+        if not self.policy.loaded.family.shares_prompts:
+            raise ConfigError(
+                f"sampling.engine=vllm: how models of type {model_type!r} write images into prompts is not "
+                "known here, so prompts could not be compared with vLLM's; use engine=own"
+            )
+        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
+        shards = self._sharded or (plugin is not None and plugin.zero_stage == 3)
+        if shards and adapters.is_adapted(self.policy.model):
+            raise ConfigError(
+                "sampling.engine=vllm: policy.lora cannot be merged out of shards (FSDP, ZeRO-3); "
+                "train all weights, or use DDP"
+            )
+
+    @property
+    def _sharded(self) -> bool:
+        """By FSDP, whose shards TRL gathers itself, and only shards."""
+        return self.accelerator.distributed_type == DistributedType.FSDP
+
+    def _start(self) -> Any:
+        from trl.generation.vllm_generation import VLLMGeneration
+
+        model, family = self.policy.model, self.policy.loaded.family
+        extra: dict[str, Any] = self.settings.model_dump(exclude={"server_timeout_s"})
+        try:
+            generation = VLLMGeneration(
+                model=_Merged(model) if adapters.is_adapted(model) else model,
+                accelerator=self.accelerator,
+                # All that is asked of a processor is which token images are placed by.
+                processing_class=SimpleNamespace(image_token_id=family.placeholder(model)),
+                server_timeout=self.settings.server_timeout_s,
+                trust_remote_code=self.policy.config.trust_remote_code,
+                generation_kwargs={
+                    "stop_token_ids": sorted(self.policy.stop_tokens),
+                    "logit_bias": dict.fromkeys(self.policy.suppressed_tokens, BANNED),
+                },
+                **extra,
+            )
+            client = getattr(generation, "vllm_client", None)
+            mode = client.get_server_info()["model_config"]["logprobs_mode"] if client else None
+        except Exception as error:
+            # TRL, vLLM, requests and NCCL each raise their own types, some of them plain `Exception`.
+            raise ConfigError(
+                f"sampling.vllm: vLLM ({self.settings.mode}) does not start: {error}"
+            ) from error
+        if mode not in (None, "processed_logprobs"):
+            raise ConfigError(
+                f"sampling.vllm: the server reports {mode}, not the probabilities it samples by; start it "
+                "with `--logprobs-mode processed_logprobs`"
+            )
+        place = generation._place_features
+
+        def place_checked(features: dict[str, Any] | None, ids: list[int]) -> Any:
+            placed = place(features, ids)
+            if features is not None:
+                _check_places(features["mm_placeholders"]["image"], placed["mm_placeholders"]["image"])
+            return placed
+
+        generation._place_features = place_checked
+        return generation
+
+    def send_weights(self) -> None:
+        """The policy's weights to vLLM, if it does not have them. Every process has to call it, with shards
+        as they are: not inside `Policy.whole`.
+
+        Raises:
+            SamplingError: vLLM has failed.
+        """
+        if self._has_weights:
+            return
+        with self._named_failures():
+            self._generation.sync_weights()
+        self.stale = False
+
+    @property
+    def _has_weights(self) -> bool:
+        # In sleep mode TRL puts vLLM to sleep after each call, which drops the weights.
+        return not self.stale and not getattr(self._generation, "_llm_weights_sleeping", False)
+
+    @contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except SelfVerifyError:
+            raise
+        except Exception as error:
+            raise SamplingError(
+                f"vLLM ({self.settings.mode}) has failed: {type(error).__name__}: {error}; go on from the "
+                "newest checkpoint with --resume"
+            ) from error
+
+    def sample(self, prompts: Sequence[Prompt], sampling: SamplingConfig) -> list[list[Sample]]:
+        """G samples for each prompt, with the policy's newest weights.
+
+        Every process has to call this equally often, be it with no prompts.
+
+        Raises:
+            ConfigError: vLLM read another prompt than ours, wrote a token that is never sampled, or sleeps
+                with FSDP between two calls of one rollout.
+            SamplingError: vLLM has failed.
+        """
+        # TRL hands every process as many responses as it has prompts itself: all need equally many.
+        count = max(ranks.gather(len(prompts)))
+        if count == 0:
+            return []
+        if not self._has_weights and self._sharded:
+            raise ConfigError(
+                "sampling.vllm.enable_sleep_mode: with FSDP vLLM cannot get its weights again in the middle "
+                "of a rollout, which this method's second turn needs; switch it off"
+            )
+        self.send_weights()
+        filler = [min(self.policy.stop_tokens, default=0)]
+        rows = [self._tokens(prompt) for prompt in prompts] + [filler] * (count - len(prompts))
+        images = [[p.convert("RGB") for p in prompt.pictures] or None for prompt in prompts]
+        images += [None] * (count - len(prompts))
+        g, generation = sampling.group_size, self._generation
+        generation.temperature, generation.top_p = sampling.temperature, sampling.top_p
+        generation.max_completion_length = sampling.max_new_tokens
+        with self._named_failures():
+            read, written, logprobs, _ = generation.generate(
+                prompts=[row for row in rows for _ in range(g)],
+                images=[row for row in images for _ in range(g)] if any(images) else None,
+                num_generations=g,
+            )
+        if logprobs is None:
+            raise SamplingError(
+                "vLLM reports no log-probabilities, without which samples cannot be learnt from"
+            )
+        groups = []
+        for i, prompt in enumerate(prompts):
+            own = range(i * g, (i + 1) * g)
+            for row in own:
+                self._check_prompt(prompt, read[row])
+            groups.append([self._sample(prompt, written[row], logprobs[row]) for row in own])
+        return groups
+
+    def close(self) -> None:
+        """Let vLLM go: the device's memory, or the connection to the server."""
+        client = getattr(self._generation, "vllm_client", None)
+        if client is not None:
+            client.close_communicator()
+        self._generation = None
+        gc.collect()
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if self.settings.mode == "colocate":
+            return prompt.unexpanded
+        placeholder = self.policy.loaded.family.slot(self.policy.model, self.policy.tokenizer)
+        if any(image.text.replace(placeholder, "") for image in prompt.images):
+            model_type = self.policy.model.config.model_type
+            raise ConfigError(
+                f"problem {prompt.problem_id}: models of type {model_type!r} write more than image tokens "
+                "for an image, which TRL cannot place on a server; use sampling.vllm.mode=colocate"
+            )
+        ids: list[int] = prompt.ids.tolist()
+        return ids
+
+    def _check_prompt(self, prompt: Prompt, read: Sequence[int]) -> None:
+        ours = prompt.ids.tolist()
+        if list(read) == ours:
+            return
+        image = self.policy.loaded.family.placeholder(self.policy.model)
+        theirs = sum(token == image for token in read)
+        raise ConfigError(
+            f"problem {prompt.problem_id}: vLLM read its prompt as {len(read)} tokens, {theirs} of them of "
+            f"images, and the learner would read {len(ours)} and {sum(token == image for token in ours)}; "
+            "both must have the same tokenizer and preprocessor_config.json"
+        )
+
+    def _sample(
+        self, prompt: Prompt, tokens: Sequence[int], logprobs: Sequence[Sequence[float | None]]
+    ) -> Sample:
+        banned = set(tokens) & set(self.policy.suppressed_tokens)
+        if banned:
+            raise ConfigError(
+                f"problem {prompt.problem_id}: vLLM wrote the image token {min(banned)} although a logit "
+                "bias bans it; does the server ignore those?"
+            )
+        values = [math.nan if row[0] is None else row[0] for row in logprobs]
+        if not tokens:
+            return Sample([], [], "error")  # what vLLM has given up
+        # Anything else that ends a response (the model's longest context) has cut it off.
+        return Sample(list(tokens), values, "stop" if tokens[-1] in self.policy.stop_tokens else "length")
+
+
+def _check_places(theirs: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> None:
+    """The server's images must take as many tokens as ours: TRL moves them into place without looking."""
+    for number, (their, our) in enumerate(zip(theirs, ours, strict=True)):
+        mask = their.get("is_embed")
+        length = their["length"] if mask is None else sum(mask)
+        if length != our["length"]:
+            raise SamplingError(
+                f"the server makes {length} tokens of image {number + 1} of a prompt that has "
+                f"{our['length']} places for it; it must use the same preprocessor_config.json"
+            )
+
+
+class _Merged(nn.Module):
+    """A model with an adapter as `VLLMGeneration` needs to see it: a plain one with other weights.
+
+    TRL itself knows peft's wrapper, which models here do not have, and merges in place.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.adapted = model
+        self.name_or_path = model.name_or_path
+
+    def named_parameters(self, *_: Any, **__: Any) -> Any:
+        """Names and tensors, the adapter merged in."""
+        return adapters.merged_parameters(self.adapted)

@@ -1,0 +1,229 @@
+"""Learning from what another engine has sampled: importance weights, mismatch figures, whole runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vllm_standin
+from selfverify.errors import ConfigError
+from selfverify.learner.config import LearnerConfig
+from selfverify.learner.loop import Learner
+from selfverify.learner.mismatch import Mismatch
+from selfverify.learner.parallel import Parallel, make_accelerator
+from selfverify.learner.source import sampling_seed
+from selfverify.learner.streams import GroupStreams, make_streams
+from selfverify.learner.update import Pass, Updater, UpdateTotals
+from selfverify.methods import make_method
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import uniforms
+from selfverify.recipe import load_recipe
+from selfverify.rollouts.types import Credit, Group, Segment, Trajectory
+from selfverify.run import learn, train
+from selfverify.tasks import make_task
+from vllm_standin import LLM
+
+pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
+
+OWN = SamplingConfig(group_size=3, top_p=1.0, max_new_tokens=24)
+VLLM = OWN.model_copy(update={"engine": "vllm"})
+CONFIG = LearnerConfig(steps=3, groups_per_step=2, learning_rate=1e-6, drop_zero_advantage=False)
+
+
+# --- figures and weights, by hand -----------------------------------------------------------------------
+
+
+def test_mismatch_by_hand() -> None:
+    """Ratios 1/2, 1 and 4; a token without log-prob and one that is not trained do not count."""
+    found = Mismatch()
+    old = torch.log(torch.tensor([[0.2, 0.5, 0.8], [0.5, 0.1, 0.0001]]))
+    sampler = torch.log(torch.tensor([[0.4, 0.5, 0.2], [torch.nan, 0.9, 0.9]]))
+    trained = torch.tensor([[True, True, True], [True, False, False]])
+    found.add(old, sampler, trained, cap=2.0)
+    two, four = torch.tensor([2.0, 4.0]).log().tolist()
+    assert found.metrics() == pytest.approx(
+        {
+            "mismatch/mean_abs": (two + four) / 3,
+            "mismatch/max": four,
+            "mismatch/ratio_mean": (0.5 + 1 + 4) / 3,
+            "mismatch/truncated_share": 1 / 3,
+        }
+    )
+    found.add(old, sampler, torch.zeros_like(trained), cap=2.0)
+    assert found.tokens == 3
+    assert Mismatch.together([found, Mismatch(), found]).metrics() == pytest.approx(found.metrics())
+    uncapped = Mismatch()
+    uncapped.add(old, sampler, trained, cap=None)
+    assert uncapped.metrics()["mismatch/truncated_share"] == 0
+    assert Mismatch().metrics() == {}
+
+
+def streams(policy: Policy, change: float, foreign: bool) -> GroupStreams:
+    """One answer with two tokens, whose sampler's log-probs are the policy's plus ``change``."""
+    problem = make_task("digits-pick").problem("train", 0, 0)
+    [prompt] = policy.encode([problem])
+    tokens = [[60, 61], [62, 63]]
+    values = policy.logprobs([prompt], [tokens]).detach()[0] + change
+    group = Group(
+        problem,
+        [
+            Trajectory([Segment("answer", row, value.tolist(), finish="stop")])
+            for row, value in zip(tokens, values, strict=True)
+        ],
+    )
+    credit = Credit("answer", torch.tensor([1.0, -0.5]), valid=torch.tensor([True, True]))
+    return make_streams(prompt, group, [credit], foreign)
+
+
+def gradient(
+    policy: Policy, batch: GroupStreams, old: Sequence[torch.Tensor] | None = None, **settings: Any
+) -> tuple[torch.Tensor, UpdateTotals]:
+    """The gradient of one update, flat."""
+    policy.model.zero_grad()
+    totals = UpdateTotals()
+    config = LearnerConfig(steps=1, **settings)
+    parallel = Parallel(make_accelerator(policy), policy, None, torch.optim.SGD(policy.model.parameters()))
+    Updater(policy, parallel, config, "surrogate").gradient([batch], [Pass([0])], None, old, 1.0, totals)
+    rows = [p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]
+    return torch.cat(rows), totals
+
+
+@pytest.mark.parametrize(
+    ("ratio", "cap", "weight"), [(0.5, 2.0, 0.5), (1.5, 2.0, 1.5), (4.0, 2.0, 2.0), (4.0, None, 1.0)]
+)
+def test_gradient_is_weighted(policy: Policy, ratio: float, cap: float | None, weight: float) -> None:
+    """With one ratio at all tokens the whole gradient has the weight min(ratio, cap)."""
+    change = -float(torch.tensor(ratio).log())
+    plain, own = gradient(policy, streams(policy, change, foreign=False), importance_cap=cap)
+    found, totals = gradient(policy, streams(policy, change, foreign=True), importance_cap=cap)
+    assert plain.abs().max() > 0 and own.mismatch.tokens == 0
+    torch.testing.assert_close(found, weight * plain, atol=1e-5, rtol=1e-4)
+    assert totals.metrics()["mismatch/ratio_mean"] == pytest.approx(ratio, rel=1e-4)
+    assert totals.metrics()["mismatch/truncated_share"] == float(cap is not None and ratio > cap)
+
+
+def test_later_updates_compare_with_the_moment_of_sampling(policy: Policy) -> None:
+    """The weight is old / sampler, not new / sampler, and is beside the clipped ratio new / old."""
+    batch = streams(policy, 0.0, foreign=True)
+    assert batch.sampler_logprobs is not None
+    old = batch.sampler_logprobs + 0.1
+    found, totals = gradient(policy, batch, [old])
+    batch.foreign = False
+    plain, _ = gradient(policy, batch, [old])
+    factor = float(torch.tensor(0.1).exp())
+    torch.testing.assert_close(found, factor * plain, atol=1e-5, rtol=1e-4)
+    assert totals.metrics()["mismatch/ratio_mean"] == pytest.approx(factor, rel=1e-4)
+
+
+# --- whole runs -------------------------------------------------------------------------------------------
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for vLLM that draws with our sampler's random numbers, step after step."""
+    vllm_standin.install(monkeypatch)
+    plain = LLM.__init__
+
+    def start(llm: LLM, *arguments: Any, **settings: Any) -> None:
+        plain(llm, *arguments, **settings)
+
+        def uniform(count: int, steps: int) -> torch.Tensor:
+            seeds = [sampling_seed(0, len(llm.core.calls) - 1, place) for place in range(2)]
+            return uniforms(seeds, count // 2, steps).flatten(0, 1)
+
+        llm.core.uniform = uniform  # type: ignore[method-assign]
+
+    monkeypatch.setattr(LLM, "__init__", start)
+
+
+@pytest.mark.usefixtures("same_draws")
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("grpo", {}),
+        ("adpo", {"updates_per_rollout": 2, "inner_epochs": 2}),
+        pytest.param("adpo-expected", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
+    tmp_path: Path, method: str, changes: dict[str, Any]
+) -> None:
+    """Same tokens, hence same rewards, and importance weights of 1: the weights end up the same."""
+    ends = {}
+    task = make_task("digits-pick")
+    for name, sampling in (("own", OWN), ("vllm", VLLM)):
+        policy = Policy.load("builtin:digits", device="cpu")
+        expected = {"verification_credit": "expected"} if method == "adpo-expected" else {}
+        chosen = make_method(method.split("-")[0], **expected)
+        learn(policy, task, chosen, CONFIG.model_copy(update=changes), sampling, output=tmp_path / name)
+        assert policy.engine is None
+        ends[name] = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
+    own, other = rows(tmp_path / "own"), rows(tmp_path / "vllm")
+    assert len(own) == len(other) == 3
+    for mine, theirs in zip(own, other, strict=True):
+        mismatch = {key: theirs.pop(key) for key in list(theirs) if key.startswith("mismatch/")}
+        assert mismatch["mismatch/max"] < 1e-3 and mismatch["mismatch/ratio_mean"] == pytest.approx(
+            1, abs=1e-4
+        )
+        assert 0 < mismatch["mismatch/mean_abs"] <= mismatch["mismatch/max"]
+        assert mismatch["mismatch/truncated_share"] == 0
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    start = dict(Policy.load("builtin:digits", device="cpu").model.named_parameters())
+
+    def moved(name: str) -> torch.Tensor:
+        return torch.cat([(ends[name][key] - p.detach()).flatten() for key, p in start.items()]).double()
+
+    # Adam gives a gradient that is all rounding a full step, in either direction: compare directions.
+    assert torch.cosine_similarity(moved("own"), moved("vllm"), dim=0) > 0.999
+
+
+@pytest.mark.usefixtures("same_draws")
+def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(tmp_path: Path) -> None:
+    """It reads the starting weights from disk; what was learnt before a restart it must be sent."""
+    task, config = make_task("digits-pick"), CONFIG.model_copy(update={"steps": 2, "checkpoint_every": 1})
+    first = Policy.load("builtin:digits", device="cpu")
+    learn(first, task, make_method("grpo"), config, VLLM, output=tmp_path)
+    tensors = len(list(first.model.named_parameters()))
+    assert LLM.made[0].core.loads == 2 * tensors
+    again = Policy.load("builtin:digits", device="cpu")
+    loop = Learner(again, task, make_method("grpo"), CONFIG, VLLM, tmp_path)
+    loop._resume()
+    loop.train_step()
+    held = dict(LLM.made[1].core.model.named_parameters())
+    for name, parameter in first.model.named_parameters():
+        assert torch.equal(held[name], parameter)
+
+
+# --- recipes ----------------------------------------------------------------------------------------------
+
+
+def test_recipe_refuses_what_vllm_would_not_know() -> None:
+    recipe = load_recipe("quickstart", ["sampling.engine=vllm"])
+    assert recipe.sampling.engine == "vllm"
+    with pytest.raises(ConfigError, match=r"policy\.max_pixels does not reach vLLM"):
+        load_recipe("quickstart", ["sampling.engine=vllm", "policy.max_pixels=4096"])
+    with pytest.raises(ConfigError, match="server_base_url"):
+        load_recipe("quickstart", ["sampling.engine=vllm", "sampling.vllm.mode=server"])
+
+
+def test_missing_vllm_is_named_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trl.generation import vllm_generation
+
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
+    monkeypatch.setattr(Policy, "load", lambda *_: pytest.fail("a model is loaded"))
+    recipe = load_recipe("quickstart", ["sampling.engine=vllm", f"output={tmp_path / 'run'}"])
+    with pytest.raises(ConfigError, match=r"pip install 'selfverify\[vllm\]'"):
+        train(recipe)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,392 @@
+"""Sampling by vLLM through TRL, against a stand-in for vLLM's side (`tests/vllm_standin.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from pydantic import ValidationError
+
+import vllm_standin
+from selfverify.errors import ConfigError, SamplingError
+from selfverify.policy import vllm
+from selfverify.policy.config import LoraSettings, SamplingConfig, VLLMSettings
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.policy.vllm import VLLMEngine, require_vllm
+from selfverify.rollouts.types import Problem
+from vllm_standin import LLM, Server
+
+pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
+
+SAMPLING = SamplingConfig(
+    engine="vllm", group_size=3, temperature=0.8, top_p=1.0, max_new_tokens=6, vllm=VLLMSettings()
+)
+
+
+def start(policy: Policy, sampling: SamplingConfig = SAMPLING) -> VLLMEngine:
+    """An engine in this process alone."""
+    return VLLMEngine(policy, Accelerator(cpu=True), sampling)
+
+
+@pytest.fixture
+def standin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM is there, in this process."""
+    vllm_standin.install(monkeypatch)
+
+
+@pytest.fixture
+def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """`vllm serve` of the tiny policy."""
+    pytest.importorskip("requests")
+    serving = Server(str(tiny_folder))
+    vllm_standin.install(monkeypatch, serving)
+    with serving.running():
+        yield serving
+
+
+def on_server(server: Server, **settings: Any) -> SamplingConfig:
+    """`SAMPLING` by that server."""
+    where = VLLMSettings(mode="server", server_base_url=server.url, server_timeout_s=5)
+    return SAMPLING.model_copy(update={"vllm": where, **settings})
+
+
+def shift(policy: Policy, by: float = 0.05) -> None:
+    """What an update does."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter += by * torch.randn(parameter.shape, generator=generator)
+
+
+def log_excess(policy: Policy, problems: Sequence[Problem], groups: list[list[Sample]]) -> torch.Tensor:
+    """How far the samples' log-probs exceed those of ``policy`` at `SAMPLING`'s temperature, per token.
+
+    Under the ban of image tokens, which a tiny random model likes well enough to be seen.
+    """
+    tokens = [[sample.tokens for sample in group] for group in groups]
+    places = torch.tensor(
+        [(b, i, t) for b, group in enumerate(tokens) for i, row in enumerate(group) for t in range(len(row))]
+    )
+    banned = torch.tensor(policy.suppressed_tokens).expand(len(places), -1)
+    with torch.no_grad():
+        values, others = policy.logprobs_and_choices(
+            policy.encode(problems), tokens, places, banned, temperature=0.8
+        )
+    learners = values[places.unbind(-1)] - torch.log1p(-others.exp().sum(-1))
+    engines = [value for group in groups for sample in group for value in sample.logprobs]
+    return torch.tensor(engines) - learners
+
+
+def assert_is_policys(policy: Policy, problems: Sequence[Problem], groups: list[list[Sample]]) -> None:
+    """The samples' log-probs are those of ``policy``."""
+    assert log_excess(policy, problems, groups).abs().max() < 2e-4
+
+
+@pytest.mark.usefixtures("standin")
+def test_samples_have_the_shape_of_our_own(
+    load_policy: Callable[..., Policy], problems: list[Problem]
+) -> None:
+    policy = load_policy()
+    policy.engine = start(policy)
+    groups = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    assert [len(group) for group in groups] == [3, 3, 3]
+    ends = set()
+    for sample in (sample for group in groups for sample in group):
+        assert isinstance(sample, Sample) and len(sample.logprobs) == len(sample.tokens) <= 6
+        stops = [i for i, token in enumerate(sample.tokens) if token in policy.stop_tokens]
+        assert stops == ([len(sample.tokens) - 1] if sample.finish == "stop" else [])
+        assert sample.finish == "stop" or len(sample.tokens) == 6
+        ends.add(sample.finish)
+    assert_is_policys(policy, problems, groups)
+    [llm] = LLM.made
+    assert llm.core.calls == [9]
+
+
+@pytest.mark.usefixtures("standin")
+def test_both_ways_to_end(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+    """A stop token that comes first, and one that never comes."""
+    policy = load_policy()
+    policy.engine = start(policy)
+    stop = policy.tokenizer.eos_token_id
+    for sign, finish, length in ((100.0, "stop", 1), (-100.0, "length", 6)):
+        policy.engine._generation.generation_kwargs["logit_bias"][stop] = sign
+        [group] = policy.sample(policy.encode(problems[:1]), SAMPLING, seeds=[0])
+        assert {(sample.finish, len(sample.tokens)) for sample in group} == {(finish, length)}
+    policy.engine._generation.generation_kwargs["logit_bias"][stop] = 100.0
+    [group] = policy.sample(policy.encode(problems[:1]), SAMPLING, seeds=[0])
+    assert [sample.tokens for sample in group] == [[stop]] * 3
+
+
+@pytest.mark.usefixtures("standin")
+def test_weights_go_over_once_per_update(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+    policy = load_policy()
+    policy.engine = start(policy)
+    core = LLM.made[0].core
+    before = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    count = core.loads
+    policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    assert core.loads == count == len(list(policy.model.named_parameters())) and LLM.made[0].resets == 1
+    shift(policy)
+    policy.engine.stale = True
+    after = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    assert core.loads == 2 * count and LLM.made[0].resets == 2
+    assert_is_policys(policy, problems, after)
+    with pytest.raises(AssertionError):
+        assert_is_policys(policy, problems, before)
+
+
+@pytest.mark.usefixtures("standin")
+def test_sleeping_engine_has_the_weights_again(
+    load_policy: Callable[..., Policy], problems: list[Problem]
+) -> None:
+    policy = load_policy()
+    sampling = SAMPLING.model_copy(update={"vllm": VLLMSettings(enable_sleep_mode=True)})
+    policy.engine = start(policy, sampling)
+    for _ in range(2):  # the second time nothing was learnt, but level 2 has dropped the weights
+        groups = policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
+        assert_is_policys(policy, problems[:1], groups)
+
+
+@pytest.mark.usefixtures("standin")
+@pytest.mark.parametrize("tower", [False, True])
+def test_adapter_is_merged_on_the_way(
+    load_policy: Callable[..., Policy], problems: list[Problem], tower: bool
+) -> None:
+    policy = load_policy(lora=LoraSettings(rank=4), train_vision=tower)
+    policy.engine = start(policy)
+    shift(policy)
+    frozen = {name: p.clone() for name, p in policy.model.named_parameters()}
+    groups = policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+    assert_is_policys(policy, problems, groups)
+    merged = dict(policy.merged().model.named_parameters())
+    held = dict(LLM.made[0].core.model.named_parameters())
+    assert held.keys() == merged.keys()
+    for name, tensor in merged.items():
+        torch.testing.assert_close(held[name], tensor, atol=1e-6, rtol=1e-6)
+    for name, parameter in policy.model.named_parameters():
+        assert torch.equal(parameter, frozen[name])
+
+
+@pytest.mark.usefixtures("standin")
+def test_each_call_has_its_own_sampling(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+    policy = load_policy()
+    policy.engine = start(policy)
+    shorter = SAMPLING.model_copy(update={"max_new_tokens": 2, "group_size": 1, "temperature": 1.0})
+    groups = policy.sample(policy.encode(problems), shorter, seeds=[0, 1, 2])
+    assert [len(group) for group in groups] == [1, 1, 1]
+    assert max(len(group[0].tokens) for group in groups) == 2
+
+
+@pytest.mark.usefixtures("standin")
+def test_logprobs_are_those_after_top_p(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+    """vLLM's exceed the learner's by the logarithm of the nucleus's mass, at most -log top_p."""
+    policy = load_policy()
+    policy.engine = start(policy)
+    cut = SAMPLING.model_copy(update={"top_p": 0.6, "max_new_tokens": 12})
+    groups = policy.sample(policy.encode(problems), cut, seeds=[0, 1, 2])
+    excess = log_excess(policy, problems, groups)
+    assert excess.min() > -2e-4 and excess.max() <= -math.log(0.6) + 2e-4
+    assert excess.max() > 0.1
+
+
+@pytest.mark.usefixtures("standin")
+def test_expanded_prompts_are_refused_not_learnt_from(
+    load_policy: Callable[..., Policy], problems: list[Problem]
+) -> None:
+    """What happens when image slots are expanded twice (TRL issue 6294)."""
+    policy = load_policy()
+    policy.engine = start(policy)
+    prompts = policy.encode(problems[:1])
+    ours = prompts[0].unexpanded = prompts[0].ids.tolist()
+    images = sum(token == policy.loaded.family.placeholder(policy.model) for token in ours)
+    theirs = f"as {len(ours) + images - 1} tokens, {2 * images - 1} of them of images"
+    with pytest.raises(ConfigError, match=f"problem one: vLLM read its prompt {theirs}"):
+        policy.sample(prompts, SAMPLING, seeds=[0])
+
+
+@pytest.mark.usefixtures("standin")
+def test_no_image_token_is_learnt_from(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+    policy = load_policy()
+    policy.engine = start(policy)
+    pad = policy.loaded.family.placeholder(policy.model)
+    assert policy.engine._generation.generation_kwargs["logit_bias"].pop(pad) == -100
+    policy.engine._generation.generation_kwargs["logit_bias"][pad] = 100.0
+    with pytest.raises(ConfigError, match=f"problem one: vLLM wrote the image token {pad}"):
+        policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+
+
+@pytest.mark.usefixtures("standin")
+def test_unknown_logprobs_and_empty_responses(
+    load_policy: Callable[..., Policy], problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = load_policy()
+    policy.engine = start(policy)
+    [prompt] = policy.encode(problems[:1])
+    answer = ([prompt.ids.tolist()] * 3, [[105, 106], [], [107]], [[[None], [-1.0]], [], [[-2.0]]], None)
+    monkeypatch.setattr(policy.engine._generation, "generate", lambda **_: answer)
+    [group] = policy.sample([prompt], SAMPLING, seeds=[0])
+    assert math.isnan(group[0].logprobs[0]) and group[0].logprobs[1] == -1
+    assert [sample.finish for sample in group] == ["length", "error", "length"]
+    monkeypatch.setattr(policy.engine._generation, "generate", lambda **_: (*answer[:2], None, None))
+    with pytest.raises(SamplingError, match="no log-probabilities"):
+        policy.sample([prompt], SAMPLING, seeds=[0])
+
+
+@pytest.mark.usefixtures("standin")
+@pytest.mark.parametrize(("own", "most"), [(0, 2), (1, 3), (3, 3), (0, 0)])
+def test_processes_ask_for_equally_much(
+    load_policy: Callable[..., Policy],
+    problems: list[Problem],
+    monkeypatch: pytest.MonkeyPatch,
+    own: int,
+    most: int,
+) -> None:
+    """TRL cuts the answers into equal slices: the process with the most problems decides."""
+    policy = load_policy()
+    policy.engine = start(policy)
+    monkeypatch.setattr(vllm.ranks, "gather", lambda count: [count, most])
+    groups = policy.sample(policy.encode(problems[:own]), SAMPLING, seeds=[0] * own)
+    assert len(groups) == own
+    assert_is_policys(policy, problems[:own], groups) if own else None
+    assert LLM.made[0].core.calls == ([3 * most] if most else [])
+
+
+def test_server(server: Server, load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+    """TRL's real client talks HTTP to the stand-in server; weights take the queue that stands for NCCL."""
+    policy = load_policy()
+    sampling = on_server(server)
+    policy.engine = start(policy, sampling)
+    assert_is_policys(policy, problems, policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2]))
+    assert server.paths.count("/update_weights") == 1 == server.paths.count("/reset_prefix_cache")
+    assert server.paths.count("/inference/v1/generate") == 3
+    shift(policy)
+    policy.engine.stale = True
+    groups = policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2])
+    assert [len(group) for group in groups] == [3, 3, 3]
+    assert_is_policys(policy, problems, groups)
+    text = policy.sample(policy.encode(problems[1:2]), sampling, seeds=[0])
+    assert_is_policys(policy, problems[1:2], text)
+    assert server.paths.count("/v1/completions") == 1
+    policy.engine.close()
+
+
+def test_servers_images_of_another_size_are_refused(
+    server: Server, load_policy: Callable[..., Policy], problems: list[Problem]
+) -> None:
+    policy = load_policy()
+    sampling = on_server(server)
+    policy.engine = start(policy, sampling)
+    server.core.processor.size = {"shortest_edge": 32 * 32 * 4, "longest_edge": 512 * 512}
+    with pytest.raises(SamplingError, match="tokens of image 1 of a prompt that has"):
+        policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
+
+
+def test_server_with_raw_logprobs_is_refused(server: Server, load_policy: Callable[..., Policy]) -> None:
+    server.logprobs_mode = "raw_logprobs"
+    with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
+        start(load_policy(), on_server(server))
+
+
+def test_server_that_is_gone(
+    server: Server,
+    load_policy: Callable[..., Policy],
+    problems: list[Problem],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = load_policy()
+    sampling = on_server(server)
+    policy.engine = start(policy, sampling)
+    monkeypatch.setattr(server, "answer", lambda path, body: 1 / 0)
+    with pytest.raises(SamplingError, match=r"vLLM \(server\) has failed: .*ZeroDivision"):
+        policy.sample(policy.encode(problems[:1]), sampling, seeds=[0])
+
+
+def test_server_that_never_was(monkeypatch: pytest.MonkeyPatch, load_policy: Callable[..., Policy]) -> None:
+    pytest.importorskip("requests")
+    vllm_standin.install(monkeypatch)
+    where = VLLMSettings(mode="server", server_base_url="http://127.0.0.1:9", server_timeout_s=0.001)
+    with pytest.raises(ConfigError, match=r"vLLM \(server\) does not start: .*can't be reached"):
+        start(load_policy(), SAMPLING.model_copy(update={"vllm": where}))
+
+
+def test_marks_that_a_server_cannot_place(
+    server: Server, load_policy: Callable[..., Policy], problems: list[Problem]
+) -> None:
+    policy = load_policy()
+    sampling = on_server(server)
+    policy.engine = start(policy, sampling)
+    prompts = policy.encode(problems[:1])
+    prompts[0].images[0].text = f"<row>{prompts[0].images[0].text}"
+    with pytest.raises(ConfigError, match=r"problem one: .*use sampling.vllm.mode=colocate"):
+        policy.sample(prompts, sampling, seeds=[0])
+
+
+def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch, load_policy: Callable[..., Policy]) -> None:
+    from trl.generation import vllm_generation
+
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"pip install 'selfverify\[vllm\]'"):
+        require_vllm()
+    policy = load_policy()
+    with pytest.raises(ConfigError, match="during training only"):
+        policy.sample(policy.encode([]), SAMPLING, seeds=[])
+
+
+@pytest.mark.usefixtures("standin")
+def test_refused_families_and_shards(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+    policy = load_policy()
+    policy.loaded.family.shares_prompts = False
+    with pytest.raises(ConfigError, match="use engine=own"):
+        start(policy)
+    fsdp = SimpleNamespace(distributed_type=DistributedType.FSDP, state=SimpleNamespace())
+    with pytest.raises(ConfigError, match="cannot be merged out of shards"):
+        VLLMEngine(load_policy(lora=LoraSettings(rank=4)), fsdp, SAMPLING)  # type: ignore[arg-type]
+    policy = load_policy()
+    policy.engine = start(policy)
+    policy.engine.accelerator = fsdp  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="enable_sleep_mode"):
+        policy.sample(policy.encode(problems), SAMPLING, seeds=[0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "own", "vllm": {}}, "need engine: vllm"),
+        ({"engine": "vllm", "temperature": 0.0, "group_size": 1}, "temperature above 0"),
+        ({"engine": "vllm", "vllm": {"mode": "server"}}, "needs server_base_url"),
+        ({"engine": "vllm", "vllm": {"mode": "server", "server_base_url": "localhost"}}, "pattern"),
+        ({"engine": "vllm", "vllm": {"group_port": 1234}}, "group_port means nothing with mode: colocate"),
+        (
+            {
+                "engine": "vllm",
+                "vllm": {
+                    "mode": "server",
+                    "server_base_url": "http://127.0.0.1:1",
+                    "tensor_parallel_size": 2,
+                },
+            },
+            "tensor_parallel_size means nothing with mode: server; give it to `vllm serve`",
+        ),
+        ({"engine": "vllm", "max_new_tokens": 64, "vllm": {"max_model_length": 64}}, "no room for a prompt"),
+    ],
+)
+def test_contradictions(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SamplingConfig(**settings)
+
+
+def test_settings_survive_being_written_out() -> None:
+    """A resolved recipe writes every default out."""
+    sampling = SamplingConfig(
+        engine="vllm", vllm=VLLMSettings(mode="server", server_base_url="http://127.0.0.1:1")
+    )
+    assert SamplingConfig(**sampling.model_dump(mode="json")) == sampling
