@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +21,7 @@ from pydantic import ValidationError
 
 import vllm_standin
 from selfverify.errors import ConfigError, SamplingError
-from selfverify.policy import vllm
+from selfverify.policy import loading, vllm
 from selfverify.policy.config import LoraSettings, SamplingConfig, VLLMSettings
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
@@ -277,6 +282,46 @@ def test_server(server: Server, load_policy: Callable[..., Policy], problems: li
     assert_is_policys(policy, problems[1:2], text)
     assert server.paths.count("/v1/completions") == 1
     policy.engine.close()
+
+
+@pytest.mark.slow
+def test_two_processes_get_their_own_answers(tmp_path: Path) -> None:
+    """TRL's real gather and broadcast between two processes with different numbers of problems."""
+    pytest.importorskip("requests")
+    tests = Path(__file__).parents[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    program = [
+        sys.executable,
+        str(Path(__file__).with_name("vllm_process.py")),
+        str(loading.BUILTIN / "digits"),
+    ]
+    started = [
+        subprocess.Popen(
+            [*program, str(rank), str(port), str(tmp_path / f"{rank}.json")],
+            env=os.environ | {"PYTHONPATH": path},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in started:
+            _, errors = process.communicate(timeout=240)
+            assert process.returncode == 0, errors[-3000:]
+    finally:
+        for process in started:
+            process.kill()
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert [len(found["theirs"]) for found in first] == [2, 2]
+    assert [len(found["theirs"]) for found in second] == [1, 0]
+    for found in first + second:
+        for ours, theirs in zip(found["ours"], found["theirs"], strict=True):
+            assert len(theirs) == 2
+            for mine, their in zip(ours, theirs, strict=True):
+                assert mine[: len(their)] == pytest.approx(their, abs=1e-2)
 
 
 def test_servers_images_of_another_size_are_refused(

@@ -89,8 +89,8 @@ class VLLMEngine:
         shards = self._sharded or (plugin is not None and plugin.zero_stage == 3)
         if shards and adapters.is_adapted(self.policy.model):
             raise ConfigError(
-                "sampling.engine=vllm: policy.lora cannot be merged out of shards (FSDP, ZeRO-3); "
-                "train all weights, or use DDP"
+                "sampling.engine=vllm: an adapter (policy.lora) cannot be merged out of shards (FSDP, "
+                "ZeRO-3); train all weights, or use DDP"
             )
 
     @property
