@@ -51,7 +51,7 @@ def require_vllm() -> None:
     """
     try:
         from trl.generation import vllm_generation
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # ValueError: something else that is called vllm
         raise ConfigError(f"sampling.engine=vllm needs TRL ({error}): {INSTALL}") from error
     if not vllm_generation.is_vllm_available():
         raise ConfigError(f"sampling.engine=vllm needs vLLM, also to talk to a server: {INSTALL}")
