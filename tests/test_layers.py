@@ -13,6 +13,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("ranks",),
+    ("events",),
+    ("workers",),
     ("objectives", "selection"),
     ("rollouts.types", "rollouts.tags"),
     ("policy",),

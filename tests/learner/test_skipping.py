@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from selfverify.errors import DataError
+from selfverify.events import read_events, story
 from selfverify.learner.config import LearnerConfig
 from selfverify.methods import make_method
 from selfverify.methods.adpo import ADPO, ADPOConfig
@@ -73,15 +74,29 @@ def test_one_unusable_problem_is_named_and_the_others_sample_as_ever(
 
 
 def test_when_no_problem_is_usable_the_setup_is_wrong(tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="digits-pick/train/0/0"):
-        learn(
-            Policy.load(str(tiny_folder)),
-            Damaged(range(3)),
-            make_method("adpo"),
-            config(1),
-            SAMPLING,
-            output=tmp_path,
-        )
+    policy = Policy.load(str(tiny_folder))
+    with pytest.raises(DataError, match=r"of 3 steps in a row.*digits-pick/train/0/8"):
+        learn(policy, Damaged(range(30)), make_method("adpo"), config(10), SAMPLING, output=tmp_path)
+    assert story(read_events(tmp_path / "events.jsonl"))[0].startswith("failed at step 2")
+
+
+def test_steps_without_a_usable_problem_pass_when_others_follow(tiny_folder: Path, tmp_path: Path) -> None:
+    policy = Policy.load(str(tiny_folder))
+    lost = [*range(6), *range(9, 12)]
+    learn(policy, Damaged(lost), make_method("adpo"), config(5), SAMPLING, output=tmp_path)
+    assert [row["problems/skipped"] for row in rows(tmp_path)] == [3, 6, 6, 9, 9]
+    assert ["accuracy" in row for row in rows(tmp_path)] == [False, False, True, False, True]
+    told = story(read_events(tmp_path / "events.jsonl"))
+    assert told[0] == "3 steps without a usable problem"
+    assert told[1] == "9 problems skipped" and "digits-pick/train/0/0" in told[2]
+
+
+def test_a_stop_for_lack_of_problems_keeps_what_was_learnt(tiny_folder: Path, tmp_path: Path) -> None:
+    policy = Policy.load(str(tiny_folder))
+    rare = config(10).model_copy(update={"checkpoint_every": 0})
+    with pytest.raises(DataError, match="3 steps in a row"):
+        learn(policy, Damaged(range(6, 30)), make_method("adpo"), rare, SAMPLING, output=tmp_path)
+    assert (tmp_path / "checkpoints" / "checkpoint-000004").is_dir()
 
 
 def test_skipped_problems_survive_a_resume(tiny_folder: Path, tmp_path: Path) -> None:

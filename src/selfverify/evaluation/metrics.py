@@ -195,6 +195,7 @@ def summarise(
         "problems": problems,
         "samples": problems * total,
         "samples_per_problem": total,
+        "unjudged": sum(sample.finish == "error" for sample in samples),
         "score_std": float(soft.std()) if len(soft) else None,
         "curves": curves(table, target_boxes, seed),
         "intervals": {

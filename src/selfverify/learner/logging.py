@@ -44,6 +44,11 @@ class MetricsLog:
             os.fsync(file.fileno())
         return self.path.stat().st_size
 
+    def last_step(self) -> int:
+        """The ``step`` of the last line, 0 if there is none."""
+        lines = self.path.read_bytes().splitlines()
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+
     def truncate(self, length: int) -> None:
         """Cut the file back to the ``length`` that a checkpoint noted.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 
 from selfverify import ranks
-from selfverify.errors import ConfigError
+from selfverify.errors import ConfigError, DataError
+from selfverify.events import EVENTS_FILE, EventLog, note
 from selfverify.learner.checkpoint import CheckpointManager, restore_rng
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.interrupt import interruptible
@@ -28,11 +30,24 @@ from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
+from selfverify.rollouts.types import Group
 from selfverify.tasks import Task
+from selfverify.tasks.base import Judged
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, Metrics, Metrics], None]
 """Called after each step with its number (from 1), its metrics and its timings."""
+
+
+logger = logging.getLogger(__name__)
+
+EMPTY_STEPS = 3
+"""Steps in a row without any usable problem after which a run stops: then it is not the problems that are
+wrong."""
+
+
+def _unjudged(group: Group) -> int:
+    return sum(isinstance(t.parsed, Judged) and bool(t.parsed.unjudged) for t in group.trajectories)
 
 
 class Learner:
@@ -44,7 +59,7 @@ class Learner:
         method: Rolls out and gives credit.
         config: Steps, rates, denominators, checkpoints.
         sampling: How trajectories are sampled.
-        folder: Gets ``metrics.jsonl``, ``timing.jsonl`` and ``checkpoints/``.
+        folder: Gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and ``checkpoints/``.
         seed: Decides problems and samples.
         evaluate: Called every ``evaluate_every`` steps; its figures are logged as ``eval/...``.
         on_step: Called after each step.
@@ -67,6 +82,7 @@ class Learner:
         self.evaluate, self.on_step = evaluate, on_step
         self.source = Source(policy, task, method, sampling, config.groups_per_step, seed)
         self.step = 0
+        self.empty_steps = 0
         self.best: float | None = None
         self._settled = False
         self.accelerator = make_accelerator(policy, log_with=config.trackers or None, project_dir=str(folder))
@@ -86,6 +102,7 @@ class Learner:
             self.checkpoints = CheckpointManager(folder / "checkpoints", config.keep_last)
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
+        self.events = EventLog(folder / EVENTS_FILE)
         if sampling.engine == "vllm":
             policy.engine = VLLMEngine(policy, self.accelerator, sampling)
 
@@ -109,10 +126,22 @@ class Learner:
         Raises:
             KeyboardInterrupt: After Ctrl-C, when the checkpoint is written.
             CheckpointError: A checkpoint cannot be written or does not fit.
+            DataError: Several steps in a row had no problem that can be used; a checkpoint is written before.
         """
-        if resume:
-            self._resume()
-        self._check_agreement()
+        with self.events:
+            resumed = resume and self._resume()
+            self._check_agreement()
+            if not resumed:
+                self._tell("started", steps=self.config.steps, seed=self.seed)
+            self._run()
+            self._tell("finished" if self.step == self.config.steps else "time_limit")
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        """An event of all processes, written once."""
+        if ranks.index() == 0:
+            self.events.append(event, **fields)
+
+    def _run(self) -> None:
         started = time.monotonic()
         with interruptible() as interrupted:
             while self.step < self.config.steps:
@@ -134,6 +163,7 @@ class Learner:
     def _advance(self) -> None:
         metrics, timing = self.train_step()
         self.step += 1
+        self.events.step = self.step
         evaluated: Metrics = {}
         if self.evaluate and self.config.evaluate_every and self.step % self.config.evaluate_every == 0:
             evaluated = self.evaluate(self.policy)
@@ -152,6 +182,17 @@ class Learner:
 
     # --- one step -----------------------------------------------------------------------------------
 
+    def _note_empty(self, empty: bool) -> None:
+        self.empty_steps = self.empty_steps + 1 if empty else 0
+        if not empty:
+            return
+        last = [*self.source.skipped.values()][-1]
+        note(logger, "step_empty", f"no problem of step {self.step + 1} can be used; the last: {last}")
+        if self.empty_steps >= min(EMPTY_STEPS, self.config.steps):
+            if self.step:
+                self.save()
+            raise DataError(f"no problem of {self.empty_steps} steps in a row can be used; the last: {last}")
+
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit, learn; returns metrics and timings."""
         updater = self.updater
@@ -159,6 +200,7 @@ class Learner:
         if self.policy.engine is not None:
             self.policy.engine.send_weights()  # out here, where TRL finds shards as shards
         rollout, owners = self.policy.whole(lambda: self.source.roll_out(self.step))
+        self._note_empty(not rollout.groups)
         clock.append(time.perf_counter())
 
         valid = [valid_trajectories(group, self.config.drop_truncated) for group in rollout.groups]
@@ -168,6 +210,9 @@ class Learner:
         totals = self._learn(updater, groups, dict(zip(map(id, rollout.prompts), owners, strict=True)))
         clock.append(time.perf_counter())
 
+        # Not among the metrics: how often something hung depends on the machine, and a resumed run's metrics
+        # are those of an unbroken one.
+        counted = getattr(self.source.task, "counters", dict)
         tokens = sum(len(t.tokens) for group in rollout.groups for t in group.trajectories)
         metrics: Metrics = {
             **self.method.metrics(rollout.groups),
@@ -177,12 +222,14 @@ class Learner:
             "groups/zero_advantage": float(dropped.zero_advantage),
             "groups/all_invalid": float(dropped.all_invalid),
             "trajectories/invalid": float(sum(int((~v).sum()) for v in valid)),
+            "trajectories/unjudged": float(sum(_unjudged(group) for group in rollout.groups)),
             "problems/skipped": float(len(self.source.skipped)),
         }
         timing = {
             "time/rollout_s": clock[1] - clock[0],
             "time/update_s": clock[2] - clock[1],
             "tokens_per_s": tokens / (clock[2] - clock[0]),
+            **counted(),
         }
         return metrics, timing
 
@@ -307,11 +354,12 @@ class Learner:
             self.best = evaluated[name]
             self.save(best=self.best)
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
+        """Go back to the newest checkpoint; False if there is none."""
         latest = ranks.on_first(self.checkpoints.latest)
         if latest is None:
             ranks.on_first(lambda: self._cut_logs(0, 0))
-            return
+            return False
         with whole_loading(self.accelerator):
             load_matching(self.policy.model, latest / "model")
         progress = self.checkpoints.load(latest, self.parallel.whole_optimizer(), self.scheduler)
@@ -320,9 +368,13 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.step, self.best, self.source.skipped = progress["step"], progress["best"], progress["skipped"]
+        self.events.step = self.step
+        again = max(self.metrics_log.last_step() - self.step, 0)
+        self._tell("resumed", checkpoint=latest.name, steps_again=again)
         ranks.on_first(lambda: self._cut_logs(progress["metrics_bytes"], progress["timing_bytes"]))
         # Last: loading draws random numbers. Dropout in an adapter is what needs it.
         restore_rng(latest)
+        return True
 
     def _cut_logs(self, metrics: int, timing: int) -> None:
         self.metrics_log.truncate(metrics)

@@ -9,6 +9,7 @@ import numpy as np
 
 from selfverify import ranks
 from selfverify.errors import DataError
+from selfverify.events import note
 from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
@@ -54,20 +55,17 @@ class Source:
         Other processes' groups come without images: `complete` gets them where they are needed.
 
         Raises:
-            DataError: No problem can be made or encoded: then it is not the problems that are wrong.
+            DataError: A rollout has failed for another reason than a problem that cannot be made or encoded.
         """
         self._step = step
+        own = self._problems(step)
         failed, rollout = None, Rollout([], [])
         try:
-            own = self._problems(step)
             rollout = self._roll_out(own, step)
         except DataError as error:
             if ranks.count() == 1:
                 raise
-            failed, own = error, {}
-            if self.policy.engine is not None:
-                # The engine samples for all processes at once: this one must take its part.
-                rollout = self.method.rollout(self.policy, self.task, [], [], self.sampling)
+            failed = error
         self._prompts = {prompt.problem_id: prompt for prompt in rollout.prompts}
         self._places = {problem.id: place for place, problem in own.items()}
         if ranks.count() == 1:
@@ -77,14 +75,14 @@ class Source:
             for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
         ]
         everyone = ranks.gather((told, self.skipped, failed))
-        for _, skipped, _ in everyone:
+        for _, skipped, theirs in everyone:
             self.skipped |= skipped
+            if theirs is not None:
+                raise theirs
         found = sorted(
             ((*entry, process) for process, (entries, _, _) in enumerate(everyone) for entry in entries),
             key=lambda entry: entry[0],
         )
-        if not found:
-            raise next(error for _, _, error in everyone if error is not None)
         self._places |= {group.problem.id: place for place, _, group, _ in found}
         prompts = [self._prompts.get(prompt.problem_id, prompt) for _, prompt, _, _ in found]
         return Rollout(prompts, [group for _, _, group, _ in found]), [process for *_, process in found]
@@ -110,29 +108,20 @@ class Source:
         return made
 
     def _problems(self, step: int) -> dict[int, Problem]:
-        """This process's problems by their place in the step. One that cannot be made is skipped.
-
-        Raises:
-            DataError: None of them can be made.
-        """
-        found, failed = {}, None
+        """This process's problems by their place in the step. One that cannot be made is skipped."""
+        found = {}
         for place in range(ranks.index(), self.count, ranks.count()):
             index = step * self.count + place
             try:
                 found[place] = self.task.problem("train", self.seed, index)
             except DataError as error:
                 self._skip(f"{self.task.name}#{index}", error)
-                failed = error
-        if failed and not found:
-            raise failed
         return found
 
     def _roll_out(self, problems: dict[int, Problem], step: int) -> Rollout:
-        """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named.
-
-        Raises:
-            DataError: None of them can be encoded.
-        """
+        """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named."""
+        if not problems and self.policy.engine is None:
+            return Rollout([], [])
         # By place, so that a skipped problem does not change what the others sample.
         seeds = [sampling_seed(self.seed, step, place) for place in problems]
         try:
@@ -140,7 +129,7 @@ class Source:
         except DataError:
             # Encoding comes first, so nothing is lost; looking for the culprit costs only those who have one.
             usable = {place: problem for place, problem in problems.items() if self._encodable(problem)}
-            if len(usable) in (0, len(problems)):
+            if len(usable) == len(problems):
                 raise
             return self._roll_out(usable, step)
 
@@ -154,7 +143,8 @@ class Source:
 
     def _skip(self, name: str, error: DataError) -> None:
         if name not in self.skipped:
-            logger.warning("a problem is skipped: %s", error)
+            note(logger, "problem_skipped", f"a problem is skipped: {error}", problem=name, reason=str(error))
+        self.skipped.pop(name, None)  # to the end: the last one is the newest
         self.skipped[name] = str(error)
 
 

@@ -16,8 +16,10 @@ def _auc(scores: np.ndarray, correct: np.ndarray) -> float | None:
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Means over all trajectories of a step; within-problem AUC over its mixed groups."""
-    rows = [t for group in groups for t in group.trajectories]
+    """Means over a step's trajectories but those without a verdict; within-problem AUC over mixed groups."""
+    rows = [t for group in groups for t in group.trajectories if t.finish != "error"]
+    if not rows:
+        return {}
     metrics = {
         "reward/answer": float(np.mean([t.rewards["answer"] for t in rows])),
         "accuracy": float(np.mean([t.rewards["correct"] for t in rows])),
@@ -46,6 +48,6 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _group_auc(group: Group, verifier: str) -> float | None:
-    rows = [t for t in group.trajectories if verifier in t.scores]
+    rows = [t for t in group.trajectories if verifier in t.scores and t.finish != "error"]
     scores = np.array([t.scores[verifier] for t in rows])
     return _auc(scores, np.array([t.rewards["correct"] > 0 for t in rows], dtype=bool))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from selfverify.errors import DataError
+from selfverify.events import note
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
@@ -13,6 +16,9 @@ from selfverify.policy.scores import read_scores
 from selfverify.rollouts.tags import Tagged, channel_lengths, parse_tagged, token_ends
 from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
 from selfverify.tasks import Task
+from selfverify.tasks.base import Judged
+
+logger = logging.getLogger(__name__)
 
 ANSWER, SCORE = "answer", "score"
 
@@ -39,15 +45,16 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
     """Cut one sample into ``answer`` and ``score`` and reward it.
 
     Rewards: ``answer`` (the task's, without format), ``correct``, ``answer_format`` and ``score_format``
-    (0 or 1), ``score_opened``. An answer whose tags are malformed earns 0.
+    (0 or 1), ``score_opened``. An answer whose tags are malformed earns 0. One that could not be judged
+    finishes with ``error``: it takes no part in training, since an outage is not a failure.
     """
     text, tagged, split = read_response(policy, task, sample)
-    judged = task.judge(problem, tagged) if tagged.answer_ok else None
+    judged = _judge(task, problem, tagged) if tagged.answer_ok else None
     boundary = tagged.score_start if tagged.score_start is not None else len(text)
     segments = [Segment(ANSWER, sample.tokens[:split], sample.logprobs[:split], text[:boundary])]
     if split < len(sample.tokens):
         segments.append(Segment(SCORE, sample.tokens[split:], sample.logprobs[split:], text[boundary:]))
-    segments[-1].finish = sample.finish
+    segments[-1].finish = "error" if judged and judged.unjudged else sample.finish
     segments[0].parsed = judged
     return Trajectory(
         segments,
@@ -61,6 +68,18 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
         },
         parsed=judged,
     )
+
+
+def _judge(task: Task, problem: Problem, tagged: Tagged) -> Judged:
+    try:
+        judged = task.judge(problem, tagged)
+    except DataError as error:
+        judged = Judged(0.0, False, unjudged=str(error))
+    if judged.unjudged:
+        reason = judged.unjudged
+        message = f"problem {problem.id}: an answer could not be judged: {reason}"
+        note(logger, "unjudged", message, problem=problem.id, reason=reason)
+    return judged
 
 
 def roll_out(

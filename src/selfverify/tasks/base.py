@@ -45,12 +45,16 @@ class Judged:
         correct: Whether it counts as right in accuracy, AUC and AP.
         answer: The parsed answer as a JSON value, None when it can't be read.
         key: Equal for equivalent answers; None when the answer can't be read.
+        unjudged: Why there is no verdict (the judge hung twice, its data is gone); empty if there is one.
+            Such a trajectory is neither right nor wrong: it takes no part in training. An answer that can be
+            judged not to be one (malformed, far too long) is wrong instead.
     """
 
     reward: float
     correct: bool
     answer: Any = None
     key: str | None = None
+    unjudged: str = ""
 
 
 UNREADABLE = Judged(reward=0.0, correct=False)
@@ -80,7 +84,14 @@ class Task(Protocol):
         ...
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        """Reward an answer. Never raises on model output; malformed answers earn 0."""
+        """Reward an answer. Never raises on model output; malformed answers earn 0.
+
+        A task whose judging has something to count may have a method ``counters() -> dict[str, float]``
+        besides; what it returns goes to timing.jsonl.
+
+        Raises:
+            DataError: What answers are judged by cannot be read; as if ``unjudged``.
+        """
         ...
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:

@@ -1,0 +1,136 @@
+"""A run whose judge hangs, whose images vanish and which is killed ends like one that nothing happened to."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from learner.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, write_images
+from selfverify.evaluation.run_data import load_run
+from selfverify.events import read_events, story
+
+SCRIPT = Path(__file__).with_name("fault_run.py")
+
+
+def start(steps: int, output: Path, images: Path, faults: Path | None) -> subprocess.Popen[str]:
+    paths = [str(SCRIPT.parents[1]), str(SCRIPT.parents[2] / "src")]
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(steps), str(output), str(images), str(faults or "-")],
+        stdout=subprocess.PIPE,
+        stderr=(output.parent / f"{output.name}.log").open("a"),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], output: Path) -> None:
+    process.communicate(timeout=1200)
+    assert process.returncode == 0, (output.parent / f"{output.name}.log").read_text()[-3000:]
+
+
+def vanish(images: Path, faults: Path, until: threading.Event, rng: random.Random) -> None:
+    """Take one image file after the other away for a moment, shorter than the reader's patience of 1.5 s.
+
+    The first is gone before the run reads it for the first time.
+    """
+    number = 0
+    while True:
+        file = images / f"{number}.png"
+        hidden = file.with_suffix(".away")
+        os.replace(file, hidden)
+        while number == 0 and not (faults / "reading").exists() and not until.is_set():
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.1, 0.4))
+        os.replace(hidden, file)
+        if until.wait(rng.uniform(0.0, 0.3)):
+            return
+        number = rng.randrange(1, FILES)
+
+
+def disturbed(steps: int, kills: int, output: Path, images: Path, faults: Path) -> int:
+    """Train with all faults and SIGKILL at ``kills`` random moments; how many kills hit a live run."""
+    rng, hit = random.Random(kills), 0
+    calm = threading.Event()
+    mover = threading.Thread(target=vanish, args=(images, faults, calm, random.Random(1)))
+    mover.start()
+    try:
+        for kill in range(kills):
+            process = start(steps, output, images, faults)
+            assert process.stdout is not None
+            # In the k-th part of the run, somewhere inside a step.
+            last = rng.randint(steps * kill // kills + 1, steps * (kill + 1) // kills - 1)
+            for line in process.stdout:
+                if line.startswith("step") and int(line.split()[1]) >= last:
+                    break
+            time.sleep(rng.uniform(0.0, 0.3))
+            process.kill()
+            process.communicate()
+            hit += process.returncode < 0
+        finish(start(steps, output, images, faults), output)
+    finally:
+        calm.set()
+        mover.join()
+    return hit
+
+
+def check(steps: int, kills: int, folder: Path) -> list[str]:
+    images, faults = folder / "images", folder / "faults"
+    whole, broken = folder / "whole", folder / "broken"
+    for made in (images, faults):
+        made.mkdir()
+    write_images(images)
+    finish(start(steps, whole, images, None), whole)
+    hit = disturbed(steps, kills, broken, images, faults)
+    assert hit >= kills - 1, "the run ended before it could be killed"
+
+    left, right = (load_file(run / "model" / "model.safetensors") for run in (whole, broken))
+    assert left.keys() == right.keys() and all(bool((left[name] == right[name]).all()) for name in left)
+    assert (whole / "metrics.jsonl").read_bytes() == (broken / "metrics.jsonl").read_bytes()
+    last = load_run(broken).steps[-1]
+    assert (last["step"], last["problems/skipped"]) == (steps, 2)
+
+    calm, events = (Counter(e["event"] for e in read_events(run / "events.jsonl")) for run in (whole, broken))
+    assert set(calm) == {"started", "finished", "problem_skipped", "unjudged"}
+    assert events["resumed"] + events["started"] == kills + 1 and events["finished"] == 1
+    assert events["worker_restarted"] == events["call_retried"] >= 1
+    assert events["image_retried"] >= 1
+    for run in (whole, broken):
+        told = "\n".join(story(read_events(run / "events.jsonl")))
+        assert "2 problems skipped" in told and "gone.png" in told
+        assert f"filed-sum#{GONE}: " in told and f"filed-sum/{UNUSABLE}: " in told
+    unjudged = [e for e in read_events(whole / "events.jsonl") if e["event"] == "unjudged"]
+    assert {e["problem"] for e in unjudged} == {f"filed-sum/{UNJUDGED}"}
+
+    workers = [int(file.name.removeprefix("pid-")) for file in faults.glob("pid-*")]
+    assert len(workers) > kills
+    deadline = time.monotonic() + 30  # a hanging one outlives its killed parent by some seconds
+    while running := [pid for pid in workers if is_worker(pid)]:
+        assert time.monotonic() < deadline, f"workers are left: {running}"
+        time.sleep(0.1)
+    return story(read_events(broken / "events.jsonl"))
+
+
+def is_worker(pid: int) -> bool:
+    try:
+        return b"selfverify.workers.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_disturbed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    check(12, 2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_hundred_steps_and_ten_kills(tmp_path: Path) -> None:
+    print("\n".join(check(200, 10, tmp_path)))
