@@ -109,6 +109,20 @@ def test_train_passes_the_recipe_on_and_shows_how_it_goes(recipe: Path, calls: l
     assert "accuracy 0.250" in result.stderr or "measuring before" in result.stderr
 
 
+def test_train_says_at_its_end_what_happened(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
+    assert "what happened" not in run("train", recipe).stderr
+    (tmp_path / "run").mkdir()
+    event = {"time": "2026-01-01T00:00:00.000+00:00", "step": 3}
+    events = [
+        {**event, "event": "resumed", "steps_again": 2},
+        {**event, "event": "problem_skipped", "problem": "digits/7", "reason": "no [red]image"},
+    ]
+    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    told = run("train", recipe, "--resume").stderr
+    assert "what happened:\n  resumed at step 3 (2026-01-01 00:00:00 UTC); 2 steps were done again\n" in told
+    assert "1 problem skipped\n    digits/7: no [red]image\n" in told
+
+
 def test_a_run_is_not_deleted_by_accident(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
     one_run(tmp_path / "run", recipe, best=False)
     message = run("train", recipe, code=2).stderr

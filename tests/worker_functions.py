@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,12 @@ def misbehave(kind: str) -> Any:
 
 
 def judge_sum(text: str, target: int, faults: str | None) -> dict[str, Any]:
-    """Reads a sum. With a folder for ``faults`` every seventh answer hangs the first time it is judged."""
+    """Reads a sum. With a folder for ``faults`` every third answer hangs the first time it is judged."""
     read = text.strip()
     right = read == str(target)
     if faults is not None:
-        key = json.dumps([read, target]).encode().hex()
+        key = str(zlib.crc32(json.dumps([read, target]).encode()))
         (Path(faults) / f"pid-{os.getpid()}").touch()
-        if sum(key.encode()) % 7 == 0:
-            first(faults, "sleep", key[:200])
+        if int(key) % 3 == 0:
+            first(faults, "sleep", key)
     return {"right": right, "read": read}

@@ -138,6 +138,7 @@ def train(
         typer.echo(to_yaml(loaded), nl=False)
         return
     from selfverify import ranks
+    from selfverify.events import EVENTS_FILE, read_events, story
     from selfverify.learner.progress import TrainingProgress
     from selfverify.run import start_processes
     from selfverify.run import train as run_train
@@ -154,6 +155,8 @@ def train(
     with TrainingProgress(loaded.learner.steps) as shown:
         run = run_train(loaded, resume=resume, on_step=shown.on_step, on_phase=shown.on_phase)
     if ranks.index() == 0:
+        if happened := story(read_events(run / EVENTS_FILE)):
+            _say("\n  ".join(["what happened:", *happened]))
         typer.echo(f"run: {run}")
 
 

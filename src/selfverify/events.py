@@ -122,15 +122,19 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
     """What happened, in sentences; empty if nothing did but training.
 
     Args:
-        events: Of one run.
+        events: Of a run's file; those before its last start without resuming belong to another run.
         named: Skipped problems, and other warnings, that are named at most.
     """
+    begun = [i for i, e in enumerate(events) if e["event"] == "started" and not e.get("resume")]
+    events = events[begun[-1] if begun else 0 :]
     lines = []
-    for event in events:
+    for number, event in enumerate(events):
         match event["event"]:
+            case "started" if number:
+                lines.append(f"started again from the beginning, there was no checkpoint ({_when(event)})")
             case "resumed":
                 again = event.get("steps_again")
-                lost = f"; {again} steps were done again" if again else ""
+                lost = f"; {again} {'step was' if again == 1 else 'steps were'} done again" if again else ""
                 lines.append(f"resumed at step {event.get('step')} ({_when(event)}){lost}")
             case "interrupted" | "time_limit":
                 lines.append(f"{event['event'].replace('_', ' ')} at step {event['step']} ({_when(event)})")

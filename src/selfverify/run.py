@@ -12,6 +12,7 @@ from selfverify import ranks
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.store import stored_settings
+from selfverify.events import EVENTS_FILE
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner, StepCallback
 from selfverify.methods import Method, make_method
@@ -124,9 +125,9 @@ def train(
 ) -> Path:
     """Run a recipe: evaluate before, train, evaluate after. Returns the run folder.
 
-    The folder holds ``recipe.yaml``, ``metrics.jsonl``, ``timing.jsonl``, ``checkpoints/``, the trained
-    ``model/``, ``samples-before.jsonl``, ``samples-after.jsonl``, ``metrics.json`` and ``gallery/``.
-    A supervised method has no before and after; only its model is written.
+    The folder holds ``recipe.yaml``, ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl``, ``checkpoints/``,
+    the trained ``model/``, ``samples-before.jsonl``, ``samples-after.jsonl``, ``metrics.json`` and
+    ``gallery/``. A supervised method has no before and after; only its model is written.
 
     Args:
         recipe: What to do.
@@ -197,6 +198,7 @@ def _clear(folder: Path) -> None:
     for name in (
         "metrics.jsonl",
         "timing.jsonl",
+        EVENTS_FILE,
         "metrics.json",
     ):
         (folder / name).unlink(missing_ok=True)

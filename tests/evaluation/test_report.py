@@ -64,6 +64,16 @@ def parse(page):
     return parser
 
 
+def test_what_happened_is_told(run_copy, page):
+    assert "What happened" not in page
+    event = {"time": "", "step": 1, "event": "problem_skipped", "problem": ATTACK, "reason": "no image"}
+    (run_copy / "events.jsonl").write_text(json.dumps(event) + "\n")
+    told = write_report(run_copy, run_copy / "report.html").read_text("utf-8")
+    parse(told)
+    assert "What happened" in told and "1 problem skipped" in told
+    assert told.count("<script>") == 1
+
+
 def test_page_is_well_formed_and_loads_nothing(page):
     found = parse(page)
     assert found.links

@@ -73,11 +73,9 @@ def write_images(folder: Path) -> None:
         task.problem("train", 0, number).images[0].save(folder / f"{number}.png")
 
 
-def main() -> None:
-    steps, output, images, faults = sys.argv[1:]
-    torch.set_num_threads(1)
+def run(steps: int, output: Path, images: Path, faults: Path | None) -> None:
     config = LearnerConfig(
-        steps=int(steps),
+        steps=steps,
         groups_per_step=2,
         micro_batch_groups=2,
         learning_rate=1e-4,
@@ -86,7 +84,7 @@ def main() -> None:
     )
     learn(
         Policy.load("builtin:digits"),
-        FiledSum(Path(images), None if faults == "-" else Path(faults)),
+        FiledSum(images, faults),
         make_method("adpo"),
         config,
         SamplingConfig(group_size=4, max_new_tokens=32),
@@ -94,7 +92,13 @@ def main() -> None:
         seed=5,
         resume=True,
         on_step=lambda step, metrics, timing: print("step", step, flush=True),
-    ).save(Path(output) / "model")
+    ).save(output / "model")
+
+
+def main() -> None:
+    steps, output, images, faults = sys.argv[1:]
+    torch.set_num_threads(1)
+    run(int(steps), Path(output), Path(images), None if faults == "-" else Path(faults))
 
 
 if __name__ == "__main__":

@@ -12,19 +12,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from learner.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, write_images
+from learner.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, run, write_images
 from selfverify.evaluation.run_data import load_run
 from selfverify.events import read_events, story
 
 SCRIPT = Path(__file__).with_name("fault_run.py")
 
 
-def start(steps: int, output: Path, images: Path, faults: Path | None) -> subprocess.Popen[str]:
+def start(steps: int, output: Path, images: Path, faults: Path) -> subprocess.Popen[str]:
     paths = [str(SCRIPT.parents[1]), str(SCRIPT.parents[2] / "src")]
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(steps), str(output), str(images), str(faults or "-")],
+        [sys.executable, str(SCRIPT), str(steps), str(output), str(images), str(faults)],
         stdout=subprocess.PIPE,
         stderr=(output.parent / f"{output.name}.log").open("a"),
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -57,7 +58,7 @@ def vanish(images: Path, faults: Path, until: threading.Event, rng: random.Rando
 
 
 def disturbed(steps: int, kills: int, output: Path, images: Path, faults: Path) -> int:
-    """Train with all faults and SIGKILL at ``kills`` random moments; how many kills hit a live run."""
+    """Train with all faults at once and ``kills`` SIGKILLs at random; how many of them hit a live run."""
     rng, hit = random.Random(kills), 0
     calm = threading.Event()
     mover = threading.Thread(target=vanish, args=(images, faults, calm, random.Random(1)))
@@ -88,23 +89,26 @@ def check(steps: int, kills: int, folder: Path) -> list[str]:
     for made in (images, faults):
         made.mkdir()
     write_images(images)
-    finish(start(steps, whole, images, None), whole)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    run(steps, whole, images, None)
+    torch.set_num_threads(threads)
     hit = disturbed(steps, kills, broken, images, faults)
     assert hit >= kills - 1, "the run ended before it could be killed"
 
-    left, right = (load_file(run / "model" / "model.safetensors") for run in (whole, broken))
+    left, right = (load_file(f / "model" / "model.safetensors") for f in (whole, broken))
     assert left.keys() == right.keys() and all(bool((left[name] == right[name]).all()) for name in left)
     assert (whole / "metrics.jsonl").read_bytes() == (broken / "metrics.jsonl").read_bytes()
     last = load_run(broken).steps[-1]
     assert (last["step"], last["problems/skipped"]) == (steps, 2)
 
-    calm, events = (Counter(e["event"] for e in read_events(run / "events.jsonl")) for run in (whole, broken))
+    calm, events = (Counter(e["event"] for e in read_events(f / "events.jsonl")) for f in (whole, broken))
     assert set(calm) == {"started", "finished", "problem_skipped", "unjudged"}
     assert events["resumed"] + events["started"] == kills + 1 and events["finished"] == 1
     assert events["worker_restarted"] == events["call_retried"] >= 1
     assert events["image_retried"] >= 1
-    for run in (whole, broken):
-        told = "\n".join(story(read_events(run / "events.jsonl")))
+    for folder in (whole, broken):
+        told = "\n".join(story(read_events(folder / "events.jsonl")))
         assert "2 problems skipped" in told and "gone.png" in told
         assert f"filed-sum#{GONE}: " in told and f"filed-sum/{UNUSABLE}: " in told
     unjudged = [e for e in read_events(whole / "events.jsonl") if e["event"] == "unjudged"]

@@ -86,6 +86,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                 "table": table(run),
                 "gallery": gallery(run),
                 "settings": sorted((key, _plain(value)) for key, value in _flat(run.settings)),
+                "happened": run.happened,
                 "missing": run.missing,
             }
             for index, run in enumerate(runs)

@@ -13,6 +13,7 @@ import numpy as np
 from selfverify.errors import DataError
 from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
 from selfverify.evaluation.store import Sample, read_samples
+from selfverify.events import EVENTS_FILE, read_events, story
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class RunData:
         samples: By stage.
         differences: `paired_difference` of the two stages; empty unless both have samples.
         steps: The lines of ``metrics.jsonl``, with those of ``timing.jsonl`` where there are any.
+        happened: `selfverify.events.story` of ``events.jsonl``; empty if nothing did.
         problems: The entries of ``gallery/problems.json``.
         missing: A sentence for each part of a report that cannot be shown, by section.
     """
@@ -42,6 +44,7 @@ class RunData:
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     differences: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
+    happened: list[str] = field(default_factory=list)
     problems: list[dict[str, Any]] = field(default_factory=list)
     missing: dict[str, list[str]] = field(default_factory=dict)
 
@@ -102,6 +105,7 @@ def load_run(path: Path) -> RunData:
     run.steps = [{**timing.get(row.get("step"), {}), **row} for row in _read_steps(path / "metrics.jsonl")]
     if not run.steps:
         run.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
+    run.happened = story(read_events(path / EVENTS_FILE))
     run.problems = _read_json(path / "gallery" / "problems.json", list) or []
     if not run.problems:
         run.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")

@@ -132,7 +132,7 @@ class Learner:
             resumed = resume and self._resume()
             self._check_agreement()
             if not resumed:
-                self._tell("started", steps=self.config.steps, seed=self.seed)
+                self._tell("started", steps=self.config.steps, resume=resume)
             self._run()
             self._tell("finished" if self.step == self.config.steps else "time_limit")
 

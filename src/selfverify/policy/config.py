@@ -68,6 +68,12 @@ class PolicyConfig(BaseModel):
     vision_cache_mb: int = Field(
         512, ge=0, description="Memory for encoded images, in MiB; the least recently used ones leave first."
     )
+    pixel_cache_mb: int = Field(
+        256,
+        ge=0,
+        description="Memory for preprocessed images, in MiB, besides those in use. An image takes 24 bytes a "
+        "pixel in Qwen2-VL's family, up to 60 MiB in one that cuts it into tiles.",
+    )
     logprob_chunk: int = Field(
         4096,
         ge=1,

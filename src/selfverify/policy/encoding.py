@@ -91,17 +91,13 @@ class ByteCache(Generic[Item]):
         self.used = 0
 
 
-PIXELS_MB = 1024
-"""MiB of preprocessed images that an encoder keeps; an image in tiles may take 60."""
-
-
 class Encoder:
-    """Turns problems into prompts; preprocesses each distinct image once."""
+    """Turns problems into prompts; preprocesses an image once for as long as it stays among ``cache_mb``."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, cache_mb: float) -> None:
         self.loaded = loaded
         self._images: ByteCache[ImageInput] = ByteCache(
-            PIXELS_MB,
+            cache_mb,
             lambda image: sum(tensor_bytes(t) for t in image.tensors.values() if isinstance(t, Tensor)),
         )
 

@@ -44,7 +44,7 @@ class Policy:
     def __init__(self, loaded: Loaded, config: PolicyConfig) -> None:
         self.loaded = loaded
         self.config = config
-        self.encoder = Encoder(loaded)
+        self.encoder = Encoder(loaded, config.pixel_cache_mb)
         self._head_is_checked = False
         self.is_start = False
         """Whether this is the reference of a policy with an adapter, whose model it shares."""

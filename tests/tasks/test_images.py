@@ -1,0 +1,73 @@
+"""An image file that comes back is read as if it had never been away; another is named."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from selfverify.errors import DataError
+from selfverify.tasks.images import read_image
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.png"
+    Image.effect_noise((40, 30), 50).save(path)
+    return path
+
+
+def test_a_file_that_comes_back_is_read(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = read_image(file).tobytes()
+    hidden = file.with_suffix(".away")
+    os.replace(file, hidden)
+    back = threading.Timer(0.3, os.replace, (hidden, file))
+    back.start()
+    with caplog.at_level(logging.WARNING):
+        assert read_image(file, tries=12, wait_s=0.01).tobytes() == expected
+    [record] = caplog.records
+    assert record.__dict__["event"] == "image_retried" and record.__dict__["fields"]["tries"] > 1
+    back.join()
+
+
+def test_a_half_written_file_is_tried_again(file: Path) -> None:
+    whole = file.read_bytes()
+    expected = read_image(file).tobytes()
+    file.write_bytes(whole[:200])
+    back = threading.Timer(0.3, file.write_bytes, (whole,))
+    back.start()
+    assert read_image(file, tries=12, wait_s=0.01).tobytes() == expected
+    back.join()
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"\x89PNG"]
+)
+def test_a_file_that_stays_bad_is_named(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    path = tmp_path / "bad.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"bad\.png cannot be read, at 3 tries"):
+        read_image(path, tries=3, wait_s=0.02)
+    assert waits == [0.02, 0.04]
+
+
+def test_an_image_larger_than_allowed_is_named_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"a\.png.*exceeds limit"):
+        read_image(file, tries=50, wait_s=10)
+
+
+def test_the_file_is_closed(file: Path) -> None:
+    image = read_image(file)
+    file.unlink()
+    assert image.getpixel((39, 29)) is not None
