@@ -39,6 +39,16 @@ def test_warnings_become_events_while_the_log_is_open(tmp_path: Path) -> None:
     assert (second["event"], second["message"]) == ("warning", "this is odd")
 
 
+def test_warnings_are_printed_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints them where nobody has set up logging, and stops when it finds a handler, such as ours."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    with EventLog(tmp_path / "events.jsonl"):
+        logger.warning("once")
+    assert capsys.readouterr().err.count("once") == 1
+
+
 def test_a_line_that_a_kill_cut_off_spoils_no_other(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.append("started")

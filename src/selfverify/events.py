@@ -44,6 +44,7 @@ class EventLog(logging.Handler):
         super().__init__(logging.WARNING)
         self.path = path
         self.step = 0
+        self._shown_by: logging.Handler | None = None
 
     def append(self, event: str, **fields: Any) -> None:
         """Write one line; when this returns it is on the disk."""
@@ -75,9 +76,14 @@ class EventLog(logging.Handler):
             self.append(getattr(record, "event", "warning"), message=record.getMessage(), **fields)
         except Exception:
             self.handleError(record)
+        if self._shown_by is not None:
+            self._shown_by.handle(record)
 
     def __enter__(self) -> EventLog:
-        logging.getLogger("selfverify").addHandler(self)
+        ours = logging.getLogger("selfverify")
+        # Where nobody set up logging Python prints warnings itself, but only as long as there is no handler.
+        self._shown_by = None if ours.hasHandlers() else logging.lastResort
+        ours.addHandler(self)
         return self
 
     def __exit__(

@@ -215,7 +215,7 @@ class Learner:
         counted = getattr(self.source.task, "counters", dict)
         tokens = sum(len(t.tokens) for group in rollout.groups for t in group.trajectories)
         metrics: Metrics = {
-            **self.method.metrics(rollout.groups),
+            **(self.method.metrics(rollout.groups) if rollout.groups else {}),
             **totals.metrics(),
             "learning_rate": float(self.scheduler.get_last_lr()[0]),
             "groups/kept": float(len(groups)),

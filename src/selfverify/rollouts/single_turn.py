@@ -49,7 +49,7 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
     finishes with ``error``: it takes no part in training, since an outage is not a failure.
     """
     text, tagged, split = read_response(policy, task, sample)
-    judged = _judge(task, problem, tagged) if tagged.answer_ok else None
+    judged = judge_answer(task, problem, tagged) if tagged.answer_ok else None
     boundary = tagged.score_start if tagged.score_start is not None else len(text)
     segments = [Segment(ANSWER, sample.tokens[:split], sample.logprobs[:split], text[:boundary])]
     if split < len(sample.tokens):
@@ -70,7 +70,11 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
     )
 
 
-def _judge(task: Task, problem: Problem, tagged: Tagged) -> Judged:
+def judge_answer(task: Task, problem: Problem, tagged: Tagged) -> Judged:
+    """The task's verdict. Where there is none (``unjudged``, or a DataError) the log says for which problem.
+
+    The trajectory's last segment has to finish with ``error`` then.
+    """
     try:
         judged = task.judge(problem, tagged)
     except DataError as error:
