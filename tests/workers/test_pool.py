@@ -15,7 +15,8 @@ import pytest
 
 import worker_functions as functions
 from selfverify.errors import ConfigError
-from selfverify.workers.pool import Outcome, Worker, WorkerPool
+from selfverify.workers.pool import WorkerPool
+from selfverify.workers.worker import Outcome, Worker
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 0.3
