@@ -18,6 +18,7 @@ from selfverify.policy.encoding import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import user_turn
+from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
 
 SHORT = SamplingConfig(group_size=3, max_new_tokens=6)
 
@@ -98,6 +99,19 @@ def test_features_do_not_depend_on_companions(load_policy: Any, problems: list[P
         torch.testing.assert_close(
             together.logprobs([prompt], tokens), alone.logprobs(alone.encode([problem]), tokens)
         )
+
+
+def test_not_even_in_their_last_bit() -> None:
+    """Which images are cached depends on when a run was resumed, and its bits must not."""
+    task, together = DigitsSum(DigitsSumConfig(count=2)), Policy.load("builtin:digits", device="cpu")
+    problems = [task.problem("train", 0, index) for index in range(2)]
+    prompts = together.encode(problems)
+    for problem, prompt in zip(problems, prompts, strict=True):
+        alone = Policy.load("builtin:digits", device="cpu")
+        alone.encode([problem])
+        key = prompt.images[0].key
+        assert together.cache and alone.cache
+        assert torch.equal(together.cache.get(key), alone.cache.get(key))
 
 
 def test_results_do_not_depend_on_the_cache(

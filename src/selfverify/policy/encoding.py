@@ -263,9 +263,15 @@ def image_features(
         features = {key: item for key in wanted if (item := cache.get(key)) is not None}
     missing = [image for key, image in wanted.items() if key not in features]
     if missing:
+        # Beside others an image's features round differently, and which others are cached already depends on
+        # when the run was last resumed. On a CPU, where that must not show, each image goes alone.
+        alone = cache is not None and loaded.model.device.type == "cpu"
+        batches = [[image] for image in missing] if alone else [missing]
         try:
             with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
-                made = loaded.family.image_features(loaded.model, missing)
+                made = [
+                    item for batch in batches for item in loaded.family.image_features(loaded.model, batch)
+                ]
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
