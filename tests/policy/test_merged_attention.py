@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from selfverify.policy.merged_attention import MergedAttention, can_merge
+from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, flash_for
+from selfverify.policy.merged_attention import MergedAttention
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
 SCALING = D**-0.5
@@ -19,29 +20,86 @@ def inputs(heads_per_key: int, dtype: torch.dtype = torch.float32) -> list[Tenso
     return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
 
-def written_out(q: Tensor, pk: Tensor, pv: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
+def written_out(q: Tensor, pk: Tensor, pv: Tensor, k: Tensor, v: Tensor, sizes: list[int] | None) -> Tensor:
     """Softmax over the prompt's and the own keys, from its definition."""
     keys = torch.cat([pk[:, None].expand(B, G, K, P, D), k], dim=3)
     values = torch.cat([pv[:, None].expand(B, G, K, P, D), v], dim=3)
     scores = torch.einsum("bgknrd,bgksd->bgknrs", q, keys) * SCALING
-    later = torch.ones(R, R, dtype=torch.bool).triu(1)
+    later = torch.ones(R, R, dtype=torch.bool, device=q.device).triu(1)
     scores[..., P:] = scores[..., P:].masked_fill(later, float("-inf"))
-    if padding is not None:
-        scores[..., :P] = scores[..., :P] + padding[:, None, :, None]
+    for b, size in enumerate(sizes or []):
+        scores[b, ..., size:P] = float("-inf")
     return torch.einsum("bgknrs,bgksd->bgknrd", scores.softmax(-1), values)
 
 
-def padding_of(lengths: list[int]) -> Tensor:
-    hidden = torch.arange(P) >= torch.tensor(lengths)[:, None]
-    return torch.zeros(B, P).masked_fill(hidden, torch.finfo(torch.float32).min)[:, None, None]
+def dense_kernel(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, debug: bool, *, scale: float
+) -> tuple[object, ...]:
+    """What CUDA's kernel computes, with its arguments and results, from the definition."""
+    n = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(n, dim=1), v.repeat_interleave(n, dim=1)
+    scores = q @ k.transpose(2, 3) * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    log = scores.logsumexp(-1)
+    return (
+        (scores - log[..., None]).exp() @ v,
+        log,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        "seed",
+        "offset",
+        None,
+    )
 
 
+def dense_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    log: Tensor,
+    cum_q: None,
+    cum_k: None,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    seed: str,
+    offset: str,
+    *,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its backward: weights are exp(score - log) of the ``log`` that is handed in."""
+    assert (max_q, max_k, seed, offset) == (q.shape[2], k.shape[2], "seed", "offset")
+    heads, n = k.shape[1], q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(n, dim=1), v.repeat_interleave(n, dim=1)
+    weights = (q @ k.transpose(2, 3) * scale - log[..., None]).exp()
+    weights = weights.tril() if causal else weights
+    slope = weights * (grad @ v.transpose(2, 3) - (grad * out).sum(-1, keepdim=True)) * scale
+    own, to_values = slope.transpose(2, 3) @ q, weights.transpose(2, 3) @ grad
+    return slope @ k, own.unflatten(1, (heads, n)).sum(2), to_values.unflatten(1, (heads, n)).sum(2)
+
+
+class DenseCuda(CudaFlash):
+    """The CUDA path with stand-ins for its two kernels."""
+
+    kernel = staticmethod(dense_kernel)
+    kernel_backward = staticmethod(dense_backward)
+
+
+@pytest.mark.parametrize("flash", [CpuFlash(), DenseCuda()], ids=["cpu", "cuda's layout"])
 @pytest.mark.parametrize("heads_per_key", [1, 3])
-@pytest.mark.parametrize("padding", [None, padding_of([7, 2])], ids=["full", "padded"])
-def test_output_and_gradients_equal_the_definition(heads_per_key: int, padding: Tensor | None) -> None:
+@pytest.mark.parametrize("sizes", [None, [7, 2]], ids=["full", "padded"])
+def test_output_and_gradients_equal_the_definition(
+    flash: Flash, heads_per_key: int, sizes: list[int] | None
+) -> None:
     ours, theirs = inputs(heads_per_key), inputs(heads_per_key)
-    out = MergedAttention.apply(*ours, padding, SCALING)
-    expected = written_out(*theirs, padding)
+    out = MergedAttention.apply(flash, *ours, sizes, SCALING)
+    expected = written_out(*theirs, sizes)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     (out * weight).sum().backward()
@@ -57,20 +115,48 @@ def test_a_key_that_dwarfs_all_others_overflows_nothing() -> None:
     for q, pk, *_ in (ours, theirs):
         q.data.fill_(50.0)
         pk.data[:, :, 3] = 10.0
-    out, expected = MergedAttention.apply(*ours, None, SCALING), written_out(*theirs, None)
+    out, expected = MergedAttention.apply(CpuFlash(), *ours, None, SCALING), written_out(*theirs, None)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     out.sum().backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in ours)
 
 
 def test_half_precision_stays_near() -> None:
-    out = MergedAttention.apply(*inputs(2, torch.bfloat16), None, SCALING)
+    out = MergedAttention.apply(CpuFlash(), *inputs(2, torch.bfloat16), None, SCALING)
     assert out.dtype == torch.bfloat16
     exact = written_out(*[x.detach().to(torch.bfloat16).float() for x in inputs(2)], None)
     torch.testing.assert_close(out.float(), exact, rtol=0.02, atol=0.02)
 
 
 def test_only_where_the_kernel_exists() -> None:
-    assert can_merge(torch.zeros(1))
-    assert not can_merge(torch.zeros(1, device="meta"))
-    assert not can_merge(torch.zeros(1, dtype=torch.float64))
+    assert isinstance(flash_for(torch.zeros(1)), CpuFlash)
+    assert flash_for(torch.zeros(1, device="meta")) is None
+    assert flash_for(torch.zeros(1, dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize("sizes", [None, [7, 2]], ids=["full", "padded"])
+def test_what_cudas_kernels_are_handed(sizes: list[int] | None) -> None:
+    """Without a GPU: PyTorch's own shape rules for its CUDA kernels take what the path hands them."""
+    values = [x.detach().to("meta", torch.bfloat16).requires_grad_() for x in inputs(3)]
+    out = MergedAttention.apply(CudaFlash(), *values, sizes, SCALING)
+    assert out.shape == values[0].shape and out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in values)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("heads_per_key", [1, 3])
+@pytest.mark.parametrize("sizes", [None, [7, 2]], ids=["full", "padded"])
+def test_cudas_kernels_equal_the_definition(heads_per_key: int, sizes: list[int] | None) -> None:
+    ours = [x.detach().cuda().bfloat16().requires_grad_() for x in inputs(heads_per_key)]
+    theirs = [x.detach().float().requires_grad_() for x in ours]
+    flash = flash_for(ours[0])
+    assert isinstance(flash, CudaFlash)
+    out, expected = MergedAttention.apply(flash, *ours, sizes, SCALING), written_out(*theirs, sizes)
+    torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.02)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).cuda()
+    (out.float() * weight).sum().backward()
+    (expected * weight).sum().backward()
+    for mine, wanted in zip(ours, theirs, strict=True):
+        assert mine.grad is not None and wanted.grad is not None
+        torch.testing.assert_close(mine.grad.float(), wanted.grad, rtol=0.05, atol=0.05)

@@ -14,25 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def can_merge(query: Tensor) -> bool:
-    """Whether the kernel exists for this tensor; elsewhere the weights are written out."""
-    return query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16)
+from selfverify.policy.flash import Flash, Sizes
 
 
 class MergedAttention(torch.autograd.Function):
     """Attention of continuations to their prompt's keys and to their own earlier tokens.
 
-    Call ``MergedAttention.apply(query, prompt_keys, prompt_values, keys, values, padding, scaling)``.
+    Call ``MergedAttention.apply(flash, query, prompt_keys, prompt_values, keys, values, sizes, scaling)``.
 
     Args:
+        flash: The device's kernels.
         query: ``[B, G, K, N, R, D]``: K key heads, N query heads per key head, R tokens.
         prompt_keys, prompt_values: ``[B, K, P, D]``.
         keys, values: ``[B, G, K, R, D]``; token r sees own keys 0..r.
-        padding: ``[B, 1, 1, P]`` added to the prompt's scores, or None.
+        sizes: True prompt lengths where prompts are padded, or None.
         scaling: Factor of the scores.
 
     Returns:
@@ -42,88 +37,57 @@ class MergedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        flash: Flash,
         query: Tensor,
         prompt_keys: Tensor,
         prompt_values: Tensor,
         keys: Tensor,
         values: Tensor,
-        padding: Tensor | None,
+        sizes: Sizes,
         scaling: float,
     ) -> Tensor:
         """See the class."""
         shape = query.shape
-        to_prompt, to_own = _by_prompt(query), _by_continuation(query)
+        to_prompt, to_own = flash.rows(query, False), flash.rows(query, True)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        causal = _causal(query)
-        first, first_log = _FLASH(
-            to_prompt, prompt_keys, prompt_values, 0.0, False, attn_mask=padding, scale=scaling
-        )
-        second, second_log = _FLASH(
-            to_own, keys, values, 0.0, causal is None, attn_mask=causal, scale=scaling
-        )
-        first, first_log = _from_prompt(first, shape), _from_prompt(first_log.unsqueeze(-1), shape)
-        second, second_log = second.view(shape), second_log.view(*shape[:-1], 1)
+        first, first_log, first_rest = flash.forward(to_prompt, prompt_keys, prompt_values, 0, sizes, scaling)
+        second, second_log, second_rest = flash.forward(to_own, keys, values, shape[4], None, scaling)
+        first = flash.unrows(first, shape, False)
+        second = flash.unrows(second, shape, True)
+        first_log = flash.unrows(first_log.unsqueeze(-1), shape, False)
+        second_log = flash.unrows(second_log.unsqueeze(-1), shape, True)
         log = torch.logaddexp(first_log, second_log)
         out = (first * (first_log - log).exp()).addcmul_(second, (second_log - log).exp()).to(query.dtype)
-        ctx.save_for_backward(to_prompt, to_own, prompt_keys, prompt_values, keys, values, padding, out, log)
-        ctx.scaling = scaling
+        ctx.save_for_backward(to_prompt, to_own, prompt_keys, prompt_values, keys, values, out, log)
+        ctx.flash, ctx.rests, ctx.sizes, ctx.scaling = flash, (first_rest, second_rest), sizes, scaling
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of everything but the padding and the factor."""
-        to_prompt, to_own, prompt_keys, prompt_values, keys, values, padding, out, log = ctx.saved_tensors
+        """Gradients of query, keys and values."""
+        to_prompt, to_own, prompt_keys, prompt_values, keys, values, out, log = ctx.saved_tensors
+        flash: Flash = ctx.flash
         shape = out.shape
-        causal = _causal(out)
-        q1, *prompt_grads = _FLASH_BACKWARD(
-            _by_prompt(grad),
-            to_prompt,
-            prompt_keys,
-            prompt_values,
-            _by_prompt(out),
-            _by_prompt(log).squeeze(-1),
-            0.0,
-            False,
-            attn_mask=padding,
-            scale=ctx.scaling,
-        )
-        q2, *own_grads = _FLASH_BACKWARD(
-            _by_continuation(grad),
-            to_own,
-            keys,
-            values,
-            _by_continuation(out),
-            _by_continuation(log).squeeze(-1),
-            0.0,
-            causal is None,
-            attn_mask=causal,
-            scale=ctx.scaling,
-        )
+        found = []
+        for own, query, k, v in (
+            (False, to_prompt, prompt_keys, prompt_values),
+            (True, to_own, keys, values),
+        ):
+            found.append(
+                flash.backward(
+                    flash.rows(grad, own),
+                    query,
+                    k,
+                    v,
+                    flash.rows(out, own),
+                    flash.rows(log, own).squeeze(-1),
+                    ctx.rests[own],
+                    shape[4] if own else 0,
+                    None if own else ctx.sizes,
+                    ctx.scaling,
+                )
+            )
+        (q1, *prompt_grads), (q2, *own_grads) = found
         own_grads = [g.unflatten(0, shape[:2]) for g in own_grads]
-        return (_from_prompt(q1, shape) + q2.view(shape), *prompt_grads, *own_grads, None, None)
-
-
-def _by_prompt(x: Tensor) -> Tensor:
-    """``[B, G, K, N, R, *]`` to ``[B, K, G*N*R, *]``: all that looks at one prompt in one row."""
-    return x.transpose(1, 2).flatten(2, 4)
-
-
-def _from_prompt(x: Tensor, shape: torch.Size) -> Tensor:
-    """Back from `_by_prompt`."""
-    b, g, k, n, r, _ = shape
-    return x.view(b, k, g, n, r, -1).transpose(1, 2)
-
-
-def _by_continuation(x: Tensor) -> Tensor:
-    """``[B, G, K, N, R, *]`` to ``[B*G, K, N*R, *]``."""
-    return x.flatten(3, 4).flatten(0, 1)
-
-
-def _causal(query: Tensor) -> Tensor | None:
-    """The causal mask ``[N*R, R]`` where several query heads share a key head; None: the kernel's own."""
-    n, r = query.shape[3:5]
-    if n == 1:
-        return None
-    hidden = torch.ones(r, r, dtype=torch.bool, device=query.device).triu(1)
-    mask = torch.zeros(r, r, dtype=query.dtype, device=query.device).masked_fill(hidden, float("-inf"))
-    return mask.repeat(n, 1)
+        query_grad = flash.unrows(q1, shape, False) + flash.unrows(q2, shape, True)
+        return None, query_grad, *prompt_grads, *own_grads, None, None

@@ -23,7 +23,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from selfverify.policy.merged_attention import MergedAttention, can_merge
+from selfverify.policy.flash import flash_for
+from selfverify.policy.merged_attention import MergedAttention
 
 ATTENTION = "selfverify_shared"
 
@@ -54,10 +55,21 @@ class SharedLayout:
     own_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     prompt_images: Tensor | None = None
     own_images: Tensor | None = None
+    _sizes: list[int] | None = None
+
+    def sizes(self) -> list[int]:
+        """The prompt lengths, fetched from the device once: every layer asks for them."""
+        if self._sizes is None:
+            self._sizes = self.prompt_lengths.tolist()
+        return self._sizes
+
+    def padded(self) -> bool:
+        """Whether any prompt is padded."""
+        return any(size != self.prompt_width for size in self.sizes())
 
     def prompt_padding(self) -> Tensor | None:
         """``[B, P]`` True at padding, or None when no prompt is padded."""
-        if bool((self.prompt_lengths == self.prompt_width).all()):
+        if not self.padded():
             return None
         places = torch.arange(self.prompt_width, device=self.prompt_lengths.device)
         return places[None, :] >= self.prompt_lengths[:, None]
@@ -188,11 +200,11 @@ def _packed(
     keys, values = (x[:, :, p:].unflatten(2, (g, r)).transpose(1, 2) for x in (key, value))
     prompt_keys, prompt_values = key[:, :, :p], value[:, :, :p]
     own_query = query[:, :, p:].reshape(b, k, n, g, r, d)
-    if window is None and layout.own_images is None and can_merge(query):
+    flash = flash_for(query) if window is None and layout.own_images is None else None
+    if flash is not None:
         by_group = own_query.permute(0, 3, 1, 2, 4, 5)
-        padding = _padding(layout, query.dtype)
-        padding = None if padding is None else padding[:, :, 0, 0]
-        out = MergedAttention.apply(by_group, prompt_keys, prompt_values, keys, values, padding, scaling)
+        sizes = layout.sizes() if layout.padded() else None
+        out = MergedAttention.apply(flash, by_group, prompt_keys, prompt_values, keys, values, sizes, scaling)
         own_out = out.permute(0, 2, 3, 1, 4, 5)
     else:
         masks = _masks(layout, query, 0, r, window)
