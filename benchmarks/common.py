@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import platform
 import statistics
@@ -19,10 +18,9 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
-from transformers import BatchFeature, ProcessorMixin
 
 from selfverify.policy.policy import Policy
-from selfverify.policy.tiny import tiny_image_processor, write_tiny
+from selfverify.policy.tiny import write_tiny
 from selfverify.rollouts.types import Problem
 from selfverify.tasks import make_task
 
@@ -31,6 +29,7 @@ PROMPT_TOKENS = (110, 400)
 GROUP_SIZES = (4, 8, 16)
 PROBLEMS = 8
 FILLER = " Answer with care."
+IMAGE_SIDE = 512
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -81,6 +80,20 @@ def make_problems(policy: Policy, count: int, prompt_tokens: int) -> list[Proble
     return found
 
 
+def make_image_problems(policy: Policy, count: int) -> list[Problem]:
+    """`digits-pick` problems whose image is drawn so large that it takes 1,024 tokens."""
+    task = make_task("digits-pick")
+    found = []
+    for index in range(count):
+        problem = task.problem("train", 0, index)
+        drawn = replace(problem, images=[image.resize((IMAGE_SIDE,) * 2) for image in problem.images])
+        [image] = policy.encoder.prompt(drawn).images
+        if image.placeholders < 1000:
+            raise SystemExit(f"an image of {IMAGE_SIDE} pixels takes {image.placeholders} tokens only")
+        found.append(drawn)
+    return found
+
+
 class PreparedTask:
     """A task whose training problems were made beforehand, so that making them is not timed."""
 
@@ -97,46 +110,6 @@ class PreparedTask:
     def judge(self, problem: Problem, tagged: Any) -> Any:
         """As `digits-pick` does."""
         return self.inner.judge(problem, tagged)
-
-
-class ImageTextProcessor(ProcessorMixin):
-    """The tiny model's processor without the video part, which cannot be built without torchvision."""
-
-    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
-        self.image_token = "<|image_pad|>"
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-
-    def __call__(self, images: Any = None, text: Any = None, **kwargs: Any) -> BatchFeature:
-        """Preprocess images, expand placeholders, tokenise."""
-        kwargs = {**kwargs.pop("text_kwargs", {}), **kwargs}
-        kinds = kwargs.pop("return_mm_token_type_ids", True)
-        wanted = kwargs.pop("return_tensors", None)
-        texts = [text] if isinstance(text, str) else list(text)
-        made: dict[str, Any] = {}
-        if images is not None:
-            flat = [i for item in images for i in item] if isinstance(images[0], list | tuple) else images
-            made = dict(self.image_processor(images=flat, return_tensors="pt"))
-            counts = iter((made["image_grid_thw"].prod(-1) // 4).tolist())
-            for n, words in enumerate(texts):
-                first, *rest = words.split(self.image_token)
-                texts[n] = first + "".join(self.image_token * next(counts) + part for part in rest)
-        allowed = {k: v for k, v in kwargs.items() if k in ("padding", "padding_side", "add_special_tokens")}
-        encoded = dict(self.tokenizer(texts, **allowed))
-        encoded.pop("token_type_ids", None)
-        if kinds:
-            encoded["mm_token_type_ids"] = [
-                [int(token == self.image_token_id) for token in row] for row in encoded["input_ids"]
-            ]
-        return BatchFeature({**encoded, **made}, tensor_type=wanted)
-
-
-def make_processor(tokenizer: Any) -> ImageTextProcessor:
-    """The processor that transformers' and TRL's side of a comparison uses."""
-    tokenizer = copy.deepcopy(tokenizer)
-    # TRL loads processors this way; handed one that pads on the right, it misplaces token types silently.
-    tokenizer.padding_side = "left"
-    return ImageTextProcessor(tiny_image_processor(), tokenizer, chat_template=tokenizer.chat_template)
 
 
 def interleaved(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:

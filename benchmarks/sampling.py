@@ -20,11 +20,11 @@ from common import (
     finish,
     interleaved,
     make_problems,
-    make_processor,
     model_folder,
     parse,
     show,
 )
+from processor import make_processor
 from transformers import GenerationConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 

@@ -7,28 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from benchmarks.families import sharpen
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import tiny_tokenizer, write_tiny
-
-
-def sharpen(model: torch.nn.Module, seed: int = 1) -> None:
-    """Give the weights values large enough that logits and attention are far from uniform.
-
-    With transformers' initialisation a tiny model predicts every token alike and attends to every place
-    alike, so that a wrong mask or position would hardly show.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() > 1:
-                parameter.copy_(noise * 1.5 / parameter[0].numel() ** 0.5)
-            else:
-                parameter.add_(0.1 * noise)
 
 
 @pytest.fixture(scope="session")

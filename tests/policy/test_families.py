@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import sharpen
+from benchmarks.families import KINDS, Reference, write_family
 from tests.policy.conftest import noise_image
-from tests.policy.families import KINDS, Reference, write_family
 
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -31,7 +30,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_family(kind, tmp_path_factory.mktemp(kind), sharpen)
+    return write_family(kind, tmp_path_factory.mktemp(kind))
 
 
 @pytest.fixture(scope="module")

@@ -243,9 +243,8 @@ def test_settings_of_the_whole_processor_are_kept(tiny_folder: Path, tmp_path: P
 
 
 def test_sizes_that_a_processor_does_not_know(tmp_path: Path) -> None:
-    from tests.conftest import sharpen
-    from tests.policy.families import write_family
+    from benchmarks.families import write_family
 
-    folder = write_family("internvl", tmp_path, sharpen)
+    folder = write_family("internvl", tmp_path)
     with pytest.raises(ConfigError, match=r"policy\.max_pixels: .* has no such setting"):
         Policy.load(str(folder), device="cpu", max_pixels=100)

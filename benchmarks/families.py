@@ -139,7 +139,23 @@ NAMED = {
 }
 
 
-def write_family(kind: str, folder: Path, sharpen: Any) -> Path:
+def sharpen(model: torch.nn.Module, seed: int = 1) -> None:
+    """Give the weights values large enough that logits and attention are far from uniform.
+
+    With transformers' initialisation a tiny model predicts every token alike and attends to every place
+    alike, so that a wrong mask or position would hardly show.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * 1.5 / parameter[0].numel() ** 0.5)
+            else:
+                parameter.add_(0.1 * noise)
+
+
+def write_family(kind: str, folder: Path) -> Path:
     """A checkpoint folder with a tiny random model of ``kind``."""
     about = KINDS[kind]
     tokenizer = tiny_tokenizer()
@@ -186,6 +202,46 @@ def write_family(kind: str, folder: Path, sharpen: Any) -> Path:
     return folder
 
 
+NOT_FOR_MODELS = ("rows", "cols", "num_patches", "num_crops", "batch_num_images")
+"""What image processors return for who writes the text; models don't take it, or not
+from TRL (``batch_num_images``: with one image a row they do without)."""
+
+
+def make_writer(kind: str, config: Any, tokenizer: Any) -> Any:
+    """transformers' processor of ``kind``, of which ``replace_image_token`` says what stands for an image.
+
+    Most of these classes want a video processor, hence torchvision, to be constructed, so it is not.
+    """
+    made = getattr(transformers, KINDS[kind]["class"])
+    processor = made.__new__(made)
+    processor.image_processor = KINDS[kind]["processor"]()
+    processor.tokenizer = tokenizer
+    processor.image_token = KINDS[kind]["slot"]
+    # What tells a model which tokens are an image's, where it wants to know.
+    processor.kinds_name = (
+        "mm_token_type_ids" if "qwen" in kind else "token_type_ids" if kind == "gemma3" else None
+    )
+    processor.placeholder = KINDS[kind].get("placeholder", KINDS[kind]["slot"])
+    processor.fake_image_token, processor.global_image_token = "<fake_token_around_image>", "<global-img>"
+    processor.global_image_tag = "<global-img>"
+    processor.image_seq_len = processor.image_seq_length = 4
+    processor.num_image_tokens = 16
+    processor.vision_feature_select_strategy = "full"
+    processor.vision_aspect_ratio = getattr(config, "vision_aspect_ratio", None)
+    processor.start_image_token, processor.end_image_token = "<img>", "</img>"
+    inside = "<image_soft_token>" * 4
+    processor.full_image_sequence = f"\n\n<start_of_image>{inside}<end_of_image>\n\n"
+    return processor
+
+
+def preprocess(processor: Any, images: Sequence[Sequence[Image]]) -> dict[str, Any]:
+    """What the image processor makes of each row's images, cut and tiled as the processor asks for it."""
+    options = dict(getattr(type(processor), "images_kwargs", None) or {})
+    return dict(
+        processor.image_processor(images=[list(row) for row in images], return_tensors="pt", **options)
+    )
+
+
 @dataclass(slots=True)
 class Reference:
     """transformers' model of a folder, fed one row at a time with what its own processor class writes."""
@@ -200,49 +256,26 @@ class Reference:
         """With eager attention."""
         model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        # Most of these classes want a video processor, hence torchvision, to be constructed.
-        made = getattr(transformers, KINDS[kind]["class"])
-        processor = made.__new__(made)
-        vision = model.config.vision_config
-        processor.image_processor = KINDS[kind]["processor"]()
-        processor.tokenizer = tokenizer
-        processor.image_token = KINDS[kind]["slot"]
-        processor.fake_image_token, processor.global_image_token = "<fake_token_around_image>", "<global-img>"
-        processor.global_image_tag = "<global-img>"
-        processor.image_seq_len = processor.image_seq_length = 4
-        processor.num_image_tokens = 16
-        processor.vision_feature_select_strategy = "full"
-        processor.vision_aspect_ratio = getattr(model.config, "vision_aspect_ratio", None)
-        processor.start_image_token, processor.end_image_token = "<img>", "</img>"
-        inside = "<image_soft_token>" * 4
-        processor.full_image_sequence = f"\n\n<start_of_image>{inside}<end_of_image>\n\n"
-        assert vision is not None
-        return cls(kind, model, tokenizer, processor)
+        return cls(kind, model, tokenizer, make_writer(kind, model.config, tokenizer))
 
     def inputs(self, problem: Problem, continuation: Sequence[int]) -> tuple[dict[str, Any], int]:
         """Arguments of the model for one row, and where the continuation begins."""
         text = self.tokenizer.apply_chat_template(
             problem.messages, tokenize=False, add_generation_prompt=True
         )
-        extra = self._images(problem.images) if problem.images else {}
+        extra = preprocess(self.processor, [problem.images]) if problem.images else {}
         for i in range(len(problem.images)):
             written = self.processor.replace_image_token(extra, image_idx=i)
             text = text.replace(KINDS[self.kind]["slot"], written.replace("<", "\0"), 1)
         ids = self.tokenizer(text.replace("\0", "<"), add_special_tokens=False)["input_ids"]
         row = torch.tensor([[*ids, *continuation]])
-        inputs = {k: v for k, v in extra.items() if k not in ("rows", "cols", "num_patches", "num_crops")}
+        inputs = {k: v for k, v in extra.items() if k not in NOT_FOR_MODELS}
         if self.kind == "llava_onevision" and problem.images:
             inputs["batch_num_images"] = torch.tensor([len(problem.images)])
         kinds = (row == self.model.config.image_token_id).long()
-        if "qwen" in self.kind:
-            inputs["mm_token_type_ids"] = kinds.int()
-        if self.kind == "gemma3":
-            inputs["token_type_ids"] = kinds
+        if self.processor.kinds_name:
+            inputs[self.processor.kinds_name] = kinds
         return {"input_ids": row, "attention_mask": torch.ones_like(row), **inputs}, len(ids)
-
-    def _images(self, images: Sequence[Image]) -> dict[str, Any]:
-        options = dict(getattr(type(self.processor), "images_kwargs", None) or {})
-        return dict(self.processor.image_processor(images=[list(images)], return_tensors="pt", **options))
 
     def logprobs(self, problem: Problem, continuation: Sequence[int]) -> torch.Tensor:
         """Log-probabilities of the continuation's tokens."""
