@@ -170,6 +170,21 @@ def _check_weights(folder: str, report: dict[str, Any]) -> None:
         )
 
 
+def prepare(model: Any, config: PolicyConfig) -> Family:
+    """Make a model of transformers' share prompts, freeze its tower, and say which family it is of."""
+    family = family_of(model)
+    if family.shares_prompts:
+        decoder: Any = family.backbone(model)
+        decoder.config._attn_implementation = ATTENTION
+        ReadOnly.install(decoder)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if not config.train_vision:
+        for parameter in family.vision_parameters(model):
+            parameter.requires_grad_(False)
+    return family
+
+
 def load(config: PolicyConfig) -> Loaded:
     """Load everything that ``config.path`` names. Weights that do not fit are an error, never a warning.
 
@@ -221,16 +236,7 @@ def load(config: PolicyConfig) -> Loaded:
         tokenizer.chat_template = template
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    family = family_of(model)
-    if family.shares_prompts:
-        decoder: Any = family.backbone(model)
-        decoder.config._attn_implementation = ATTENTION
-        ReadOnly.install(decoder)
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if not config.train_vision:
-        for parameter in family.vision_parameters(model):
-            parameter.requires_grad_(False)
+    family = prepare(model, config)
     model.to(pick_device(config.device))
     if config.lora is not None:
         adapters.attach(model, family, config.lora, _lasting(config.path), config.train_vision)
