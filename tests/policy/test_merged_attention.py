@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from selfverify.policy import shared_attention
 from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, flash_for
 from selfverify.policy.merged_attention import MergedAttention
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Problem
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
 SCALING = D**-0.5
@@ -142,6 +147,29 @@ def test_what_cudas_kernels_are_handed(sizes: list[int] | None) -> None:
     assert out.shape == values[0].shape and out.dtype == torch.bfloat16
     out.sum().backward()
     assert all(x.grad is not None and x.grad.shape == x.shape for x in values)
+
+
+def test_a_policy_in_cudas_layout(
+    tiny_folder: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of different lengths through the whole model, against the plain forward."""
+    monkeypatch.setattr(shared_attention, "flash_for", lambda query: DenseCuda())
+    policy = Policy.load(str(tiny_folder), device="cpu")
+    prompts = policy.encode(problems)
+    tokens = [[[70, 71, 72, 73], [75]], [[80, 81], [82, 83, 84]], [[85], [86, 87]]]
+    found = []
+    for shares in (True, False):
+        policy.shares_prefix = shares
+        policy.model.zero_grad()
+        logprobs = policy.logprobs(prompts, tokens)
+        logprobs.sum().backward()
+        grads = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+        found.append((logprobs.detach(), grads))
+    (shared, ours), (plain, theirs) = found
+    torch.testing.assert_close(shared, plain, rtol=1e-5, atol=1e-5)
+    assert ours.keys() == theirs.keys()
+    for name, wanted in theirs.items():
+        torch.testing.assert_close(ours[name], wanted, rtol=1e-4, atol=1e-4, msg=name)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
