@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from trl import GRPOTrainer
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner
 from selfverify.learner.streams import select, valid_trajectories
-from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs
+from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs, micro_batches
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
@@ -82,13 +83,14 @@ class CheckedTrainer(GRPOTrainer):
         credits = [method.credit(g, valid_trajectories(g, False)) for g in groups]
         streams, _ = select(rollout, credits, drop_zero=False)
         totals = UpdateTotals()
-        updater = Updater(
-            self.ours,
-            SimpleNamespace(backward=lambda loss: loss.backward()),
-            LearnerConfig(steps=1, micro_batch_groups=count),
-            "surrogate",
+        alone = SimpleNamespace(
+            one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
         )
-        updater.gradient(streams, fixed_logprobs(self.start, streams, count, 1.0), None, 1.0, totals)
+        passes = micro_batches(streams, [0] * len(streams), count)
+        reference = fixed_logprobs(self.start, streams, passes, 1.0)
+        config = LearnerConfig(steps=1, micro_batch_groups=count)
+        updater = Updater(self.ours, alone, config, "surrogate")
+        updater.gradient(streams, passes, reference, None, 1.0, totals)
         return totals.loss
 
 
