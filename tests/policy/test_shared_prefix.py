@@ -124,6 +124,7 @@ def test_image_in_a_continuation(
         {},
         {"logprob_chunk": 7},
         {"gradient_checkpointing": True},
+        {"activation_offload": True},
         {"train_vision": True},
         {"train_vision": True, "gradient_checkpointing": True},
     ],

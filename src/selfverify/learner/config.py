@@ -37,6 +37,11 @@ class LearnerConfig(BaseModel):
     warmup_steps: int = Field(
         0, ge=0, description="Steps over which the learning rate rises linearly from 0 to its peak."
     )
+    optimizer: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw",
+        description="`adamw_8bit` keeps its two moments in 8 bits (bitsandbytes): 2 bytes instead of 8 for "
+        "each trained value, in tensors of 4,096 values or more.",
+    )
     weight_decay: float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="AdamW's two decay rates, each in [0, 1).")
     max_grad_norm: float = Field(

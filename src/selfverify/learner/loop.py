@@ -20,6 +20,7 @@ from selfverify.learner.checkpoint import CheckpointManager, restore_rng
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.interrupt import interruptible
 from selfverify.learner.logging import MetricsLog
+from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator, whole_loading
 from selfverify.learner.schedule import learning_rate_factor
 from selfverify.learner.source import Source, sampling_seed
@@ -91,10 +92,7 @@ class Learner:
         uses_kl = getattr(getattr(method, "config", None), "needs_reference", False)
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = policy.frozen_copy() if uses_kl else None
-        trainable = [(name, p) for name, p in policy.model.named_parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            trainable, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
-        )
+        self.optimizer = make_optimizer(config, policy.model.named_parameters())
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(config))
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.

@@ -72,6 +72,10 @@ class Parallel:
         self.accelerator, self.policy, self.raw = accelerator, policy, optimizer
         if self._is(DistributedType.FSDP) and not accelerator.is_fsdp2:
             raise ConfigError("FSDP of version 1 shards otherwise than this needs; set fsdp_version: 2")
+        if not isinstance(optimizer, torch.optim.AdamW) and (
+            self._is(DistributedType.FSDP) or self._is(DistributedType.DEEPSPEED)
+        ):
+            raise ConfigError("learner.optimizer=adamw_8bit does not go with FSDP or DeepSpeed; use adamw")
         if self._is(DistributedType.DEEPSPEED):
             accelerator.state.deepspeed_plugin.deepspeed_config |= {
                 # accelerate has no data loader to take it from, and DeepSpeed only reports by it.
@@ -102,7 +106,7 @@ class Parallel:
         else:
             self.accelerator.backward(loss)
 
-    def one_pass(self, last: bool) -> AbstractContextManager[None]:
+    def one_pass(self, last: bool) -> AbstractContextManager[Any]:
         """Around a forward and backward pass; in the ``last`` one of an update DDP sums over processes."""
         if last or not isinstance(self.policy.root, DistributedDataParallel):
             return nullcontext()

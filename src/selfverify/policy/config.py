@@ -60,6 +60,11 @@ class PolicyConfig(BaseModel):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, about a third slower."
     )
+    activation_offload: bool = Field(
+        False,
+        description="Keep what the backward pass needs in the host's memory instead of the device's: slower, "
+        "for what does not fit otherwise.",
+    )
     shared_prefix: Literal["auto", "off"] = Field(
         "auto",
         description="Forward a problem's prompt once for all its samples. `auto` compares it with the plain "

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 
 from selfverify.errors import ConfigError
 from selfverify.policy import adapters
@@ -321,9 +322,11 @@ class Policy:
         Returns:
             ``[B, G, R]`` and ``[M, K]``.
         """
-        return self._inside(
-            lambda: self._logprobs(prompts, continuations, places, choices, temperature, needed)
-        )
+        offload = self.config.activation_offload and torch.is_grad_enabled()
+        with save_on_cpu(pin_memory=self.device.type == "cuda") if offload else nullcontext():
+            return self._inside(
+                lambda: self._logprobs(prompts, continuations, places, choices, temperature, needed)
+            )
 
     def _logprobs(
         self,

@@ -10,7 +10,7 @@ from selfverify.policy.families.gemma3 import Gemma3
 from selfverify.policy.families.idefics3 import Idefics3
 from selfverify.policy.families.internvl import InternVL
 from selfverify.policy.families.llava_onevision import LlavaOnevision
-from selfverify.policy.families.qwen_vl import Qwen3VL, QwenVL
+from selfverify.policy.families.qwen_vl import Qwen3VL, Qwen25VL, QwenVL
 from selfverify.policy.families.unknown import Unknown
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ FAMILIES: dict[str, type[Family]] = {
     "idefics3": Idefics3,
     "internvl": InternVL,
     "llava_onevision": LlavaOnevision,
-    "qwen2_5_vl": QwenVL,
+    "qwen2_5_vl": Qwen25VL,
     "qwen2_vl": QwenVL,
     "qwen3_vl": Qwen3VL,
     "smolvlm": Idefics3,

@@ -69,6 +69,13 @@ class Family:
         """What stands for an image in a prompt's text."""
         raise TypeError("a text-only model has no images")
 
+    def coordinate_space(self, model: Any, image: ImageInput) -> tuple[int, int]:
+        """Width and height of the space in which the model writes places in ``image``.
+
+        1000 x 1000, whatever the image's size, where models were taught that, or nothing.
+        """
+        return 1000, 1000
+
     def positions(self, model: Any, ids: Tensor, images: Sequence[ImageInput]) -> Tensor:
         """Position ids ``[axes, L]`` of one sequence ``ids`` [L] that contains ``images``."""
         return torch.arange(len(ids), device=ids.device)[None]

@@ -12,7 +12,7 @@ from selfverify.policy.families.base import ImageInput, VisionFamily, stacked
 
 
 class QwenVL(VisionFamily):
-    """Qwen2-VL and Qwen2.5-VL."""
+    """Qwen2-VL, and what its successors have in common with it."""
 
     position_axes = 3
     tower = ("visual",)
@@ -46,6 +46,16 @@ class QwenVL(VisionFamily):
     def _run_tower(model: Any, images: Sequence[ImageInput]) -> Any:
         pixels, grids = stacked(images, "pixel_values", model), stacked(images, "image_grid_thw", model)
         return model.model.get_image_features(pixels, grids, return_dict=True)
+
+
+class Qwen25VL(QwenVL):
+    """Qwen2.5-VL, which writes places in pixels of the image as it was resized for it."""
+
+    def coordinate_space(self, model: Any, image: ImageInput) -> tuple[int, int]:
+        """See `Family`."""
+        patch = model.config.vision_config.patch_size
+        _, rows, columns = image.tensors["image_grid_thw"].flatten().tolist()
+        return columns * patch, rows * patch
 
 
 class Qwen3VL(QwenVL):
