@@ -10,9 +10,13 @@ import torch
 from benchmarks.families import KINDS, Reference, write_family
 from tests.policy.conftest import noise_image
 
-from selfverify.policy.config import SamplingConfig
+from selfverify.learner.config import LearnerConfig
+from selfverify.methods import make_method
+from selfverify.policy.config import LoraSettings, PolicyConfig, SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.types import Problem
+from selfverify.run import learn
+from selfverify.tasks import make_task
 from selfverify.tasks.base import user_turn
 
 CONTINUATIONS = [
@@ -124,6 +128,18 @@ def test_samples(folder: Path, reference: Reference, problems: list[Problem]) ->
             assert sample.logprobs == pytest.approx(row[: len(sample.tokens)].tolist(), abs=1e-4)
 
 
+def test_places_are_written_in_the_familys_space(folder: Path, problems: list[Problem]) -> None:
+    policy = Policy.load(str(folder), device="cpu")
+    image = next(image for prompt in policy.encode(problems) for image in prompt.images)
+    width, height = policy.loaded.family.coordinate_space(policy.model, image)
+    if policy.model.config.model_type == "qwen2_5_vl":
+        grid = image.tensors["image_grid_thw"][0].tolist()
+        patch = policy.model.config.vision_config.patch_size
+        assert (width, height) == (grid[2] * patch, grid[1] * patch)
+    else:
+        assert (width, height) == (1000, 1000)
+
+
 def test_trained_tower_learns(folder: Path, problems: list[Problem]) -> None:
     policy = Policy.load(str(folder), device="cpu", train_vision=True)
     policy.shares_prefix = True
@@ -141,3 +157,25 @@ def test_save_and_load(folder: Path, problems: list[Problem], tmp_path: Path) ->
     policy.save(tmp_path / "saved")
     again = Policy.load(str(tmp_path / "saved"), device="cpu")
     torch.testing.assert_close(again.logprobs(again.encode(problems), CONTINUATIONS), expected)
+
+
+def train(folder: Path, output: Path, steps: int, lora: bool, resume: bool = False) -> Policy:
+    settings = LoraSettings(rank=2) if lora else None
+    policy = Policy.load(PolicyConfig(path=str(folder), device="cpu", lora=settings))
+    config = LearnerConfig(steps=steps, groups_per_step=2, checkpoint_every=1, learning_rate=1e-2)
+    method = make_method("sft", right=1, wrong=1)
+    return learn(policy, make_task("digits-pick"), method, config, output=output, resume=resume)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
+def test_trains_saves_and_resumes(folder: Path, problems: list[Problem], tmp_path: Path, lora: bool) -> None:
+    start = Policy.load(str(folder), device="cpu")
+    through = train(folder, tmp_path / "through", 2, lora)
+    train(folder, tmp_path / "broken", 1, lora)
+    resumed = train(folder, tmp_path / "broken", 2, lora, resume=True)
+    ours, theirs = through.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    trained = through.logprobs(through.encode(problems), CONTINUATIONS)
+    assert not torch.allclose(trained, start.logprobs(start.encode(problems), CONTINUATIONS), atol=1e-3)
+    again = Policy.load(str(tmp_path / "broken/checkpoints/checkpoint-000002/model"), device="cpu")
+    torch.testing.assert_close(again.logprobs(again.encode(problems), CONTINUATIONS), trained)
