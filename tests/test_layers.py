@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("study", "quickstart", "cli_runs"),
     ("cli", "integrations"),
+    ("__main__",),
 )
 """From the bottom up. A part imports itself and parts of lower rows, never its row's other parts."""
 

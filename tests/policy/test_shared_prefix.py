@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import selfverify.policy.shared_attention as shared_attention
+from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.forward import Continuation
 from selfverify.policy.policy import Policy
@@ -188,6 +189,22 @@ def test_temperature_zero_is_read_as_one(policy: Policy, problems: list[Problem]
 
 def test_nothing_to_score(policy: Policy, problems: list[Problem]) -> None:
     assert policy.logprobs(policy.encode(problems), [[[], []]] * 3).eq(0).all()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_autocast_is_close(load_policy: Any, problems: list[Problem], groups: Groups, shared: bool) -> None:
+    policy = forced(load_policy(), shared)
+    prompts = policy.encode(problems)
+    exact = policy.logprobs(prompts, groups)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = policy.logprobs(prompts, groups)
+        [samples, *_] = policy.sample(
+            prompts, SamplingConfig(group_size=2, max_new_tokens=4), seeds=[0, 1, 2]
+        )
+        again = policy.logprobs(prompts[:1], [[sample.tokens for sample in samples]])
+    assert 0 < (found - exact).abs().max() < 0.3
+    for sample, row in zip(samples, again[0], strict=True):
+        torch.testing.assert_close(torch.tensor(sample.logprobs), row.detach(), rtol=0, atol=0.3)
 
 
 def test_bfloat16_is_close(load_policy: Any, make_raw: Any, problems: list[Problem], groups: Groups) -> None:

@@ -86,9 +86,14 @@ class Parallel:
         self.trained: list[torch.nn.Parameter] = [p for g in optimizer.param_groups for p in g["params"]]
         shared = reference is not None and reference.root is policy.root
         policy.root, self.optimizer = accelerator.prepare(policy.root, optimizer)
-        if reference is not None and shared:
+        if reference is None:
+            return
+        if shared:
             reference.root = policy.root
-        elif reference is not None and self._is(DistributedType.FSDP):
+        elif not self._is(DistributedType.FSDP):
+            # For the same precision as the policy's.
+            reference.root = accelerator.prepare_model(reference.root, evaluation_mode=True)
+        else:
             from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
             reference.root = fsdp2_prepare_model(accelerator, reference.root)

@@ -268,6 +268,8 @@ def shared_attention(
     if shared is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # Under autocast rotary embeddings have made queries and keys wider again.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     layer: int = module.layer_idx  # type: ignore[assignment]
     if shared.mode == "decode":
         return _decode(shared, layer, query, key, value, scale, sliding_window), None
