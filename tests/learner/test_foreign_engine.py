@@ -88,7 +88,9 @@ def gradient(
     policy.model.zero_grad()
     totals = UpdateTotals()
     config = LearnerConfig(steps=1, **settings)
-    parallel = Parallel(make_accelerator(policy), policy, None, torch.optim.SGD(policy.model.parameters()))
+    parallel = Parallel(
+        make_accelerator(policy), policy, None, torch.optim.AdamW(policy.model.parameters()), 1.0
+    )
     Updater(policy, parallel, config, "surrogate").gradient([batch], [Pass([0])], None, old, 1.0, totals)
     rows = [p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]
     return torch.cat(rows), totals
