@@ -185,13 +185,27 @@ def prepare(model: Any, config: PolicyConfig) -> Family:
     return family
 
 
-def load(config: PolicyConfig) -> Loaded:
-    """Load everything that ``config.path`` names. Weights that do not fit are an error, never a warning.
+@dataclass(slots=True)
+class _Source:
+    """Where a model comes from: ``path`` as given, the adapter's ``base`` if it is one, the whole model's
+    ``folder`` with its ``settings``, and what transformers has to be told to read it."""
 
-    Raises:
-        ConfigError: The folder is missing or holds no model this library can load.
-        CheckpointError: Weight names or shapes do not fit the model.
-    """
+    path: str
+    base: str | None
+    folder: str
+    settings: Any
+    options: dict[str, Any]
+
+    @property
+    def has_vision(self) -> bool:
+        return getattr(self.settings, "vision_config", None) is not None
+
+    @property
+    def model_class(self) -> Any:
+        return AutoModelForImageTextToText if self.has_vision else AutoModelForCausalLM
+
+
+def _find(config: PolicyConfig) -> _Source:
     path = resolve(config.path)
     base = adapters.base_of(path)
     if base is not None and config.lora is not None:
@@ -200,38 +214,75 @@ def load(config: PolicyConfig) -> Loaded:
             "leave policy.lora out, or start from the model below it"
         )
     folder = resolve(base or config.path)
-    remote: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
-    unpacking: dict[str, Any] = {}
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if folder.endswith(".gguf"):
-        folder, remote["gguf_file"] = _gguf(folder)
-        # To ordinary weights: as a quantised model it could be neither trained nor saved.
-        unpacking = {"quantization_config": GgufConfig(dequantize=True)}
+        folder, options["gguf_file"] = _gguf(folder)
     try:
-        settings = AutoConfig.from_pretrained(folder, **remote)
+        settings = AutoConfig.from_pretrained(folder, **options)
     except (OSError, ValueError, json.JSONDecodeError) as error:
         where = f"{config.path!r}" if base is None else f"{folder!r}, below the adapter in {config.path!r}"
-        raise ConfigError(f"no model at {where}: {error}") from error
-    has_vision = getattr(settings, "vision_config", None) is not None
-    loader = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
-    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+        hint = "" if Path(folder).exists() else "; without a connection, give a local folder"
+        raise ConfigError(f"no model at {where}: {error}{hint}") from error
+    return _Source(path, base, folder, settings, options)
+
+
+def load(config: PolicyConfig) -> Loaded:
+    """Load everything that ``config.path`` names. Weights that do not fit are an error, never a warning.
+
+    Raises:
+        ConfigError: The folder is missing or holds no model this library can load.
+        CheckpointError: Weight names or shapes do not fit the model.
+    """
+    source = _find(config)
+    # To ordinary weights: as a quantised model it could be neither trained nor saved.
+    packed = "gguf_file" in source.options
+    unpacking = {"quantization_config": GgufConfig(dequantize=True)} if packed else {}
     try:
-        model, report = loader.from_pretrained(
-            folder,
-            dtype=dtype,
+        model, report = source.model_class.from_pretrained(
+            source.folder,
+            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation="sdpa",
             output_loading_info=True,
             # Ignored by transformers only, whose own error does not name them: `_check_weights` does.
             ignore_mismatched_sizes=True,
-            **remote,
+            **source.options,
             **unpacking,
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, **remote)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the model at {config.path!r}: {error}") from error
     except (RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"the weights in {folder} cannot be loaded: {error}") from error
-    _check_weights(folder, report)
-    if has_vision and (template := _processor_template(folder)) is not None:
+        raise CheckpointError(f"the weights in {source.folder} cannot be loaded: {error}") from error
+    _check_weights(source.folder, report)
+    return _complete(model, source, config)
+
+
+def load_structure(config: PolicyConfig) -> Loaded:
+    """`load` without reading weights: the model that config.json describes, freshly initialised.
+
+    Raises:
+        ConfigError: See `load`.
+    """
+    source = _find(config)
+    dtype = getattr(source.settings.get_text_config(), "dtype", None) or source.settings.dtype
+    try:
+        model = source.model_class.from_config(
+            source.settings,
+            dtype=(dtype or torch.float32) if config.dtype == "auto" else getattr(torch, config.dtype),
+            attn_implementation="sdpa",
+            trust_remote_code=config.trust_remote_code,
+        )
+    except ValueError as error:
+        raise ConfigError(f"no model can be made of {source.folder}: {error}") from error
+    return _complete(model, source, config)
+
+
+def _complete(model: Any, source: _Source, config: PolicyConfig) -> Loaded:
+    """A model of ours: tokenizer, shared attention, what is frozen, adapter, image processor."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, **source.options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load the tokenizer at {config.path!r}: {error}") from error
+    if source.has_vision and (template := _processor_template(source.folder)) is not None:
         # Older folders keep it apart, and what the tokenizer brought along knows no images.
         tokenizer.chat_template = template
     if tokenizer.pad_token_id is None:
@@ -240,7 +291,7 @@ def load(config: PolicyConfig) -> Loaded:
     model.to(pick_device(config.device))
     if config.lora is not None:
         adapters.attach(model, family, config.lora, _lasting(config.path), config.train_vision)
-    elif base is not None:
-        adapters.load_adapter(model, Path(path), base)
-    processor = _load_processor(folder, config, family) if has_vision else None
+    elif source.base is not None:
+        adapters.load_adapter(model, Path(source.path), source.base)
+    processor = _load_processor(source.folder, config, family) if source.has_vision else None
     return Loaded(model, tokenizer, processor, family)

@@ -68,7 +68,7 @@ class Decoder:
         self.stop = torch.tensor(sorted(stop), dtype=torch.long, device=forward.device)
         self.suppressed = torch.tensor(suppressed, dtype=torch.long, device=forward.device)
 
-    def _choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Next tokens and their log-probs ``[B, G]`` (under the temperature, before top-p)."""
         logits = self.forward.head(hidden).float()
         free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
@@ -106,7 +106,7 @@ class Decoder:
         hidden = last_hidden[:, None].expand(b, g, -1)
         for step in range(steps):
             rows = problems[:, None]
-            chosen, chosen_logprobs = self._choose(hidden, draws[rows, slots, step])
+            chosen, chosen_logprobs = self.choose(hidden, draws[rows, slots, step])
             tokens[rows, slots, step] = chosen
             logprobs[rows, slots, step] = chosen_logprobs
             ends = torch.isin(chosen, self.stop) & (ended[rows, slots] < 0)

@@ -19,6 +19,9 @@ from selfverify.policy.policy import Policy
 Branches = Mapping[tuple[int, ...], Mapping[int, float]]
 """For each branching, by the tokens that lead to it, the probability of each next token."""
 
+READ_BATCH = 8
+"""Prompts of which scores are read at once."""
+
 SCORE_TEXTS = tuple(f"{value / 10:.1f}" for value in range(11))
 
 
@@ -46,6 +49,11 @@ class ScoreTree:
         """All nodes with several children, each with the tokens that lead to it."""
         own = [(path, self)] if len(self.children) > 1 else []
         return own + [b for token, child in self.children.items() for b in child.branchings((*path, token))]
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """The branchings' tokens, without those that a longer path's forward covers."""
+        found = [path for path, _ in self.branchings()]
+        return [p for p in found if not any(q != p and q[: len(p)] == p for q in found)]
 
     def _weights(self, probabilities: Branches, path: tuple[int, ...]) -> Mapping[int, float]:
         """This node's distribution over its children; uniform where none is given."""
@@ -158,7 +166,7 @@ def read_scores(
     prompts: Sequence[Prompt],
     prefixes: Sequence[Sequence[Sequence[int] | None]],
     temperature: float = 1.0,
-    batch: int = 8,
+    batch: int = READ_BATCH,
 ) -> list[list[ScoreReading | None]]:
     """Scores behind given answers.
 
@@ -194,8 +202,7 @@ def _read(
 ) -> list[list[ScoreReading | None]]:
     """`read_scores` of a few prompts, in one forward."""
     branchings = tree.branchings()
-    # A path that begins another is covered by the longer one's forward.
-    paths = [p for p, _ in branchings if not any(q != p and q[: len(p)] == p for q, _ in branchings)]
+    paths = tree.paths()
     rows = [[(g, list(prefix)) for g, prefix in enumerate(group) if prefix is not None] for group in prefixes]
     results: list[list[ScoreReading | None]] = [[None] * len(group) for group in prefixes]
     if not any(rows):
