@@ -24,13 +24,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("learner", "evaluation"),
     ("recipe", "recipe_errors", "recipe_yaml"),
     ("run",),
-    ("study", "quickstart", "cli_runs"),
-    ("cli", "integrations"),
+    ("study", "quickstart", "planner", "cli_runs"),
+    ("cli", "cli_plan", "integrations"),
     ("__main__",),
 )
 """From the bottom up. A part imports itself and parts of lower rows, never its row's other parts."""
 
-ONE_PART = {"recipe_errors": "recipe", "recipe_yaml": "recipe"}
+ONE_PART = {"recipe_errors": "recipe", "recipe_yaml": "recipe", "cli_plan": "cli"}
 """Files that stand beside a module instead of in a folder, and belong to it."""
 
 ALONE = ("objectives", "selection", "policy.config", "learner.config", "evaluation.config")

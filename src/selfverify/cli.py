@@ -13,6 +13,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from selfverify import __version__
+from selfverify.cli_plan import plan
 from selfverify.errors import ConfigError, SelfVerifyError
 
 # The heavy imports (torch, transformers) stand inside the commands, so that `--help` answers at once.
@@ -128,12 +129,12 @@ def train(
 
     - `selfverify train runs/no-kl --resume`
     """
-    from selfverify.cli_runs import holds_a_run, plan
+    from selfverify.cli_runs import dry_run_lines, holds_a_run
     from selfverify.recipe import load_recipe, to_yaml
 
     loaded = load_recipe(recipe, overrides or [])
     if dry_run:
-        for line in plan(loaded, resume):
+        for line in dry_run_lines(loaded, resume):
             typer.echo(f"# {line}")  # comments, so that what is printed is itself a recipe
         typer.echo(to_yaml(loaded), nl=False)
         return
@@ -158,6 +159,9 @@ def train(
         if happened := story(read_events(run / EVENTS_FILE)):
             _say("\n  ".join(["what happened:", *happened]))
         typer.echo(f"run: {run}")
+
+
+app.command()(plan)
 
 
 @app.command(name="eval")

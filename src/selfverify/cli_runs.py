@@ -27,7 +27,7 @@ def holds_a_run(folder: Path) -> bool:
     return (metrics.is_file() and metrics.stat().st_size > 0) or any(folder.glob("checkpoints/checkpoint-*"))
 
 
-def plan(recipe: Recipe, resume: bool) -> list[str]:
+def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
     """What ``train`` would do, for people."""
     learner, sampling = recipe.learner, recipe.sampling
     rollouts = learner.steps * learner.groups_per_step

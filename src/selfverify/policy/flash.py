@@ -8,7 +8,9 @@ the logarithm ``[..., rows]`` and what backward wants back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -193,6 +195,26 @@ def flash_for(query: Tensor) -> Flash | None:
         return CpuFlash() if query.dtype in (torch.float32, torch.bfloat16) else None
     half = query.dtype in (torch.float16, torch.bfloat16)
     fits = query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
-    if query.device.type != "cuda" or not half or not fits or torch.version.cuda is None:
+    if query.device.type != "cuda" or not half or not fits:
         return None
-    return CudaFlash() if torch.cuda.get_device_capability(query.device) >= (8, 0) else None
+    return CudaFlash() if _runs(query.device) else None
+
+
+def _runs(device: torch.device) -> bool:
+    """Whether this build and this GPU have the kernels of `CudaFlash`."""
+    if _assumed.get():
+        return True
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+_assumed = ContextVar("assumed", default=False)
+
+
+@contextmanager
+def assume_cuda() -> Iterator[None]:
+    """Inside, a CUDA device is taken to be there and of capability 8.0 or more: to plan for one elsewhere."""
+    token = _assumed.set(True)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)

@@ -1,0 +1,207 @@
+"""Running the real code without weights: what depends on a weight has a shape and no values.
+
+Inside `DryRun` tensors made from nothing but token ids, positions, masks, image grids and other small
+tables are computed as always, so code may look into them. Whatever touches a weight is on PyTorch's meta
+device: it has a shape and a type, takes no memory and costs no arithmetic. Asked from Python, it says that
+it is on the planned device, which this machine need not have, so code that chooses by device chooses right.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_any, tree_map
+
+aten = torch.ops.aten
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+class DryRun:
+    """Inside, what is made from weights has no values; see the module.
+
+    Args:
+        device: Where the code believes it runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._values = _Values()
+        self._place = _Place(device)
+
+    def __enter__(self) -> DryRun:
+        self._values.__enter__()
+        self._place.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._place.__exit__(kind, error, trace)
+        self._values.__exit__(kind, error, trace)
+
+    @property
+    def checkpointing(self) -> dict[str, Any]:
+        """Arguments of ``torch.utils.checkpoint``: autograd leaves function modes behind when it computes
+        again, and what it compares would then be on another device."""
+        return {
+            "use_reentrant": False,
+            "determinism_check": "none",
+            "context_fn": lambda: (nullcontext(), _Place(self.device)),
+        }
+
+    def weights(self) -> _MakingWeights:
+        """Inside, every new floating-point tensor is a weight."""
+        return _MakingWeights(self._values)
+
+
+class _MakingWeights:
+    def __init__(self, values: _Values) -> None:
+        self.values = values
+
+    def __enter__(self) -> None:
+        self.values.making_weights = True
+
+    def __exit__(self, *_: object) -> None:
+        self.values.making_weights = False
+
+
+class _Values(TorchDispatchMode):
+    """Decides operation by operation whether there are values to compute with."""
+
+    making_weights = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not tree_any(_is_empty, (args, kwargs)) and not self._makes_weight(args, kwargs):
+            return func(*args, **({**kwargs, "device": CPU} if "device" in kwargs else kwargs))
+        if func in _DRAWS:
+            return args[0]
+        if func is aten._local_scalar_dense.default:
+            # A loss, a norm, a largest difference: it goes into logs and checks, never into a shape.
+            return torch.zeros((), dtype=args[0].dtype, device=CPU).item()
+        if func._schema.is_mutable and isinstance(args[0], Tensor) and not args[0].is_meta:
+            return args[0]
+        if func in _INDEXED:
+            args = (args[0], _without_masks(args[1]), *args[2:])
+        args, kwargs = tree_map(_emptied, (args, kwargs))
+        if func is aten.masked_scatter_backward.default:
+            return args[0].new_empty(args[2])
+        return func(*args, **({**kwargs, "device": META} if "device" in kwargs else kwargs))
+
+    def _makes_weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not self.making_weights or tree_any(lambda x: isinstance(x, Tensor), (args, kwargs)):
+            return False
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        return "device" in kwargs and bool(dtype.is_floating_point)
+
+
+_DRAWS = {aten.uniform_.default, aten.normal_.default}
+"""First values of weights."""
+
+_INDEXED = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+}
+
+
+def _is_empty(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_meta
+
+
+def _emptied(x: Any) -> Any:
+    return torch.empty_like(x, device=META) if isinstance(x, Tensor) and not x.is_meta else x
+
+
+def _without_masks(indices: list[Tensor | None]) -> list[Tensor | None]:
+    """Indexing by a mask gives a shape that depends on values. The mask has them: it is looked up."""
+    found: list[Tensor | None] = []
+    for x in indices:
+        mask = x is not None and x.dtype is torch.bool and not x.is_meta
+        found += x.nonzero().unbind(1) if mask and x is not None else [x]
+    return found
+
+
+class _Place(TorchFunctionMode):
+    """Says that empty tensors are on the planned device, and chooses kernels as it would."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func == _DEVICE:
+            device = func(*args)
+            return self.device if device == META else device
+        if func is F.scaled_dot_product_attention:
+            return _attention(self.device.type, *args, **kwargs)
+        if func is Tensor.cpu:
+            return args[0]
+        if isinstance(func, OpOverload | OpOverloadPacket):
+            return func(*args, **kwargs)
+        # `_Values` decides what is computed; the planned device itself need not exist.
+        here = META if func is Tensor.to and args[0].is_meta else CPU
+        if func is Tensor.to:
+            args = tuple(here if isinstance(x, torch.device | str) else x for x in args)
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": here}
+        return func(*args, **kwargs)
+
+
+_DEVICE = Tensor.device.__get__
+
+
+def _attention(
+    device: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that PyTorch takes: flash where it can (on GPUs in 16 bits without a mask), on GPUs else the
+    memory-efficient one unless key heads are fewer, else the one that writes the weights out."""
+    if attn_mask is not None and attn_mask.dtype is torch.bool and device == "cuda":
+        attn_mask = query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, float("-inf"))
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    if device == "cuda" and attn_mask is None and half:
+        flash = aten._scaled_dot_product_flash_attention
+        out = flash(query, key, value, dropout_p, is_causal, scale=scale)
+    elif device == "cuda" and query.shape[1] == key.shape[1]:
+        bias = None if attn_mask is None else attn_mask.expand(*query.shape[:3], key.shape[2])
+        efficient = aten._scaled_dot_product_efficient_attention
+        saved = torch.is_grad_enabled()
+        out = efficient(query, key, value, bias, saved, dropout_p, is_causal, scale=scale)
+    elif device == "cpu" and dropout_p == 0 and not (attn_mask is not None and attn_mask.requires_grad):
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            attn_mask = query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, float("-inf"))
+        if attn_mask is not None:
+            attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+        flash = aten._scaled_dot_product_flash_attention_for_cpu
+        out = flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    else:
+        math = aten._scaled_dot_product_attention_math
+        out = math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    result: Tensor = out[0]
+    return result

@@ -1,0 +1,359 @@
+"""One training step, run without weights: how much memory each phase holds, how much it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from selfverify.errors import ConfigError
+from selfverify.learner.config import LearnerConfig
+from selfverify.learner.optimizer import make_optimizer
+from selfverify.learner.streams import GroupStreams
+from selfverify.learner.update import Pass, Updater, UpdateTotals, fixed_logprobs, micro_batches
+from selfverify.methods import Method, make_method
+from selfverify.planner.dry_run import DryRun
+from selfverify.planner.meter import Meter, Span
+from selfverify.planner.shapes import Lengths, Shapes, shapes_of
+from selfverify.policy.encoding import Prompt, image_features
+from selfverify.policy.families import FAMILIES
+from selfverify.policy.flash import assume_cuda
+from selfverify.policy.loading import load_structure
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Decoder
+from selfverify.policy.scores import READ_BATCH, ScoreTree
+from selfverify.policy.shared_attention import SharedLayout
+from selfverify.recipe import Recipe
+from selfverify.rollouts.types import Group
+from selfverify.tasks import make_task
+
+
+@dataclass(slots=True)
+class Parameters:
+    """Counts of parameters, and bytes of what sharding and decoding move.
+
+    Args:
+        total: All, those of an adapter included.
+        trainable: Those that learn.
+        weight_bytes: Bytes of all.
+        trainable_bytes: Bytes of those that learn.
+        read_bytes: Bytes of the decoder and the head: what one decoding step reads.
+        block_bytes: Bytes of the largest decoder layer.
+        root_bytes: Bytes of what is in no decoder layer.
+        dtype_bytes: Bytes of one weight.
+    """
+
+    total: int
+    trainable: int
+    weight_bytes: int
+    trainable_bytes: int
+    read_bytes: int
+    block_bytes: int
+    root_bytes: int
+    dtype_bytes: int
+
+
+@dataclass(slots=True)
+class Measured:
+    """One step on one GPU.
+
+    Args:
+        phases: Worst moment of each phase; its ``flops`` are those of the whole step.
+        parameters: See `Parameters`.
+        shapes: What was forwarded.
+        steps: Decoding steps, 0 when nothing is sampled.
+        step_flops: Operations of one decoding step, half way.
+        cache_bytes: Keys and values that one decoding step reads, half way.
+        passes: Micro-batches that are forwarded and backwarded.
+        shared: Whether prompts are shared in the passes that learn.
+    """
+
+    phases: dict[str, Span]
+    parameters: Parameters
+    shapes: Shapes
+    shared: bool
+    steps: int = 0
+    step_flops: int = 0
+    cache_bytes: int = 0
+    passes: int = 0
+
+
+def measure(recipe: Recipe, device: str, groups: int, lengths: Lengths) -> Measured:
+    """Run one step of ``recipe`` with ``groups`` problems without weights.
+
+    Raises:
+        ConfigError: The model is not there, or of a family whose prompts are not shared.
+        DataError: The task cannot make its problems.
+    """
+    dry, meter = DryRun(torch.device(device)), Meter()
+    # What is offloaded leaves the device; on a CPU that is the same memory.
+    settings = recipe.policy.model_copy(update={"device": device, "activation_offload": False})
+    with assume_cuda(), dry, meter:
+        with dry.weights(), meter.span("weights"):
+            policy = Policy(load_structure(settings), settings)
+        if not policy.loaded.family.shares_prompts:
+            raise ConfigError(
+                f"policy.path={recipe.policy.path}: models of type {policy.model.config.model_type!r} sample "
+                "by transformers' own generate, which cannot be planned; vision-language families that can: "
+                + ", ".join(FAMILIES)
+            )
+        if recipe.policy.gradient_checkpointing:
+            policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dry.checkpointing)
+        meter.vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+        method = make_method(recipe.method.name, **recipe.method.options)
+        return _Step(recipe, policy, method, meter, shapes_of(recipe, policy, groups, lengths)).run()
+
+
+class _Step:
+    """The phases in the order of a real step, each leaving behind what a real one leaves."""
+
+    def __init__(self, recipe: Recipe, policy: Policy, method: Method, meter: Meter, shapes: Shapes) -> None:
+        self.recipe, self.policy, self.method = recipe, policy, method
+        self.meter, self.shapes = meter, shapes
+        self.trainable = [p for p in policy.model.parameters() if p.requires_grad]
+        self.needs_reference = getattr(getattr(method, "config", None), "needs_reference", False)
+        self.measured = Measured({}, parameters_of(policy), shapes, policy.shares_prefix is not False)
+
+    def run(self) -> Measured:
+        """See `measure`."""
+        learner, meter = self.recipe.learner, self.meter
+        policy = self.policy
+        policy.model.eval()
+        with meter.span("reference"):
+            reference = policy.frozen_copy() if self.needs_reference else None
+        for parameter in self.trainable:
+            parameter.register_post_accumulate_grad_hook(lambda p: meter.relabel([p.grad], "gradients"))
+        optimizer = self._optimizer(learner)
+        with torch.no_grad():
+            self._images()
+            # The first batch of all is checked against the plain forward; after it, no more.
+            policy.logprobs(self.shapes.prompts[:1], [[[0, 0]]])
+            if self.method.objective == "surrogate":
+                if self.recipe.sampling.engine == "own":
+                    self._sample()
+                if getattr(getattr(self.method, "config", None), "verification_credit", "") == "expected":
+                    self._read_scores()
+        groups = self._groups()
+        batch = self._micro_batch(groups)
+        scale = self._share(groups, batch)
+        fixed = None
+        if reference is not None:
+            with self._phase("reference") as span:
+                fixed = fixed_logprobs(reference, batch, _one_pass(batch), self.recipe.sampling.temperature)
+            span.flops = round(span.flops * scale)
+        policy.model.train()
+        self._update(batch, fixed, len(groups), scale)
+        with self._phase("optimiser"):
+            torch.nn.utils.clip_grad_norm_(self.trainable, learner.max_grad_norm)
+            if optimizer is not None:
+                optimizer.step()
+        return self.measured
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[Span]:
+        """A span that the result shows under ``name``."""
+        with self.meter.span() as span:
+            self.measured.phases[name] = span
+            yield span
+
+    def _optimizer(self, learner: LearnerConfig) -> torch.optim.Optimizer | None:
+        """The learner's optimiser, after its first step: that one makes its state."""
+        if learner.optimizer == "adamw_8bit":
+            with self.meter.span("optimiser"):
+                self._moments = [_eight_bits(p) for p in self.trainable]
+            return None
+        optimizer = make_optimizer(learner, self.policy.model.named_parameters())
+        for parameter in self.trainable:
+            parameter.grad = torch.zeros_like(parameter)
+        with self.meter.span("optimiser"):
+            optimizer.step()
+        optimizer.zero_grad()
+        return optimizer
+
+    def _images(self) -> None:
+        """The tower on the largest image; the others' features are laid beside it, as large as they are."""
+        policy, cache = self.policy, self.policy.cache
+        images = {image.key: image for prompt in self.shapes.prompts for image in prompt.images}
+        if cache is None or not images:
+            return
+        before = dict(self.meter.live)
+        largest = max(images.values(), key=lambda image: image.placeholders)
+        with self._phase("images") as span:
+            features = image_features(policy.loaded, [largest], cache)[largest.key]
+        factor = sum(image.placeholders for image in images.values()) / largest.placeholders
+        span.flops = round(span.flops * factor)
+        # What the tower holds grows with the patches it is given: all images at once, on a CPU each alone.
+        at_once = factor if policy.device.type != "cpu" else 1
+        for label, held in span.peak.items():
+            span.peak[label] = round(before.get(label, 0) + at_once * (held - before.get(label, 0)))
+        for key, image in images.items():
+            cache.put(key, features.new_empty(image.placeholders, features.shape[1]))
+        self.meter.relabel((cache.get(key) for key in images), "caches")
+
+    def _sample(self) -> None:
+        sampling, prompts, forward = self.recipe.sampling, self.shapes.prompts, self.policy.forward
+        b, g, steps = len(prompts), self.shapes.group_size, self.shapes.response_tokens
+        with self._phase("sampling") as span:
+            last, prefilled = forward.prefill(prompts)
+            self.meter.relabel((x for kv in prefilled.prompt_keys.values() for x in kv), "caches")
+            layout = SharedLayout(
+                "decode", prefilled.prompt_lengths, prefilled.prompt_width, g, steps, 0, prefilled.prompt_keys
+            )
+            decoder = Decoder(forward, sampling, self.policy.stop_tokens, self.policy.suppressed_tokens)
+            tokens = torch.zeros(b, g, dtype=torch.long)
+            hidden = last[:, None].expand(b, g, -1)
+            with self.meter.span() as one:
+                decoder.choose(hidden, torch.zeros(b, g))
+                layout.position = steps // 2
+                hidden = forward.decode_step(tokens, tokens, layout)
+            self.meter.relabel((x for kv in layout.own_keys.values() for x in kv), "caches")
+            layout.position = steps - 1
+            decoder.choose(forward.decode_step(tokens, tokens, layout), torch.zeros(b, g))
+            # Ended rows leave the batch: for a moment the caches exist twice, a fifth smaller.
+            layout.select(torch.arange(b), torch.arange(max(g * 4 // 5, 1)).expand(b, -1))
+        span.flops -= 2 * one.flops
+        prompt = sum(x.nbytes for kv in prefilled.prompt_keys.values() for x in kv)
+        own = sum(x.nbytes for kv in layout.own_keys.values() for x in kv)
+        self.measured.steps, self.measured.step_flops = steps, one.flops
+        self.measured.cache_bytes = prompt + own // 2
+
+    def _read_scores(self) -> None:
+        prompts, tree = self.shapes.prompts[:READ_BATCH], ScoreTree.build(self.policy.tokenizer)
+        paths = tree.paths()
+        length = self.shapes.response_tokens + max(len(path) for path in paths) + 1
+        rows = [[[0] * length] * (self.shapes.group_size * len(paths)) for _ in prompts]
+        with self._phase("scores") as span:
+            self.policy.hidden_states(prompts, self.policy.forward.stack_continuations(rows))
+        span.flops = round(span.flops * len(self.shapes.prompts) / len(prompts))
+
+    def _groups(self) -> list[GroupStreams]:
+        """Streams of every group, all tokens trained."""
+        if self.method.objective == "surrogate":
+            lists = [[[0] * self.shapes.response_tokens] * self.shapes.group_size] * len(self.shapes.prompts)
+        else:
+            lists = [[t.tokens for t in group.trajectories] for group in self._demonstrations()]
+            self.shapes = Shapes(
+                self.shapes.prompts,
+                self.shapes.problems,
+                max(len(rows) for rows in lists),
+                max(len(row) for rows in lists for row in rows),
+                self.shapes.stated.split(";")[0] + "; responses: the task's demonstrations, at their longest",
+            )
+            self.measured.shapes = self.shapes
+        kl = float(self.needs_reference)
+        return [_streams(prompt, rows, kl) for prompt, rows in zip(self.shapes.prompts, lists, strict=True)]
+
+    def _demonstrations(self) -> Sequence[Group]:
+        task = make_task(self.recipe.task.name, **self.recipe.task.options)
+        problems = self.shapes.problems
+        if not problems:
+            raise ConfigError(
+                f"--prompt-tokens, --image-tokens: {self.method.name} learns its task's demonstrations; "
+                "their lengths cannot be given"
+            )
+        seeds = list(range(len(problems)))
+        sampling = self.recipe.sampling
+        return self.method.rollout(self.policy, task, problems, seeds, sampling).groups
+
+    def _micro_batch(self, groups: Sequence[GroupStreams]) -> list[GroupStreams]:
+        """The last one is the longest."""
+        learner = self.recipe.learner
+        per_update = -(-len(groups) // learner.updates_per_rollout)
+        size = min(learner.micro_batch_groups, per_update)
+        [whole] = micro_batches(groups, [0] * len(groups), len(groups))
+        return [groups[i] for i in whole.indices[-size:]]
+
+    @staticmethod
+    def _share(groups: Sequence[GroupStreams], batch: Sequence[GroupStreams]) -> float:
+        """How many times the batch's tokens the step has."""
+
+        def tokens(some: Sequence[GroupStreams]) -> int:
+            return sum(len(group.prompt.ids) + group.channel.numel() for group in some)
+
+        return tokens(groups) / tokens(batch)
+
+    def _update(
+        self, batch: list[GroupStreams], fixed: list[torch.Tensor] | None, groups: int, scale: float
+    ) -> None:
+        learner, totals = self.recipe.learner, UpdateTotals()
+        temperature = self.recipe.sampling.temperature
+        alone: Any = SimpleNamespace(
+            one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
+        )
+        updater = Updater(self.policy, alone, learner, self.method.objective)
+        old = None
+        if learner.updates_per_rollout * learner.inner_epochs > 1 and self.method.objective == "surrogate":
+            old = [torch.zeros(group.channel.shape) for group in batch]
+        per_update = -(-groups // learner.updates_per_rollout)
+        per_step = -(-groups // len(batch)) * learner.inner_epochs
+        offloads = self.recipe.policy.activation_offload and self.policy.device.type == "cuda"
+        hooks = _offloaded(self.trainable[0]) if offloads else nullcontext()
+        with self._phase("update") as span, hooks:
+            with self.meter.span() as first:
+                updater.gradient(batch, _one_pass(batch), fixed, old, temperature, totals)
+            if per_update > len(batch):
+                updater.gradient(batch, _one_pass(batch), fixed, old, temperature, totals)
+        span.flops = round(first.flops * scale * learner.inner_epochs)
+        self.measured.passes = per_step
+
+
+def _eight_bits(parameter: torch.Tensor) -> torch.Tensor:
+    """As large as AdamW8bit's two moments: a byte a value and a float per 256, small tensors in float32."""
+    count = parameter.numel()
+    size = 8 * count if count < 4096 else 2 * (count + 4 * -(-count // 256))
+    return parameter.new_empty(size, dtype=torch.uint8)
+
+
+def _offloaded(anchor: torch.Tensor) -> Any:
+    """What autograd saves leaves the device and comes back when it is wanted."""
+
+    def pack(x: torch.Tensor) -> Any:
+        return (x.shape, x.dtype) if x.is_meta else x
+
+    def unpack(kept: Any) -> torch.Tensor:
+        return anchor.new_empty(kept[0], dtype=kept[1]) if isinstance(kept, tuple) else kept
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _one_pass(batch: Sequence[GroupStreams]) -> list[Pass]:
+    return [Pass(list(range(len(batch))))]
+
+
+def _streams(prompt: Prompt, tokens: list[list[int]], kl: float) -> GroupStreams:
+    lengths = torch.tensor([len(row) for row in tokens])
+    shape = (len(tokens), int(lengths.max()))
+    channel = torch.where(torch.arange(shape[1]) < lengths[:, None], 0, -1)
+    ones = torch.ones(shape)
+    return GroupStreams(prompt, tokens, channel, ones, kl * ones, ones, torch.zeros(shape))
+
+
+def parameters_of(policy: Policy) -> Parameters:
+    """Counts and bytes of a policy's parameters."""
+    model, decoder = policy.model, policy.loaded.family.backbone(policy.model)
+    every = list(model.parameters())
+    size = {id(p): p.numel() * p.element_size() for p in every}
+    trainable = [p for p in every if p.requires_grad]
+    head = model.get_output_embeddings().weight
+    embeddings = model.get_input_embeddings().weight
+    # Embeddings are looked up, not read, unless they are the head as well.
+    read = {id(p) for p in decoder.parameters()} - {id(embeddings)} | {id(head)}
+    layers = [
+        sum(p.numel() * p.element_size() for p in layer.parameters())
+        for layer in getattr(decoder, "layers", [])
+    ]
+    weights = sum(size.values())
+    return Parameters(
+        total=sum(p.numel() for p in every),
+        trainable=sum(p.numel() for p in trainable),
+        weight_bytes=weights,
+        trainable_bytes=sum(size[id(p)] for p in trainable),
+        read_bytes=sum(size[i] for i in read),
+        block_bytes=max(layers, default=0),
+        root_bytes=weights - sum(layers),
+        dtype_bytes=model.dtype.itemsize,
+    )

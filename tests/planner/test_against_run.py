@@ -1,0 +1,94 @@
+"""The plan of a small run against the same run: bytes that its tensors hold, phase by phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfverify.learner.loop import Learner
+from selfverify.methods import make_method
+from selfverify.planner import make_plan
+from selfverify.planner.meter import Meter
+from selfverify.policy.policy import Policy
+from selfverify.recipe import Recipe, load_recipe
+from selfverify.tasks import make_task
+
+STEPS = 2
+"""The second step is the first with the optimiser's state; that is what is planned."""
+
+
+def recipe_of(folder: Path, tmp_path: Path, *more: str) -> Recipe:
+    """A few problems; groups that teach nothing stay, since a model with random weights earns nothing."""
+    settings = [
+        f"policy.path={folder}",
+        "policy.device=cpu",
+        f"output={tmp_path}/run",
+        f"learner.steps={STEPS}",
+        "learner.warmup_steps=0",
+        "learner.groups_per_step=6",
+        "learner.micro_batch_groups=3",
+        "learner.drop_zero_advantage=false",
+        "sampling.group_size=4",
+        "sampling.max_new_tokens=24",
+    ]
+    return load_recipe("quickstart", [*settings, *more])
+
+
+def measured_run(recipe: Recipe) -> dict[str, int]:
+    """Peaks of a real second training step: of everything, and of rolling out alone."""
+    policy = Policy.load(recipe.policy)
+    meter = Meter(policy.model.get_output_embeddings().weight.shape[0])
+    meter.relabel(policy.model.parameters(), "weights")
+    meter.relabel(policy.model.buffers(), "weights")
+    method = make_method(recipe.method.name, **recipe.method.options)
+    task = make_task(recipe.task.name, **recipe.task.options)
+    peaks: dict[str, int] = {}
+    with meter:
+        learner = Learner(policy, task, method, recipe.learner, recipe.sampling, recipe.folder)
+        roll_out = learner.source.roll_out
+
+        def watched(step: int) -> Any:
+            if policy.cache is not None:
+                policy.cache.clear()  # as after many steps: this step's images push the old ones out
+            with meter.span() as span:
+                made = roll_out(step)
+            peaks["rollout"] = span.total
+            return made
+
+        learner.source.roll_out = watched  # type: ignore[method-assign]
+        for _ in range(STEPS):
+            with meter.span() as whole:
+                learner.train_step()
+            learner.step += 1
+    peaks["step"] = whole.total
+    return peaks
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("method.verification_credit=normalised",),
+        ("policy.gradient_checkpointing=true", "method.kl=0", "method.name=grpo"),
+        ("policy.lora={rank: 4}", "method.name=grpo"),
+        pytest.param(("policy.train_vision=true", "method.name=grpo"), marks=pytest.mark.slow),
+        pytest.param(
+            ("policy.shared_prefix=off", "policy.dtype=bfloat16", "method.name=grpo"), marks=pytest.mark.slow
+        ),
+        pytest.param(("method.name=sft",), marks=pytest.mark.slow),
+    ],
+    ids=["full", "checkpointing", "lora", "vision", "plain", "sft"],
+)
+def test_memory_is_that_of_a_run(tiny_folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Within 5 %, for the whole step and for sampling; a plan reads no weights and runs no kernel."""
+    recipe = recipe_of(tiny_folder, tmp_path, *more)
+    planned = make_plan(recipe, gpu="cpu").memory
+    torch.manual_seed(0)
+    real = measured_run(recipe)
+    assert planned.total == pytest.approx(real["step"], rel=0.05)
+    if "sampling" in planned.phases:
+        before = planned.phases.keys() & {"images", "sampling"}
+        rolled = max(sum(planned.phases[name].values()) for name in before)
+        assert rolled == pytest.approx(real["rollout"], rel=0.05)

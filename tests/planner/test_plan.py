@@ -1,0 +1,237 @@
+"""What a plan says of given shapes, GPUs and wrong input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, Qwen2_5_VLConfig
+from typer.testing import CliRunner
+
+from selfverify.cli import app
+from selfverify.errors import ConfigError
+from selfverify.planner import Lengths, Plan, make_plan
+from selfverify.planner.memory import memory_of
+from selfverify.planner.meter import Meter
+from selfverify.policy import loading
+from selfverify.policy.flash import CpuFlash, CudaFlash
+from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
+from selfverify.recipe import load_recipe
+
+SETTINGS = ["method.name=grpo", "learner.groups_per_step=8", "learner.micro_batch_groups=2"]
+LENGTHS = Lengths(prompt_tokens=90, image_tokens=64, response_tokens=10)
+
+
+@pytest.fixture(scope="module")
+def planned(tiny_folder: Path) -> Plan:
+    """The tiny model in bfloat16 on two GPUs, four problems on each."""
+    recipe = load_recipe("quickstart", [f"policy.path={tiny_folder}", "policy.dtype=bfloat16", *SETTINGS])
+    return make_plan(recipe, "h200", 2, "fsdp", LENGTHS)
+
+
+def test_tokens_and_lengths(planned: Plan) -> None:
+    """8 (P + G R) against 8 G (P + R), with prompts exactly as long as asked."""
+    tokens = planned.as_json()["tokens"]
+    assert tokens["longest_prompt"] == 90 and tokens["images"] == 8 * 64
+    assert tokens["shared"] == 8 * (90 + 8 * 10) and tokens["plain"] == 8 * 8 * (90 + 10)
+
+
+def test_parameters_and_states(planned: Plan) -> None:
+    """Two bytes a weight, two moments of two bytes for what learns, a second copy for the reference."""
+    p, update = planned.measured.parameters, planned.measured.phases["update"].peak
+    assert p.weight_bytes == 2 * p.total
+    assert update["reference"] == pytest.approx(2 * p.total, rel=0.001)  # and rotary tables
+    assert update["optimiser"] == pytest.approx(4 * p.trainable, rel=0.01)  # and a step count each
+    assert update["gradients"] == 2 * p.trainable < 2 * p.total
+
+
+def test_sharding(planned: Plan) -> None:
+    """FSDP halves what two GPUs keep and gathers layers; DDP keeps all of it."""
+    measured, fsdp = planned.measured, planned.memory.phases["update"]
+    ddp = memory_of(measured, 2, "none", planned.hardware).phases["update"]
+    for item in ("weights", "reference", "gradients", "optimiser"):
+        assert fsdp[item] == pytest.approx(ddp[item] / 2, abs=1)
+    assert fsdp["activations"] == ddp["activations"]
+    whole, root = measured.parameters.weight_bytes, measured.parameters.root_bytes
+    assert planned.memory.phases["sampling"]["gathered"] == whole
+    assert fsdp["gathered"] == root + 3 * measured.parameters.block_bytes
+
+
+def test_flops_of_the_decoder(planned: Plan) -> None:
+    """Prefill makes two operations per weight of the decoder's matrices and token, and attention's."""
+    p, shapes = planned.measured.parameters, planned.measured.shapes
+    head = planned.measured.phases["sampling"]
+    matrices = sum(len(prompt.ids) for prompt in shapes.prompts) * p.block_bytes  # 2 x (bytes / 2)
+    # Of two layers the last one's feed-forward block sees one token per prompt.
+    assert matrices < head.flops < 2.2 * matrices
+
+
+def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None:
+    """Fewer bytes of state; what backward needs does not stay on the GPU; the work is the same."""
+    overrides = ["policy.dtype=bfloat16", *SETTINGS, "learner.optimizer=adamw_8bit"]
+    recipe = load_recipe(
+        "quickstart", [f"policy.path={tiny_folder}", "policy.activation_offload=true", *overrides]
+    )
+    less = make_plan(recipe, "h200", 2, "fsdp", LENGTHS).measured.phases["update"]
+    full = planned.measured.phases["update"]
+    p = planned.measured.parameters
+    # Two bytes and a little, but for this model's many small tensors.
+    assert 2 * p.trainable < less.peak["optimiser"] < 2.4 * p.trainable < full.peak["optimiser"]
+    assert less.peak["activations"] < 0.7 * full.peak["activations"]
+    assert less.flops == full.flops
+
+
+def test_vllm_takes_its_share(tiny_folder: Path) -> None:
+    """Beside everything else; its work is not planned."""
+    recipe = load_recipe("quickstart", [f"policy.path={tiny_folder}", "sampling.engine=vllm", *SETTINGS])
+    made = make_plan(recipe, "h100", lengths=LENGTHS)
+    assert made.memory.phases["update"]["vllm"] == round(0.3 * 80e9)
+    assert "sampling" not in made.memory.phases and "vLLM" in made.assumptions[1]
+
+
+def test_kernels_are_the_gpus(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan takes the kernels that CUDA would, although this machine may have none."""
+    taken: list[str] = []
+    for kernels in (CpuFlash, CudaFlash):
+        inner = kernels.forward
+
+        def forward(self: Any, *args: Any, inner: Any = inner) -> Any:
+            taken.append(type(self).__name__)
+            return inner(self, *args)
+
+        monkeypatch.setattr(kernels, "forward", forward)
+    overrides = [f"policy.path={tiny_folder}", "policy.dtype=bfloat16", *SETTINGS]
+    recipe = load_recipe("quickstart", [*overrides, "policy.gradient_checkpointing=true"])
+    for gpu, name in (("a100", "CudaFlash"), ("cpu", "CpuFlash")):
+        taken.clear()
+        make_plan(recipe, gpu, lengths=LENGTHS)
+        assert {*taken} == {name}
+
+
+def test_verdict_names_the_largest(planned: Plan) -> None:
+    """With no memory at all nothing fits, and a way out is offered."""
+    assert planned.memory.fits and planned.memory.verdict.startswith("fits: ")
+    none = replace(planned.memory, limit=1e3)
+    assert not none.fits and "try policy.gradient_checkpointing=true" in none.verdict
+
+
+def write_config(folder: Path) -> Path:
+    """Qwen2.5-VL-3B as published, without weights, beside our tokenizer and image processor."""
+    tokenizer = tiny_tokenizer()
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 128000,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "patch_size": 14,
+            "out_hidden_size": 2048,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        video_token_id=2**30,
+        tie_word_embeddings=True,
+    )
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    processor = tiny_image_processor()
+    processor.patch_size, processor.temporal_patch_size = 14, 2
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_real_size(tmp_path: Path) -> None:
+    """A folder without any weights is enough; the count is the published one."""
+    overrides = [
+        f"policy.path={write_config(tmp_path)}",
+        "policy.dtype=bfloat16",
+        "policy.gradient_checkpointing=true",
+    ]
+    recipe = load_recipe("quickstart", [*overrides, "learner.micro_batch_groups=1", "method.name=grpo"])
+    made = make_plan(recipe, "h200", lengths=Lengths(600, 400, 200))
+    assert made.measured.parameters.total == 3_754_622_976
+    assert made.memory.fits
+
+
+def test_meter_counts_live_bytes() -> None:
+    """Storages count once, views not at all, and leave when they are freed."""
+    with Meter(vocabulary=7) as meter, meter.span() as span:
+        x = torch.ones(10, 100)
+        view = x.t()
+        logits = torch.zeros(2, 7)
+        assert meter.live == {"activations": 4000, "logits": 56}
+        y = x @ view
+        del x
+        assert meter.live["activations"] == 4000 + y.nbytes
+        del view, logits
+        assert meter.live["activations"] == y.nbytes and meter.live["logits"] == 0
+    assert span.total == 4000 + 56 + y.nbytes
+    assert span.flops == 2 * 10 * 10 * 100
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_command_prints_json_and_a_table(tiny_folder: Path) -> None:
+    """Both say the same."""
+    arguments = [
+        "quickstart",
+        f"policy.path={tiny_folder}",
+        *SETTINGS,
+        "--gpu",
+        "cpu",
+        "--prompt-tokens",
+        "60",
+    ]
+    shown = json.loads(run(*arguments, "--json"))
+    assert shown["memory"]["total"] == sum(shown["memory"]["phases"]["update"].values())
+    assert shown["time"]["utilisation"] == 0.4 and shown["time"]["seconds"] > 0
+    table = run(*arguments)
+    assert shown["verdict"].split(";")[0][:20] in table and "40% of" in table
+
+
+def test_wrong_input(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ends in a line that says what to do."""
+    here = f"policy.path={tiny_folder}"
+    assert "did you mean h100? known: b200, h200" in run("quickstart", "--gpu", "h10", code=2)
+    assert "there is no such key" in run("quickstart", "policy.pathh=x", code=2)
+    assert "template and the image alone take" in run("quickstart", here, "--prompt-tokens", 2, code=2)
+    assert "demonstrations" in run("quickstart", here, "method.name=sft", "--prompt-tokens", 60, code=2)
+
+    def offline(*_: Any, **__: Any) -> Any:
+        raise OSError("no connection")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
+    assert loading.AutoConfig is AutoConfig
+    assert "give a local folder" in run("quickstart", "policy.path=org/name", code=2)
+
+
+def test_text_models_have_no_images(text_folders: dict[str, Path]) -> None:
+    """They are planned as well, without a vision phase; asking for images is an error."""
+    recipe = load_recipe("quickstart", [f"policy.path={text_folders['llama']}", *SETTINGS])
+    made = make_plan(recipe, "a100", lengths=Lengths(prompt_tokens=40, response_tokens=8))
+    assert "images" not in made.memory.phases and made.measured.shapes.image_tokens == 0
+    with pytest.raises(ConfigError, match="reads text only"):
+        make_plan(recipe, "a100", lengths=Lengths(image_tokens=8))
