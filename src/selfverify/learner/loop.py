@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from selfverify import ranks
@@ -19,13 +18,14 @@ from selfverify.events import EVENTS_FILE, EventLog, note
 from selfverify.learner.checkpoint import CheckpointManager, restore_rng
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.interrupt import interruptible
+from selfverify.learner.lesson import Lesson
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator, whole_loading
 from selfverify.learner.schedule import learning_rate_factor
-from selfverify.learner.source import Source, sampling_seed
-from selfverify.learner.streams import GroupStreams, select, valid_trajectories
-from selfverify.learner.update import Pass, Updater, UpdateTotals, fixed_logprobs, micro_batches
+from selfverify.learner.source import Source
+from selfverify.learner.streams import select, valid_trajectories
+from selfverify.learner.update import Updater
 from selfverify.learner.weights import load_matching
 from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
@@ -85,7 +85,6 @@ class Learner:
         self.step = 0
         self.empty_steps = 0
         self.best: float | None = None
-        self._settled = False
         self.accelerator = make_accelerator(policy, log_with=config.trackers or None, project_dir=str(folder))
         if config.trackers:
             self.accelerator.init_trackers("selfverify")
@@ -112,9 +111,16 @@ class Learner:
         )
 
     @cached_property
-    def updater(self) -> Updater:
-        """Makes the gradients."""
-        return Updater(self.policy, self.parallel, self.config, self.method.objective)
+    def lesson(self) -> Lesson:
+        """Learns from a step's groups."""
+        return Lesson(
+            self.policy,
+            self.reference,
+            self.source,
+            Updater(self.policy, self.parallel, self.config, self.method.objective),
+            self.scheduler,
+            self.sampling.temperature,
+        )
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class Learner:
 
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit, learn; returns metrics and timings."""
-        updater = self.updater
+        lesson = self.lesson
         clock = [time.perf_counter()]
         if self.policy.engine is not None:
             self.policy.engine.send_weights()  # out here, where TRL finds shards as shards
@@ -205,7 +211,7 @@ class Learner:
         credits = [self.method.credit(g, v) for g, v in zip(rollout.groups, valid, strict=True)]
         foreign = self.sampling.engine != "own"
         groups, dropped = select(rollout, credits, self.config.drop_zero_advantage, foreign)
-        totals = self._learn(updater, groups, dict(zip(map(id, rollout.prompts), owners, strict=True)))
+        totals = lesson.learn(groups, dict(zip(map(id, rollout.prompts), owners, strict=True)), self.step)
         clock.append(time.perf_counter())
 
         # Not among the metrics: how often something hung depends on the machine, and a resumed run's metrics
@@ -230,84 +236,6 @@ class Learner:
             **counted(),
         }
         return metrics, timing
-
-    def _learn(self, updater: Updater, groups: list[GroupStreams], makers: dict[int, int]) -> UpdateTotals:
-        """Updates from ``groups``; ``makers`` says which process sampled a prompt, by its ``id()``."""
-        totals = UpdateTotals()
-        if not groups:
-            return totals
-        size = self.config.micro_batch_groups
-        if ranks.count() > 1:
-            # Dropout in an adapter: each process draws its own, the same after a resumption.
-            torch.manual_seed(
-                sampling_seed(self.seed, self.step, self.config.groups_per_step + ranks.index())
-            )
-        parts = [
-            [int(i) for i in part]
-            for part in np.array_split(np.arange(len(groups)), self.config.updates_per_rollout)
-            if len(part)
-        ]
-        owners = self._share_out(groups, parts, makers)
-        everything = micro_batches(groups, owners, size)
-        plans = [micro_batches([groups[i] for i in part], [owners[i] for i in part], size) for part in parts]
-        for i in {i for each in everything for i in each.indices} | {
-            part[i] for part, plan in zip(parts, plans, strict=True) for each in plan for i in each.indices
-        }:
-            groups[i].prompt = self.source.complete(groups[i].prompt)
-        self._settle(groups[everything[0].indices[0]])
-        temperature = self.sampling.temperature
-        needs_reference = self.reference is not None and any(bool(g.kl_coef.any()) for g in groups)
-        reference = None
-        if needs_reference and self.reference is not None:
-            reference = fixed_logprobs(self.reference, groups, everything, temperature)
-        several = self.config.updates_per_rollout * self.config.inner_epochs > 1
-        old = None
-        if several and self.method.objective == "surrogate":
-            old = self._old_logprobs(groups, everything)
-        self.policy.model.train()
-        for _ in range(self.config.inner_epochs):
-            for part, plan in zip(parts, plans, strict=True):
-                updater.gradient(
-                    [groups[i] for i in part],
-                    plan,
-                    None if reference is None else [reference[i] for i in part],
-                    None if old is None else [old[i] for i in part],
-                    temperature,
-                    totals,
-                )
-                totals.grad_norms.append(self.parallel.step())
-                if self.policy.engine is not None:
-                    self.policy.engine.stale = True
-                self.scheduler.step()
-        self.policy.model.eval()
-        return totals.together()
-
-    def _settle(self, group: GroupStreams) -> None:
-        """Have a policy check what it checks once before wrappers make all processes work in step."""
-        if ranks.count() > 1 and not self._settled:
-            with torch.no_grad():
-                self.policy.whole(lambda: self.policy.logprobs([group.prompt], [group.tokens[:2]]))
-            self._settled = True
-
-    def _share_out(
-        self, groups: Sequence[GroupStreams], parts: Sequence[Sequence[int]], makers: dict[int, int]
-    ) -> list[int]:
-        """Which process learns from which group: in every part all have about the same to do."""
-        owners = [makers[id(group.prompt)] for group in groups]
-        for part in parts:
-            costs = [groups[i].token_count for i in part]
-            shared = ranks.balance(costs, [owners[i] for i in part], ranks.count())
-            for i, owner in zip(part, shared, strict=True):
-                owners[i] = owner
-        return owners
-
-    def _old_logprobs(self, groups: Sequence[GroupStreams], passes: Sequence[Pass]) -> list[torch.Tensor]:
-        """Sampling gave them; what another engine or nobody has sampled has them computed."""
-        known = [group.sampler_logprobs for group in groups if not group.foreign]
-        found = [logprobs for logprobs in known if logprobs is not None]
-        if len(found) == len(groups):
-            return found
-        return fixed_logprobs(self.policy, groups, passes, self.sampling.temperature)
 
     # --- checkpoints --------------------------------------------------------------------------------
 
