@@ -15,10 +15,9 @@ from selfverify.errors import ConfigError
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner
 from selfverify.learner.mismatch import Mismatch
-from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.source import sampling_seed
 from selfverify.learner.streams import GroupStreams, make_streams
-from selfverify.learner.update import Pass, Updater, UpdateTotals
+from selfverify.learner.update import UpdateTotals
 from selfverify.methods import make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -27,6 +26,7 @@ from selfverify.recipe import load_recipe
 from selfverify.rollouts.types import Credit, Group, Segment, Trajectory
 from selfverify.run import learn, train
 from selfverify.tasks import make_task
+from updating import update
 from vllm_standin import LLM
 
 pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
@@ -85,13 +85,7 @@ def gradient(
     policy: Policy, batch: GroupStreams, old: Sequence[torch.Tensor] | None = None, **settings: Any
 ) -> tuple[torch.Tensor, UpdateTotals]:
     """The gradient of one update, flat."""
-    policy.model.zero_grad()
-    totals = UpdateTotals()
-    config = LearnerConfig(steps=1, **settings)
-    parallel = Parallel(
-        make_accelerator(policy), policy, None, torch.optim.AdamW(policy.model.parameters()), 1.0
-    )
-    Updater(policy, parallel, config, "surrogate").gradient([batch], [Pass([0])], None, old, 1.0, totals)
+    totals = update(policy, [batch], old=old, **settings)
     rows = [p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]
     return torch.cat(rows), totals
 

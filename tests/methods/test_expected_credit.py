@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from selfverify import learn as learn_run
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.streams import select, stack_choices, valid_trajectories
-from selfverify.learner.update import Updater, UpdateTotals
 from selfverify.methods import make_method
 from selfverify.objectives import choice_probability
 from selfverify.policy.config import SamplingConfig
@@ -22,8 +20,8 @@ from selfverify.rollouts.single_turn import Rollout, read_rollout
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Group, Segment, Trajectory
 from selfverify.tasks import make_task
+from updating import update
 
-ACCELERATOR = SimpleNamespace(backward=lambda loss: loss.backward())
 QUALITIES = [1.0, 0.0, 0.0, 1.0]
 SCORES = ["0.7", "0.2", "1.0", "0.7"]
 MALFORMED = "0..7"
@@ -61,9 +59,7 @@ def learn(
     method = make_method("adpo", verification_credit="expected", kl=0.0, **options)
     credits = [method.credit(group, valid_trajectories(group, False)) for group in rollout.groups]
     groups, _ = select(rollout, credits, True)
-    policy.model.zero_grad()
-    config = LearnerConfig(steps=1, denominator=denominator)
-    Updater(policy, ACCELERATOR, config, "surrogate").gradient(groups, None, None, 1.0, UpdateTotals())
+    update(policy, groups, denominator=denominator)
     return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
 
 
@@ -231,10 +227,7 @@ def test_clipping_stops_a_policy_that_has_moved_far_enough(load_policy: Any) -> 
     streams.advantage.zero_()
 
     def gradient(old: list[torch.Tensor] | None) -> float:
-        policy.model.zero_grad()
-        Updater(policy, ACCELERATOR, LearnerConfig(steps=1), "surrogate").gradient(
-            [streams], None, old, 1.0, UpdateTotals()
-        )
+        update(policy, [streams], old=old)
         return sum(float(p.grad.norm()) for p in policy.model.parameters() if p.grad is not None)
 
     later = [torch.zeros_like(streams.advantage)]  # any old log-probs: no token has an advantage
@@ -262,10 +255,7 @@ def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
     streams, _ = select(rollout, credits, True)
     found = []
     for size in (2, 1):
-        policy.model.zero_grad()
-        totals, config = UpdateTotals(), LearnerConfig(steps=1, micro_batch_groups=size)
-        updater = Updater(policy, ACCELERATOR, config, "surrogate")
-        updater.gradient(streams, None, None, 0.7, totals)
+        totals = update(policy, streams, temperature=0.7, micro_batch_groups=size)
         found.append([p.grad.clone() for p in policy.model.parameters() if p.grad is not None])
         assert totals.ratio_max == 1
     for one, other in zip(*found, strict=True):

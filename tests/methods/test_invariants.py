@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.learner.config import LearnerConfig
-from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.streams import GroupStreams, make_streams, select, stack, valid_trajectories
-from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs, micro_batches
 from selfverify.methods import Method, make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.types import Group, Segment, Trajectory
 from selfverify.tasks import make_task
+from updating import update
 
 
 def make_group(policy: Policy, index: int, qualities: list[float], scores: list[float | None]) -> Any:
@@ -57,21 +55,6 @@ def drifted(policy: Policy) -> Policy:
         for parameter in reference.model.parameters():
             parameter.mul_(0.97)
     return reference
-
-
-def update(
-    policy: Policy, groups: list[GroupStreams], reference: Policy | None, **settings: Any
-) -> UpdateTotals:
-    """Accumulate one batch's gradient."""
-    config = LearnerConfig(steps=1, **settings)
-    totals = UpdateTotals()
-    passes = micro_batches(groups, [0] * len(groups), config.micro_batch_groups)
-    fixed = None if reference is None else fixed_logprobs(reference, groups, passes, 1.0)
-    policy.model.zero_grad()
-    optimizer = torch.optim.AdamW(p for p in policy.model.parameters() if p.requires_grad)
-    parallel = Parallel(make_accelerator(policy), policy, None, optimizer, max_grad_norm=1.0)
-    Updater(policy, parallel, config, "surrogate").gradient(groups, passes, fixed, None, 1.0, totals)
-    return totals
 
 
 # --- invariant 3: disjoint tokens -----------------------------------------------------------------------

@@ -223,6 +223,7 @@ def test_no_prefix_at_all_needs_no_forward(
 
 
 def test_reading_scores_keeps_no_gradient(policy: Policy, problems: list[Problem], prefixes: Any) -> None:
+    policy.model.zero_grad()  # other tests share the policy
     [[reading, _, _], _, _] = read_scores(policy, policy.encode(problems), prefixes)
     assert reading is not None and isinstance(reading.soft, float)
     assert all(p.grad is None for p in policy.model.parameters())

@@ -194,7 +194,10 @@ def test_a_worker_ends_with_its_study(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_takes_an_evaluation_that_is_there(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, method = SimpleNamespace(save=quiet), SimpleNamespace(objective="surrogate")
+    policy, method = (
+        SimpleNamespace(save=quiet, whole=quiet, fingerprint=quiet),
+        SimpleNamespace(objective="surrogate"),
+    )
     monkeypatch.setattr(run_module, "build", lambda recipe: (policy, None, method))
     monkeypatch.setattr(run_module, "learn", lambda *given, **named: policy)
     monkeypatch.setattr(run_module, "write_gallery", lambda *given: None)

@@ -1,0 +1,33 @@
+"""One update by the learner's own code, for tests that look at its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from selfverify.learner.config import LearnerConfig
+from selfverify.learner.parallel import Parallel, make_accelerator
+from selfverify.learner.streams import GroupStreams
+from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs, micro_batches
+from selfverify.policy.policy import Policy
+
+
+def update(
+    policy: Policy,
+    groups: Sequence[GroupStreams],
+    reference: Policy | None = None,
+    old: Sequence[torch.Tensor] | None = None,
+    temperature: float = 1.0,
+    **settings: object,
+) -> UpdateTotals:
+    """Leave the gradient of one batch on ``policy``; ``settings`` are those of `LearnerConfig`."""
+    config = LearnerConfig(**{"steps": 1, **settings})
+    passes = micro_batches(groups, [0] * len(groups), config.micro_batch_groups)
+    fixed = None if reference is None else fixed_logprobs(reference, groups, passes, temperature)
+    totals = UpdateTotals()
+    policy.model.zero_grad()
+    optimizer = torch.optim.AdamW(p for p in policy.model.parameters() if p.requires_grad)
+    parallel = Parallel(make_accelerator(policy), policy, None, optimizer, config.max_grad_norm)
+    Updater(policy, parallel, config, "surrogate").gradient(groups, passes, fixed, old, temperature, totals)
+    return totals
