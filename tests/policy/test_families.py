@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.families import KINDS, Reference, write_family
+from PIL import Image
 from tests.policy.conftest import noise_image
 
 from selfverify.learner.config import LearnerConfig
@@ -129,15 +130,20 @@ def test_samples(folder: Path, reference: Reference, problems: list[Problem]) ->
 
 
 def test_places_are_written_in_the_familys_space(folder: Path, problems: list[Problem]) -> None:
+    """Qwen2.5-VL: the pixels of the image as its processor resizes it. All others: thousandths."""
     policy = Policy.load(str(folder), device="cpu")
-    image = next(image for prompt in policy.encode(problems) for image in prompt.images)
-    width, height = policy.loaded.family.coordinate_space(policy.model, image)
-    if policy.model.config.model_type == "qwen2_5_vl":
-        grid = image.tensors["image_grid_thw"][0].tolist()
-        patch = policy.model.config.vision_config.patch_size
-        assert (width, height) == (grid[2] * patch, grid[1] * patch)
-    else:
-        assert (width, height) == (1000, 1000)
+    pixels = policy.model.config.model_type == "qwen2_5_vl"
+    for size in [problems[0].images[0].size, (17, 400), (301, 33), (90, 91), (1, 1), (700, 640)]:
+        if pixels:
+            tensors = policy.encoder.image(Image.new("RGB", size), "blank").tensors
+            _, rows, columns = tensors["image_grid_thw"].flatten().tolist()
+            patch = policy.model.config.vision_config.patch_size
+            assert policy.coordinate_space(size) == (columns * patch, rows * patch)
+        else:
+            assert policy.coordinate_space(size) == (1000, 1000)
+    if pixels:
+        with pytest.raises(ValueError, match="aspect ratio"):
+            policy.coordinate_space((1, 500))
 
 
 def test_trained_tower_learns(folder: Path, problems: list[Problem]) -> None:

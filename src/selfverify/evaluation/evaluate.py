@@ -18,6 +18,7 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import ANSWER, read_rollout, roll_out
 from selfverify.rollouts.types import Problem, Trajectory
 from selfverify.tasks import Task
+from selfverify.tasks.base import tell_space
 
 Progress = Callable[[int, int], None]
 """Called with the problems done and the problems there are."""
@@ -41,6 +42,7 @@ def _sample(
         key=None if judged is None or continuous else judged.key,
         correct=rewards["correct"] > 0,
         rewards={
+            **(judged.parts if judged else {}),
             "answer": rewards["answer"],
             "format": min(rewards["answer_format"], rewards["score_format"]),
         },
@@ -109,6 +111,7 @@ def evaluate(
             measurement would change what is measured.
     """
     config = config or EvaluationConfig()
+    tell_space(task, policy.coordinate_space)
     sampling = SamplingConfig(
         group_size=config.samples,
         temperature=config.temperature,

@@ -195,6 +195,7 @@ def summarise(
         "problems": problems,
         "samples": problems * total,
         "samples_per_problem": total,
+        "rewards": _mean_rewards(samples),
         "unjudged": sum(sample.finish == "error" for sample in samples),
         "score_std": float(soft.std()) if len(soft) else None,
         "curves": curves(table, target_boxes, seed),
@@ -284,6 +285,13 @@ def _row_mean(score: Floats) -> Floats:
     scored = ~np.isnan(score)
     count = scored.sum(-1)
     return np.where(count > 0, np.where(scored, score, 0.0).sum(-1) / np.maximum(count, 1), np.nan)
+
+
+def _mean_rewards(samples: Sequence[Sample]) -> dict[str, float]:
+    """Each reward's mean over the samples that have it: a task's parts may apply to some problems only."""
+    rows = [sample.rewards for sample in samples]
+    names = sorted({name for rewards in rows for name in rewards})
+    return {name: float(np.mean([row[name] for row in rows if name in row])) for name in names}
 
 
 def _number(value: float) -> float | None:

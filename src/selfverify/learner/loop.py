@@ -33,7 +33,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.types import Group
 from selfverify.tasks import Task
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Judged, tell_space
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, Metrics, Metrics], None]
@@ -81,6 +81,7 @@ class Learner:
         self.policy, self.method = policy, method
         self.config, self.sampling, self.seed = config, sampling, seed
         self.evaluate, self.on_step = evaluate, on_step
+        tell_space(task, policy.coordinate_space)
         self.source = Source(policy, task, method, sampling, config.groups_per_step, seed)
         self.step = 0
         self.empty_steps = 0

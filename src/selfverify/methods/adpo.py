@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from selfverify.methods.base import PolicyGradientConfig, column, scores
+from selfverify.methods.base import PolicyGradientConfig, column, quality, scores
 from selfverify.methods.monitor import group_metrics
 from selfverify.objectives import (
     binary_reward,
@@ -106,11 +106,11 @@ class ADPO:
 
         Contrast is decided by the answer's quality without its format part; a malformed score earns 0.
         """
-        c, s, quality = self.config, scores(group), column(group, "answer")
+        c, s = self.config, scores(group)
         if c.verification == "binary":
-            reward = binary_reward(s, quality, c.tau_score, c.tau_answer)
+            reward = binary_reward(s, quality(group), c.tau_score, c.tau_answer)
         else:
-            reward = preference_reward(s, quality, c.gamma, c.verification, valid)
+            reward = preference_reward(s, quality(group), c.gamma, c.verification, valid)
         for trajectory, value in zip(group.trajectories, reward.tolist(), strict=True):
             trajectory.rewards["verification"] = value
         return reward
@@ -142,9 +142,8 @@ class ADPO:
             choices = self._choices(group, valid)
             verification = torch.where(valid, -penalty, 0.0)
         elif c.verification_credit == "concordance":
-            quality = column(group, "answer")
-            verification = c.concordance_scale * concordance_credit(scores(group), quality, c.gamma, valid)
-            verification = verification - torch.where(valid, penalty, 0.0)
+            concordance = concordance_credit(scores(group), quality(group), c.gamma, valid)
+            verification = c.concordance_scale * concordance - torch.where(valid, penalty, 0.0)
         else:
             verification = self._advantage(reward - penalty, valid)
         return [
@@ -163,7 +162,7 @@ class ADPO:
             )
         levels, rows = score_distributions(readings)
         worth = self.config.concordance_scale * expected_concordance(
-            levels, rows, column(group, "answer"), self.config.gamma, valid
+            levels, rows, quality(group), self.config.gamma, valid
         )
         found = []
         for i, (trajectory, reading) in enumerate(zip(group.trajectories, readings, strict=True)):

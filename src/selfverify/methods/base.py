@@ -73,6 +73,13 @@ def column(group: Group, name: str) -> torch.Tensor:
     return torch.tensor([t.rewards[name] for t in group.trajectories], dtype=torch.float64)
 
 
+def quality(group: Group) -> torch.Tensor:
+    """What decides contrast, ``[G]`` float64: the task's ``quality`` where it has one, else ``answer``."""
+    return torch.tensor(
+        [t.rewards.get("quality", t.rewards["answer"]) for t in group.trajectories], dtype=torch.float64
+    )
+
+
 def scores(group: Group, verifier: str = "sampled") -> torch.Tensor:
     """One verifier's scores of a group, ``[G]`` float64, NaN where there is none."""
     return torch.tensor(

@@ -15,6 +15,12 @@ def _auc(scores: np.ndarray, correct: np.ndarray) -> float | None:
     return float(((difference > 0) + 0.5 * (difference == 0)).mean()) if difference.size else None
 
 
+_NAMED = {
+    "answer", "correct", "quality", "answer_format", "score_format", "score_opened", "verification",
+}  # fmt: skip
+"""Rewards with figures of their own; the others are the parts that a task names."""
+
+
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Means over a step's trajectories but those without a verdict; within-problem AUC over mixed groups."""
     rows = [t for group in groups for t in group.trajectories if t.finish != "error"]
@@ -28,6 +34,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "tokens/response": float(np.mean([len(t.tokens) for t in rows])),
         "truncated": float(np.mean([t.truncated for t in rows])),
     }
+    for name in sorted({name for t in rows for name in t.rewards} - _NAMED):
+        metrics[f"reward/{name}"] = float(np.mean([t.rewards[name] for t in rows if name in t.rewards]))
     scored = [t for t in rows if "sampled" in t.scores]
     if scored:
         values = np.array([t.scores["sampled"] for t in scored])

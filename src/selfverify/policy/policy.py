@@ -96,6 +96,14 @@ class Policy:
         logits = self.model.get_output_embeddings().weight.shape[0]
         return sorted(i for i in ids - {None, self.tokenizer.unk_token_id} if i < logits)
 
+    def coordinate_space(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height of the space in which the model writes places in an image of ``size`` (w, h).
+
+        Raises:
+            ValueError: The image processor refuses images of this size.
+        """
+        return self.loaded.family.coordinate_space(self.model, self.loaded.image_processor, size)
+
     def frozen_copy(self) -> Policy:
         """A reference policy: same weights now, never trained. It shares the encoder and feature cache.
 

@@ -16,7 +16,7 @@ from selfverify.policy.scores import read_scores
 from selfverify.rollouts.tags import Tagged, channel_lengths, parse_tagged, token_ends
 from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
 from selfverify.tasks import Task
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import UNREADABLE, Judged
 
 logger = logging.getLogger(__name__)
 
@@ -45,29 +45,40 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
     """Cut one sample into ``answer`` and ``score`` and reward it.
 
     Rewards: ``answer`` (the task's, without format), ``correct``, ``answer_format`` and ``score_format``
-    (0 or 1), ``score_opened``. An answer whose tags are malformed earns 0. One that could not be judged
+    (0 or 1), ``score_opened``, the task's ``parts`` and, where it is not the answer's reward, the ``quality``
+    that decides contrast. An answer whose tags are malformed earns 0. One that could not be judged
     finishes with ``error``: it takes no part in training, since an outage is not a failure.
     """
     text, tagged, split = read_response(policy, task, sample)
-    judged = judge_answer(task, problem, tagged) if tagged.answer_ok else None
+    judged = judge_answer(task, problem, tagged) if tagged.answer_ok else _malformed(task, problem)
     boundary = tagged.score_start if tagged.score_start is not None else len(text)
     segments = [Segment(ANSWER, sample.tokens[:split], sample.logprobs[:split], text[:boundary])]
     if split < len(sample.tokens):
         segments.append(Segment(SCORE, sample.tokens[split:], sample.logprobs[split:], text[boundary:]))
-    segments[-1].finish = "error" if judged and judged.unjudged else sample.finish
+    segments[-1].finish = "error" if judged.unjudged else sample.finish
     segments[0].parsed = judged
+    rewards = judged.parts | {
+        "answer": judged.reward,
+        "correct": float(judged.correct),
+        "answer_format": float(tagged.answer_ok),
+        "score_format": float(tagged.score_ok),
+        "score_opened": float(tagged.score_start is not None),
+    }
+    if judged.quality is not None:
+        rewards["quality"] = judged.quality
     return Trajectory(
         segments,
         scores={"sampled": tagged.score} if tagged.score is not None else {},
-        rewards={
-            "answer": judged.reward if judged else 0.0,
-            "correct": float(judged.correct) if judged else 0.0,
-            "answer_format": float(tagged.answer_ok),
-            "score_format": float(tagged.score_ok),
-            "score_opened": float(tagged.score_start is not None),
-        },
+        rewards=rewards,
         parsed=judged,
     )
+
+
+def _malformed(task: Task, problem: Problem) -> Judged:
+    """The verdict on an answer whose tags are malformed: it earns nothing."""
+    unreadable = getattr(task, "unreadable", None)
+    judged: Judged = UNREADABLE if unreadable is None else unreadable(problem)
+    return judged
 
 
 def judge_answer(task: Task, problem: Problem, tagged: Tagged) -> Judged:

@@ -114,8 +114,10 @@ def task_results(
     recipe = next(iter(recipes.values()))
     task = make_task(recipe.task.name, **recipe.task.options)
     continuous = task.kind == "continuous"
-    problems = [task.problem(recipe.evaluation.split, 0, i) for i in range(recipe.evaluation.problems)]
-    boxes = {p.id: p.target for p in problems} if continuous else None
+    boxes = None
+    if continuous:
+        problems = (task.problem(recipe.evaluation.split, 0, i) for i in range(recipe.evaluation.problems))
+        boxes = {problem.id: problem.target for problem in problems}
     order = list(dict.fromkeys(sample.problem for sample in before))
     start = measure_samples(before, order, continuous, boxes, n)
     measured = {

@@ -11,6 +11,8 @@ from selfverify.tasks.digits_locate import DigitsLocate, DigitsLocateConfig
 from selfverify.tasks.digits_mix import DigitsMix, DigitsMixConfig
 from selfverify.tasks.digits_pick import DigitsPick, DigitsPickConfig
 from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.tasks.grounding import Grounding, GroundingConfig
+from selfverify.tasks.mobile import Mobile, MobileConfig
 from selfverify.tasks.word_sums import WordSums, WordSumsConfig
 
 
@@ -29,6 +31,10 @@ TASKS: dict[str, TaskEntry] = {
     "digits-locate": TaskEntry(DigitsLocateConfig, DigitsLocate, "the box of a digit (continuous, IoU)"),
     "digits-mix": TaskEntry(DigitsMixConfig, DigitsMix, "the three above in turn (for the cold start)"),
     "word-sums": TaskEntry(WordSumsConfig, WordSums, "arithmetic word problems, text only (discrete)"),
+    "grounding": TaskEntry(
+        GroundingConfig, Grounding, "the box an expression refers to, from data files (IoU)"
+    ),
+    "mobile": TaskEntry(MobileConfig, Mobile, "the next action on a phone, from data files (discrete)"),
 }
 
 

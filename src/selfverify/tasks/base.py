@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -41,13 +41,16 @@ class Judged:
     """What a task thinks of one answer.
 
     Args:
-        reward: Quality of the answer in [0, 1] (0 or 1 for discrete tasks), without any format part.
+        reward: What the answer channel is paid, without any format part; 0 or more, in most tasks at most 1.
         correct: Whether it counts as right in accuracy, AUC and AP.
         answer: The parsed answer as a JSON value, None when it can't be read.
         key: Equal for equivalent answers; None when the answer can't be read.
         unjudged: Why there is no verdict (the judge hung twice, its data is gone); empty if there is one.
             Such a trajectory is neither right nor wrong: it takes no part in training. An answer that can be
             judged not to be one (malformed, far too long) is wrong instead.
+        quality: What decides whether two answers contrast (ADPO Eq. 6 and 7) where that is not ``reward``.
+        parts: Components by name, which become rewards of the trajectory beside ``answer`` and are logged as
+            ``reward/NAME``: a mean over the answers that have it.
     """
 
     reward: float
@@ -55,6 +58,8 @@ class Judged:
     answer: Any = None
     key: str | None = None
     unjudged: str = ""
+    quality: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 UNREADABLE = Judged(reward=0.0, correct=False)
@@ -87,7 +92,9 @@ class Task(Protocol):
         """Reward an answer. Never raises on model output; malformed answers earn 0.
 
         A task whose judging has something to count may have a method ``counters() -> dict[str, float]``
-        besides; what it returns goes to timing.jsonl.
+        besides; what it returns goes to timing.jsonl. One whose malformed answers have ``parts`` too may have
+        ``unreadable(problem) -> Judged``; they are `UNREADABLE` otherwise. One that reads or writes places in
+        images may have ``use_space(space)``: see `tell_space`.
 
         Raises:
             DataError: What answers are judged by cannot be read; as if ``unjudged``.
@@ -97,6 +104,20 @@ class Task(Protocol):
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """A right (or plausibly wrong) response for the cold start, without its score."""
         ...
+
+
+Space = Callable[[tuple[int, int]], tuple[int, int]]
+"""From an image's (width, height) to those of the space in which the policy writes places in it."""
+
+
+def tell_space(task: Task, space: Space) -> None:
+    """Tell a task that reads or writes places how its policy writes them: `Policy.coordinate_space`.
+
+    `learn` and `evaluate` do so. Whoever makes problems by hand does it first.
+    """
+    use_space = getattr(task, "use_space", None)
+    if use_space is not None:
+        use_space(space)
 
 
 def problem_rng(split: Split, seed: int, index: int) -> np.random.Generator:

@@ -69,10 +69,18 @@ class Family:
         """What stands for an image in a prompt's text."""
         raise TypeError("a text-only model has no images")
 
-    def coordinate_space(self, model: Any, image: ImageInput) -> tuple[int, int]:
-        """Width and height of the space in which the model writes places in ``image``.
+    def coordinate_space(self, model: Any, processor: Any, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height of the space in which the model writes places in an image of ``size``.
 
         1000 x 1000, whatever the image's size, where models were taught that, or nothing.
+
+        Args:
+            model: The model.
+            processor: Its image processor.
+            size: Width and height of the image in pixels.
+
+        Raises:
+            ValueError: The processor refuses images of this size.
         """
         return 1000, 1000
 

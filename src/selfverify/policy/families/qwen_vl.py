@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from selfverify.policy.families.base import ImageInput, VisionFamily, stacked
 
@@ -51,11 +52,17 @@ class QwenVL(VisionFamily):
 class Qwen25VL(QwenVL):
     """Qwen2.5-VL, which writes places in pixels of the image as it was resized for it."""
 
-    def coordinate_space(self, model: Any, image: ImageInput) -> tuple[int, int]:
+    def coordinate_space(self, model: Any, processor: Any, size: tuple[int, int]) -> tuple[int, int]:
         """See `Family`."""
-        patch = model.config.vision_config.patch_size
-        _, rows, columns = image.tensors["image_grid_thw"].flatten().tolist()
-        return columns * patch, rows * patch
+        limits = processor.size
+        height, width = smart_resize(
+            size[1],
+            size[0],
+            factor=processor.patch_size * processor.merge_size,
+            min_pixels=limits["shortest_edge"],
+            max_pixels=limits["longest_edge"],
+        )
+        return width, height
 
 
 class Qwen3VL(QwenVL):

@@ -1,0 +1,202 @@
+"""Actions on a phone: how a model calls Qwen2.5-VL's `mobile_use` tool, and our canonical form.
+
+An action is a dict with ``action`` and the parameters of that action:
+
+=================  ==========================================================================================
+``click``          ``coordinate`` [x, y]
+``long_press``     ``coordinate`` [x, y]; ``time`` in seconds is optional
+``swipe``          ``coordinate`` and ``coordinate2``, where the finger begins and ends; in data files
+                   ``direction`` (up, down, left, right: the finger's) may stand instead
+``type``, ``key``  ``text``
+``open``           ``text``, the app's name
+``system_button``  ``button``: Back, Home, Menu, Enter or Recent
+``wait``           ``time`` in seconds is optional
+``terminate``      ``status``: success or failure
+=================  ==========================================================================================
+
+In data files, targets and results coordinates are pixels of the screen; a model writes them in its own space.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selfverify.tasks.coordinates import Size, convert
+from selfverify.tasks.strict_json import is_number, read_json
+
+Action = dict[str, Any]
+
+TOOL = "mobile_use"
+MAX_CHARS = 8192
+"""Longer tool calls are malformed."""
+MAX_NUMBER = 100_000.0
+"""Larger coordinates and times are malformed."""
+BUTTONS = ("Back", "Home", "Menu", "Enter", "Recent")
+"""`mobile_use`'s, and ``Recent``, which GUI-Odyssey's KEY_APPSELECT needs."""
+STATUSES = ("success", "failure")
+DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+"""Where the finger goes, x to the right and y down."""
+NEEDS: dict[str, tuple[str, ...]] = {
+    "key": ("text",),
+    "click": ("coordinate",),
+    "long_press": ("coordinate",),
+    "swipe": ("coordinate", "coordinate2"),
+    "type": ("text",),
+    "system_button": ("button",),
+    "open": ("text",),
+    "wait": (),
+    "terminate": ("status",),
+}
+"""Parameters without which an action is malformed."""
+_PLACES = ("coordinate", "coordinate2")
+_OPTIONAL = ("time",)
+_KEY_CELL = 0.07
+"""Side of a vote's cells in screen diagonals: half of ADPO's tolerance; what shares a cell is within it."""
+
+
+def parse_tool_call(text: str) -> Action | None:
+    """The action that the inside of ``<tool_call>`` calls for, in the model's space. Never raises.
+
+    It has to be ``{"name": "mobile_use", "arguments": {...}}`` and nothing else: no other or repeated keys,
+    every parameter `mobile_use`'s own and of its type, those that the action needs present and texts not
+    empty. Parameters that the action does not use are checked and left out.
+    """
+    if len(text) > MAX_CHARS:
+        return None
+    try:
+        call = read_json(text.strip())
+    except ValueError:
+        return None
+    if not isinstance(call, dict) or call.keys() != {"name", "arguments"} or call["name"] != TOOL:
+        return None
+    given = call["arguments"]
+    if not isinstance(given, dict) or "direction" in given or _fault(given):
+        return None
+    return _kept(given)
+
+
+def read_action(value: Any) -> Action:
+    """An action of a data file in canonical form, from a tool call or its arguments alone.
+
+    Raises:
+        ValueError: It is none; the message says why.
+    """
+    if isinstance(value, Mapping) and "arguments" in value:
+        value = value["arguments"]
+    if not isinstance(value, Mapping):
+        raise ValueError(f"an action has to be a dict, not {value!r:.80}")
+    fault = _fault(value)
+    if fault:
+        raise ValueError(fault)
+    return _kept(value)
+
+
+def _kept(given: Mapping[str, Any]) -> Action:
+    name = given["action"]
+    wanted = ("action", *NEEDS[name], *_OPTIONAL, *(("direction",) if name == "swipe" else ()))
+    kept = {key: given[key] for key in wanted if key in given}
+    if name not in ("wait", "long_press"):
+        kept.pop("time", None)
+    return {key: [float(v) for v in value] if key in _PLACES else value for key, value in kept.items()}
+
+
+def _fault(given: Mapping[str, Any]) -> str:
+    """What is wrong with a call's arguments; empty if nothing."""
+    name = given.get("action")
+    if not isinstance(name, str) or name not in NEEDS:
+        return f"action has to be one of {', '.join(NEEDS)}, not {name!r:.80}"
+    for key, value in given.items():
+        check = _CHECKS.get(key)
+        if check is None:
+            return f"{name}: {TOOL} has no parameter {key!r:.80}"
+        if not check(value):
+            return f"{name}: {key} cannot be {value!r:.80}"
+    missing = [key for key in NEEDS[name] if key not in given]
+    if missing and not (name == "swipe" and "direction" in given):
+        return f"{name}: {' and '.join(missing)} is missing"
+    return ""
+
+
+def _is_point(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_plain, value))
+
+
+def _is_plain(value: Any) -> bool:
+    return is_number(value) and abs(value) <= MAX_NUMBER  # False for NaN
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+_CHECKS: dict[str, Any] = {
+    "action": lambda value: True,
+    "coordinate": _is_point,
+    "coordinate2": _is_point,
+    "text": _is_text,
+    "time": lambda value: _is_plain(value) and value >= 0,
+    "button": lambda value: isinstance(value, str) and value in BUTTONS,
+    "status": lambda value: isinstance(value, str) and value in STATUSES,
+    "direction": lambda value: isinstance(value, str) and value in DIRECTIONS,
+}
+
+
+def moved(action: Action, source: Size, target: Size) -> Action:
+    """The action with its coordinates taken from a space of size ``source`` to one of size ``target``."""
+    return action | {key: convert(action[key], source, target) for key in _PLACES if key in action}
+
+
+def swipe_direction(action: Action) -> str | None:
+    """Where the finger goes, by the larger of the two distances (up and down if equal); None if nowhere."""
+    if "coordinate2" not in action:
+        direction: str | None = action.get("direction")
+        return direction
+    (x1, y1), (x2, y2) = action["coordinate"], action["coordinate2"]
+    dx, dy = x2 - x1, y2 - y1
+    if dx == dy == 0:
+        return None
+    if abs(dx) > abs(dy):
+        return "right" if dx > 0 else "left"
+    return "down" if dy > 0 else "up"
+
+
+def write_call(action: Action, space: Size) -> str:
+    """The tool call for an action whose coordinates are in ``space`` already, rounded to whole numbers.
+
+    ``<`` is written as JSON's escape, so that no text of an action can look like a tag.
+    """
+    shown = dict(action)
+    direction = shown.pop("direction", None)
+    if direction is not None and "coordinate2" not in shown:
+        x, y = DIRECTIONS[direction]
+        ends = [[space[0] * (0.5 + way * x), space[1] * (0.5 + way * y)] for way in (-0.2, 0.2)]
+        shown["coordinate"], shown["coordinate2"] = ends
+    for key in _PLACES:
+        if key in shown:
+            shown[key] = [round(value) for value in shown[key]]
+    call = json.dumps({"name": TOOL, "arguments": shown}, ensure_ascii=False)
+    return call.replace("<", "\\u003c")
+
+
+def vote_key(action: Action, screen: Size) -> str:
+    """What two actions share that count as the same answer in a majority vote.
+
+    Places are compared by square cells of 0.07 screen diagonals, counted from the top left: two in one cell
+    are less than 0.1 diagonals apart, within ADPO's tolerance of 0.14. Neighbours across a cell's edge count
+    as different. Swipes are the same by direction, texts regardless of case and spacing; times say nothing.
+    """
+    name = action["action"]
+    said: Sequence[Any] = ()
+    if name == "swipe":
+        said = [swipe_direction(action)]
+    elif "coordinate" in action:
+        cell = _KEY_CELL * math.hypot(*screen)
+        said = [math.floor(value / cell) for value in action["coordinate"]]
+    elif "text" in action:
+        said = [" ".join(action["text"].casefold().split())]
+    else:
+        said = [action[key] for key in ("button", "status") if key in action]
+    return json.dumps([name, *said])

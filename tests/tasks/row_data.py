@@ -1,0 +1,68 @@
+"""Rows in memory for the tasks that read data files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from PIL import Image
+
+from selfverify.rollouts.tags import Tagged, parse_tagged
+from selfverify.tasks.grounding import Grounding, GroundingConfig
+from selfverify.tasks.mobile import Mobile, MobileConfig
+
+SCREEN = (1080, 2400)
+"""Its diagonal has 2631.8 pixels; 0.14 of that are 368.5."""
+
+
+def grounding_row(**changes: Any) -> dict[str, Any]:
+    """A dog at [20, 20, 60, 40] in an image of 100 x 50."""
+    row = {
+        "id": "dog",
+        "question": "the dog",
+        "images": [Image.new("RGB", (100, 50), "white")],
+        "box": [20, 20, 60, 40],
+    }
+    return row | changes
+
+
+def grounding(*rows: dict[str, Any], space: tuple[int, int] = (1000, 1000), **options: Any) -> Grounding:
+    """The task over these rows in every split."""
+    shown = rows or (grounding_row(),)
+    task = Grounding(GroundingConfig(**options), {"train": shown, "validation": shown, "test": shown})
+    task.use_space(lambda size: space)
+    return task
+
+
+def mobile_row(**changes: Any) -> dict[str, Any]:
+    """A click in the middle of a small picture of a screen of 1080 x 2400."""
+    row = {
+        "id": "7/2",
+        "goal": "Turn the alarm off",
+        "images": [Image.new("RGB", (54, 120), "white")],
+        "history": [{"action": "open", "text": "Clock"}, "scrolled <down>"],
+        "action": {"action": "click", "coordinate": [540, 1200]},
+        "screen": SCREEN,
+    }
+    return row | changes
+
+
+def mobile(*rows: dict[str, Any], space: tuple[int, int] = (1000, 1000), **options: Any) -> Mobile:
+    """The task over these rows in every split."""
+    shown = rows or (mobile_row(),)
+    task = Mobile(MobileConfig(**options), {"train": shown, "validation": shown, "test": shown})
+    task.use_space(lambda size: space)
+    return task
+
+
+def box_answer(text: str) -> Tagged:
+    """A whole response with this answer."""
+    return parse_tagged(f"<think>a dog</think><answer>{text}</answer><score>0.5</score>")
+
+
+def call_answer(arguments: dict[str, Any] | str) -> Tagged:
+    """A whole response with a call of these arguments, or with this text in the tag."""
+    text = arguments
+    if not isinstance(text, str):
+        text = json.dumps({"name": "mobile_use", "arguments": text})
+    return parse_tagged(f"<tool_call>\n{text}\n</tool_call><score>0.5</score>", ("tool_call", "score"))
