@@ -107,7 +107,7 @@ def test_what_is_no_box(text: str) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text(max_size=200) | st.text('[]{}()<>box_2d|start"\',.:0123456789 -+eE\n`', max_size=80))
+@given(st.text(max_size=200) | st.text("[]{}()<>box_2d|start\"',.:0123456789 -+eE\n`", max_size=80))
 def test_reading_never_raises(text: str) -> None:
     found = parse_box(text)
     assert found is None or (len(found) == 4 and all(abs(v) <= 100_000 for v in found))
@@ -120,7 +120,8 @@ def test_json_is_read_exactly(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": 1, "a": 1}', "[NaN]", "[-Infinity]", "1e400", "1" * 16, "[" * 100_000, "1 2", "", "{'a': 1}"]
+    "text",
+    ['{"a": 1, "a": 1}', "[NaN]", "[-Infinity]", "1e400", "1" * 16, "[" * 100_000, "1 2", "", "{'a': 1}"],
 )
 def test_strict_json_refuses(text: str) -> None:
     with pytest.raises(ValueError):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from selfverify.errors import ConfigError
+from selfverify.errors import ConfigError, DataError
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
 from selfverify.selection.rules import box_iou
@@ -24,11 +24,16 @@ from selfverify.tasks.base import (
 from selfverify.tasks.boxes import parse_box
 from selfverify.tasks.canvas import Split
 from selfverify.tasks.coordinates import Size, clip_box, convert
-from selfverify.tasks.rows import Row, Rows, RowTaskConfig, Splits
+from selfverify.tasks.row_fields import RowTaskConfig, one_image, space_of, text_field
+from selfverify.tasks.rows import Row, Rows, Splits
 from selfverify.tasks.strict_json import is_number
 
 _SLACK = 1.0
 """Pixels by which a target may stand out of its image: what rounding a width to whole pixels adds."""
+
+
+KEPT = ("category", "source", "polygons", "ignored")
+"""Fields of rows that an evaluation looks at."""
 
 
 class GroundingConfig(RowTaskConfig):
@@ -40,7 +45,7 @@ class GroundingConfig(RowTaskConfig):
 class Grounding:
     """Rows have ``question`` (the expression), ``images`` (one) and ``box`` in pixels of that image.
 
-    ``category``, ``polygons`` and ``mask``, where a row has them, stand in the problems' ``meta``.
+    What else of `KEPT` a row has stands in the problems' ``meta``.
 
     Args:
         config: Options, the data files among them.
@@ -55,7 +60,7 @@ class Grounding:
         self, config: GroundingConfig | None = None, rows: Mapping[Split, Rows] | None = None
     ) -> None:
         self.config = config or GroundingConfig()
-        self.splits = Splits(self.name, self.config, rows)
+        self.splits = Splits(self.config.paths, rows)
         self._space: Space | None = None
 
     def use_space(self, space: Space) -> None:
@@ -68,26 +73,22 @@ class Grounding:
         Raises:
             DataError: The row is no grounding problem; the message says which row and why.
         """
-        row = self.splits.get(split, seed, index)
-        image, question = row.image(), row.text("question")
+        row, id = self.splits.row(split, seed, index)
+        name = f"{self.name}/{id}"
+        image, question = one_image(row, name), text_field(row, "question", name)
         text = (
             f"Find what this refers to in the image: {question}\n"
             'The answer is its bounding box as JSON: {"bbox_2d": [x1, y1, x2, y2]}. '
         )
-        kept = {name: row.values[name] for name in ("category", "polygons", "mask") if name in row.values}
+        space = None if self._space is None else space_of(self._space, image.size, name)
+        kept = {key: row[key] for key in KEPT if row.get(key) is not None}
         return Problem(
-            row.id,
+            name,
             user_turn(text + SCORE_INSTRUCTION),
             [image],
-            target_box(row, image.size),
-            {"question": question, "size": image.size, "space": self._space_of(row, image.size), **kept},
+            target_box(row, image.size, name),
+            {"question": question, "size": image.size, "space": space, **kept},
         )
-
-    def _space_of(self, row: Row, size: Size) -> Size | None:
-        try:
-            return None if self._space is None else self._space(size)
-        except ValueError as error:
-            raise row.fault(f"an image of {size[0]} x {size[1]} pixels: {error}") from None
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
         """IoU in pixels of the image with the box as far as it lies within; one without area is unreadable.
@@ -146,19 +147,19 @@ def known_space(problem: Problem) -> Size:
     return space
 
 
-def target_box(row: Row, size: Size) -> list[float]:
+def target_box(row: Row, size: Size, name: str) -> list[float]:
     """A row's ``box`` within its image.
 
     Raises:
         DataError: It is not four numbers, has its corners swapped or no area, or stands out of the image by
             more than a pixel.
     """
-    box: Any = row.values.get("box")
+    box: Any = row.get("box")
     if not isinstance(box, (list, tuple)) or len(box) != 4 or not all(is_number(v) for v in box):
-        raise row.fault(f"box has to be [x1, y1, x2, y2], not {box!r:.80}")
+        raise DataError(f"{name}: box has to be [x1, y1, x2, y2], not {box!r:.80}")
     if box[0] >= box[2] or box[1] >= box[3]:
-        raise row.fault(f"box {list(box)} has no area: x1 < x2 and y1 < y2 are needed")
+        raise DataError(f"{name}: box {list(box)} has no area: x1 < x2 and y1 < y2 are needed")
     inside = clip_box(box, size)
     if inside is None or max(abs(a - b) for a, b in zip(inside, box, strict=True)) > _SLACK:
-        raise row.fault(f"box {list(box)} is not within its image of {size[0]} x {size[1]} pixels")
+        raise DataError(f"{name}: box {list(box)} is not within its image of {size[0]} x {size[1]} pixels")
     return inside

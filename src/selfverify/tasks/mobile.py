@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from selfverify.errors import ConfigError
+from selfverify.errors import ConfigError, DataError
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import Demonstration, Judged, Space
@@ -18,7 +18,6 @@ from selfverify.tasks.canvas import Split
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.mobile_action import (
     BUTTONS,
-    DIRECTIONS,
     NEEDS,
     STATUSES,
     TOOL,
@@ -26,12 +25,12 @@ from selfverify.tasks.mobile_action import (
     moved,
     parse_tool_call,
     read_action,
-    swipe_direction,
     vote_key,
     write_call,
 )
 from selfverify.tasks.mobile_scoring import PLACED, PROFILES, StepScore, counts, score_step
-from selfverify.tasks.rows import Row, Rows, RowTaskConfig, Splits
+from selfverify.tasks.row_fields import RowTaskConfig, one_image, space_of, text_field
+from selfverify.tasks.rows import Row, Rows, Splits
 from selfverify.tasks.strict_json import is_number
 
 Profile = Literal[
@@ -74,7 +73,7 @@ class Mobile:
     def __init__(self, config: MobileConfig | None = None, rows: Mapping[Split, Rows] | None = None) -> None:
         self.config = config or MobileConfig()
         self.profile = PROFILES[self.config.profile]
-        self.splits = Splits(self.name, self.config, rows)
+        self.splits = Splits(self.config.paths, rows)
         self._space: Space | None = None
 
     def use_space(self, space: Space) -> None:
@@ -93,47 +92,32 @@ class Mobile:
                 "task mobile: how the policy writes places is not known; call "
                 "task.use_space(policy.coordinate_space) before making problems (learn and evaluate do)"
             )
-        row = self.splits.get(split, seed, index)
-        image, goal = row.image(), row.text("goal")
-        screen = _screen(row, image.size)
-        target = _action(row, row.values.get("action"), "action")
-        if not _is_on(target, screen):
-            raise row.fault(f"action {target} is not on its screen of {screen[0]} x {screen[1]} pixels")
+        row, id = self.splits.row(split, seed, index)
+        name = f"{self.name}/{id}"
+        image, goal = one_image(row, name), text_field(row, "goal", name)
+        screen, space = _screen(row, image.size, name), space_of(self._space, image.size, name)
+        target = _action(row.get("action"), screen, f"{name}: action")
         if not counts(self.profile, target):
-            raise row.fault(f"profile {self.config.profile} does not count {target['action']} steps")
-        try:
-            space = self._space(image.size)
-        except ValueError as error:
-            raise row.fault(f"a screenshot of {image.size[0]} x {image.size[1]} pixels: {error}") from None
+            raise DataError(f"{name}: profile {self.config.profile} does not count {target['action']} steps")
         text = f"Goal: {goal}\n"
-        if self.config.step_instruction and row.values.get("step_instruction"):
-            text += f"Now: {row.text('step_instruction')}\n"
-        steps = self._history(row, screen, space)
+        if self.config.step_instruction and row.get("step_instruction"):
+            text += f"Now: {text_field(row, 'step_instruction', name)}\n"
+        steps = self._history(row, screen, space, name)
         text += f"Actions so far:{steps or ' none'}\nScreen:\n"
-        return Problem(
-            row.id,
-            [
-                {"role": "system", "content": [{"type": "text", "text": instructions(space)}]},
-                {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]},
-            ],
-            [image],
-            target,
-            {
-                "question": goal,
-                "screen": screen,
-                "space": space,
-                "ui_boxes": _boxes(row),
-                "source": row.values.get("source"),
-            },
-        )
+        system = {"role": "system", "content": [{"type": "text", "text": instructions(space)}]}
+        user = {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]}
+        meta = {"question": goal, "screen": screen, "space": space, "ui_boxes": _boxes(row, name)}
+        kept = {key: row[key] for key in ("category", "source") if row.get(key) is not None}
+        return Problem(name, [system, user], [image], target, meta | kept)
 
-    def _history(self, row: Row, screen: Size, space: Size) -> str:
-        steps = list(row.values.get("history") or [])
-        lines = []
+    def _history(self, row: Row, screen: Size, space: Size, name: str) -> str:
+        steps = list(row.get("history") or [])
         first = max(0, len(steps) - self.config.history)
+        lines = []
         for number, step in enumerate(steps[first:], start=first + 1):
             if not isinstance(step, str):
-                step = write_call(moved(_action(row, step, f"history step {number}"), screen, space), space)
+                action = _action(step, screen, f"{name}: history step {number}")
+                step = write_call(moved(action, screen, space))
             lines.append(f"\n{number}. {step}")
         return "".join(lines)
 
@@ -161,7 +145,7 @@ class Mobile:
         """
         screen, space = problem.meta["screen"], problem.meta["space"]
         shown = _other(problem.target, screen, rng) if wrong else problem.target
-        call = write_call(moved(shown, screen, space), space)
+        call = write_call(moved(shown, screen, space))
         pieces = [
             ("context" if wrong else "answer", f"<tool_call>\n{call}\n"),
             ("answer", "</tool_call>"),
@@ -219,36 +203,32 @@ def instructions(space: Size) -> str:
     )
 
 
-def _action(row: Row, value: Any, name: str) -> Action:
+def _action(value: Any, screen: Size, name: str) -> Action:
     try:
-        return read_action(value)
+        action = read_action(value)
     except ValueError as error:
-        raise row.fault(f"{name}: {error}") from None
+        raise DataError(f"{name}: {error}") from None
+    places = [action[key] for key in ("coordinate", "coordinate2") if key in action]
+    if not all(0 <= value <= side for place in places for value, side in zip(place, screen, strict=True)):
+        raise DataError(f"{name}: {action} is not on its screen of {screen[0]} x {screen[1]} pixels")
+    return action
 
 
-def _screen(row: Row, size: Size) -> Size:
-    screen = row.values.get("screen")
+def _screen(row: Row, size: Size, name: str) -> Size:
+    screen = row.get("screen")
     if screen is None:
         return size
-    if (
-        not isinstance(screen, (list, tuple))
-        or len(screen) != 2
-        or not all(is_number(v) and v > 0 for v in screen)
-    ):
-        raise row.fault(f"screen has to be (width, height), not {screen!r:.80}")
+    is_pair = isinstance(screen, (list, tuple)) and len(screen) == 2
+    if not is_pair or not all(is_number(side) and side >= 1 for side in screen):
+        raise DataError(f"{name}: screen has to be (width, height), not {screen!r:.80}")
     return int(screen[0]), int(screen[1])
 
 
-def _is_on(action: Action, screen: Size) -> bool:
-    places = [action[key] for key in ("coordinate", "coordinate2") if key in action]
-    return all(0 <= value <= side for place in places for value, side in zip(place, screen, strict=True))
-
-
-def _boxes(row: Row) -> list[list[float]]:
-    boxes = row.values.get("ui_boxes") or []
+def _boxes(row: Row, name: str) -> list[list[float]]:
+    boxes = row.get("ui_boxes") or []
     for box in boxes:
         if not isinstance(box, (list, tuple)) or len(box) != 4 or not all(is_number(v) for v in box):
-            raise row.fault(f"ui_boxes has to hold [x1, y1, x2, y2], not {box!r:.80}")
+            raise DataError(f"{name}: ui_boxes has to hold [x1, y1, x2, y2], not {box!r:.80}")
     return [[float(v) for v in box] for box in boxes]
 
 
@@ -261,8 +241,7 @@ def _other(target: Action, screen: Size, rng: np.random.Generator) -> Action:
         dx, dy = rng.uniform(0.25, 0.75, 2) * screen
         return target | {"coordinate": [float((x + dx) % screen[0]), float((y + dy) % screen[1])]}
     if name == "swipe":
-        others = [way for way in DIRECTIONS if way != swipe_direction(target)]
-        return {"action": "swipe", "direction": others[rng.integers(len(others))]}
+        return target | {"coordinate": target["coordinate2"], "coordinate2": target["coordinate"]}
     if name == "system_button":
         others = [button for button in BUTTONS if button != target["button"]]
         return target | {"button": others[rng.integers(len(others))]}

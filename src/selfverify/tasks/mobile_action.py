@@ -5,11 +5,10 @@ An action is a dict with ``action`` and the parameters of that action:
 =================  ==========================================================================================
 ``click``          ``coordinate`` [x, y]
 ``long_press``     ``coordinate`` [x, y]; ``time`` in seconds is optional
-``swipe``          ``coordinate`` and ``coordinate2``, where the finger begins and ends; in data files
-                   ``direction`` (up, down, left, right: the finger's) may stand instead
+``swipe``          ``coordinate`` and ``coordinate2``, where the finger begins and ends
 ``type``, ``key``  ``text``
 ``open``           ``text``, the app's name
-``system_button``  ``button``: Back, Home, Menu, Enter or Recent
+``system_button``  ``button``: Back, Home, Menu or Enter
 ``wait``           ``time`` in seconds is optional
 ``terminate``      ``status``: success or failure
 =================  ==========================================================================================
@@ -34,11 +33,8 @@ MAX_CHARS = 8192
 """Longer tool calls are malformed."""
 MAX_NUMBER = 100_000.0
 """Larger coordinates and times are malformed."""
-BUTTONS = ("Back", "Home", "Menu", "Enter", "Recent")
-"""`mobile_use`'s, and ``Recent``, which GUI-Odyssey's KEY_APPSELECT needs."""
+BUTTONS = ("Back", "Home", "Menu", "Enter")
 STATUSES = ("success", "failure")
-DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
-"""Where the finger goes, x to the right and y down."""
 NEEDS: dict[str, tuple[str, ...]] = {
     "key": ("text",),
     "click": ("coordinate",),
@@ -52,7 +48,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 """Parameters without which an action is malformed."""
 _PLACES = ("coordinate", "coordinate2")
-_OPTIONAL = ("time",)
 _KEY_CELL = 0.07
 """Side of a vote's cells in screen diagonals: half of ADPO's tolerance; what shares a cell is within it."""
 
@@ -73,7 +68,7 @@ def parse_tool_call(text: str) -> Action | None:
     if not isinstance(call, dict) or call.keys() != {"name", "arguments"} or call["name"] != TOOL:
         return None
     given = call["arguments"]
-    if not isinstance(given, dict) or "direction" in given or _fault(given):
+    if not isinstance(given, dict) or _fault(given):
         return None
     return _kept(given)
 
@@ -96,10 +91,8 @@ def read_action(value: Any) -> Action:
 
 def _kept(given: Mapping[str, Any]) -> Action:
     name = given["action"]
-    wanted = ("action", *NEEDS[name], *_OPTIONAL, *(("direction",) if name == "swipe" else ()))
+    wanted = ("action", *NEEDS[name], *(("time",) if name in ("wait", "long_press") else ()))
     kept = {key: given[key] for key in wanted if key in given}
-    if name not in ("wait", "long_press"):
-        kept.pop("time", None)
     return {key: [float(v) for v in value] if key in _PLACES else value for key, value in kept.items()}
 
 
@@ -115,7 +108,7 @@ def _fault(given: Mapping[str, Any]) -> str:
         if not check(value):
             return f"{name}: {key} cannot be {value!r:.80}"
     missing = [key for key in NEEDS[name] if key not in given]
-    if missing and not (name == "swipe" and "direction" in given):
+    if missing:
         return f"{name}: {' and '.join(missing)} is missing"
     return ""
 
@@ -140,7 +133,6 @@ _CHECKS: dict[str, Any] = {
     "time": lambda value: _is_plain(value) and value >= 0,
     "button": lambda value: isinstance(value, str) and value in BUTTONS,
     "status": lambda value: isinstance(value, str) and value in STATUSES,
-    "direction": lambda value: isinstance(value, str) and value in DIRECTIONS,
 }
 
 
@@ -151,9 +143,6 @@ def moved(action: Action, source: Size, target: Size) -> Action:
 
 def swipe_direction(action: Action) -> str | None:
     """Where the finger goes, by the larger of the two distances (up and down if equal); None if nowhere."""
-    if "coordinate2" not in action:
-        direction: str | None = action.get("direction")
-        return direction
     (x1, y1), (x2, y2) = action["coordinate"], action["coordinate2"]
     dx, dy = x2 - x1, y2 - y1
     if dx == dy == 0:
@@ -163,20 +152,12 @@ def swipe_direction(action: Action) -> str | None:
     return "down" if dy > 0 else "up"
 
 
-def write_call(action: Action, space: Size) -> str:
-    """The tool call for an action whose coordinates are in ``space`` already, rounded to whole numbers.
+def write_call(action: Action) -> str:
+    """The tool call for an action whose coordinates are in the model's space, rounded to whole numbers.
 
     ``<`` is written as JSON's escape, so that no text of an action can look like a tag.
     """
-    shown = dict(action)
-    direction = shown.pop("direction", None)
-    if direction is not None and "coordinate2" not in shown:
-        x, y = DIRECTIONS[direction]
-        ends = [[space[0] * (0.5 + way * x), space[1] * (0.5 + way * y)] for way in (-0.2, 0.2)]
-        shown["coordinate"], shown["coordinate2"] = ends
-    for key in _PLACES:
-        if key in shown:
-            shown[key] = [round(value) for value in shown[key]]
+    shown = {key: [round(v) for v in value] if key in _PLACES else value for key, value in action.items()}
     call = json.dumps({"name": TOOL, "arguments": shown}, ensure_ascii=False)
     return call.replace("<", "\\u003c")
 

@@ -62,7 +62,7 @@ _AGENTCPM = ScoringProfile(
     text=text_rules.substring,
     status=False,
     merged={"long_press": "click", "terminate": "wait"},
-    buttons={"Recent": "Home"},
+    buttons={"Menu": "Home"},
     counted=frozenset(NEEDS) - {"open"},
 )
 

@@ -1,146 +1,164 @@
-"""Problems from rows of data files: which row is problem ``index`` of a split, and what it is called."""
+"""Tasks whose problems are rows of data files: which row an index is, and its images among its text."""
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
-from pydantic import Field
 
 from selfverify.errors import ConfigError, DataError
-from selfverify.tasks.base import TaskConfig
 from selfverify.tasks.canvas import Split
+from selfverify.tasks.images import read_image
+
+Row = Mapping[str, Any]
 
 
 class Rows(Protocol):
-    """A data file's rows, by number; each is a dict."""
+    """Rows by number; a row's images may be read when they are asked for."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+    def __getitem__(self, index: int, /) -> Row: ...
 
 
 def open_rows(path: str) -> Rows:
-    """The rows of a data file or folder (`selfverify.data`)."""
-    rows: Rows = import_module("selfverify.data").open_rows(path)
+    """The rows of a data file or folder, by `selfverify.data`, which is imported only now.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    rows: Rows = importlib.import_module("selfverify.data").open_rows(path)
     return rows
 
 
-class RowTaskConfig(TaskConfig):
-    """Where a task's rows are."""
-
-    train: str | None = Field(None, description="Data file or folder of the problems to learn from.")
-    validation: str | None = Field(None, description="Data file or folder of the problems to check with.")
-    test: str | None = Field(None, description="Data file or folder of the problems to measure with.")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row: the problem's id, what errors call it, its values."""
-
-    id: str
-    place: str
-    values: Mapping[str, Any]
-
-    def fault(self, what: str) -> DataError:
-        """The error that says where the row is and what is wrong with it."""
-        return DataError(f"{self.place}: {what}")
-
-    def text(self, name: str) -> str:
-        """A field that has to hold text.
-
-        Raises:
-            DataError: It does not.
-        """
-        value = self.values.get(name)
-        if not isinstance(value, str) or not value.strip():
-            raise self.fault(f"{name} has to be text, not {value!r:.80}")
-        return value.strip()
-
-    def image(self) -> Image.Image:
-        """Its one image: decoded already, or something to ``open()`` (`selfverify.data`'s reference to one).
-
-        Raises:
-            DataError: There is none, there are several, or it cannot be read.
-        """
-        images = self.values.get("images")
-        if not isinstance(images, (list, tuple)) or len(images) != 1:
-            raise self.fault(f"images has to be a list of one image, not {images!r:.80}")
-        if isinstance(images[0], Image.Image):
-            return images[0]
-        if not hasattr(images[0], "open"):
-            raise self.fault(
-                f"an image has to be a picture or to open as one, not {type(images[0]).__name__}"
-            )
-        image: Image.Image = images[0].open()
-        return image
-
-
 class Splits:
-    """The rows of a task's splits, opened when first asked for.
+    """The rows of each split: given as they are, or opened from a path when first asked for."""
 
-    In training every epoch passes through all rows in an order of its own, a function of (seed, index) alone.
-    Otherwise rows come in the file's order.
-
-    Args:
-        task: The task's name, which problem ids begin with.
-        config: Where the files are.
-        rows: Rows that are in memory, instead of files.
-    """
-
-    def __init__(self, task: str, config: RowTaskConfig, rows: Mapping[Split, Rows] | None = None) -> None:
-        self.task, self.config = task, config
+    def __init__(self, paths: Mapping[Split, str | None], rows: Mapping[Split, Rows] | None = None) -> None:
+        self.paths = paths
         self._rows: dict[Split, Rows] = dict(rows or {})
 
     def rows(self, split: Split) -> Rows:
-        """A split's rows.
+        """The rows of a split.
 
         Raises:
-            ConfigError: There is no such data, or nothing in it.
+            ConfigError: The split has neither rows nor a path.
+            DataError: Its file cannot be read, or has no rows.
         """
         if split not in self._rows:
-            path: str | None = getattr(self.config, split)
+            path = self.paths.get(split)
             if path is None:
-                raise ConfigError(f"task {self.task} has no {split} data; set task.{split} to a file")
+                raise ConfigError(f"the task has no {split} data; set task.{split} to a file or folder")
             self._rows[split] = open_rows(path)
-        if not len(self._rows[split]):
-            raise ConfigError(f"{self._file(split)} holds no rows")
-        return self._rows[split]
+        rows = self._rows[split]
+        if not len(rows):
+            raise DataError(f"the {split} data{self._named(split)} has no rows")
+        return rows
 
-    def get(self, split: Split, seed: int, index: int) -> Row:
-        """The row of problem ``index``; ``seed`` orders the rows of training.
+    def row(self, split: Split, seed: int, index: int) -> tuple[Row, str]:
+        """The row that is problem ``index``, and the problem's id without the task's name.
+
+        Training goes through all rows again and again, each time in another order (`training_place`);
+        ids of further passes say so, since a step may need a row of two passes. The other splits come in
+        the file's order, once.
 
         Raises:
-            ConfigError: The data ends before, or there is none.
-            DataError: The row cannot be read.
+            ConfigError: The split has no path.
+            DataError: The row cannot be read, or there are not so many.
         """
         rows = self.rows(split)
-        number, name = index, ""
+        count = len(rows)
         if split == "train":
-            epoch, place = divmod(index, len(rows))
-            number = int(_order(seed, epoch, len(rows))[place])
-            name = f"{index}/"  # a row comes again in every epoch, and two epochs may share a step
-        elif index >= len(rows):
-            raise ConfigError(
-                f"{self._file(split)} holds {len(rows)} rows, and problem {index + 1} is wanted; "
-                f"set evaluation.problems={len(rows)}"
+            place, turn = training_place(seed, index, count)
+        elif index < count:
+            place, turn = index, 0
+        else:
+            raise DataError(
+                f"the {split} data{self._named(split)} has {count} rows, not {index + 1}; set "
+                f"evaluation.problems to at most {count}"
             )
-        values = rows[number]
-        own = values.get("id", number)
-        return Row(
-            f"{self.task}/{split}/{name}{own}", f"{self._file(split)}, row {number + 1} (id {own})", values
-        )
+        row = rows[place]
+        name = row.get("id")
+        id = f"{split}/{place if name is None else name}"
+        return row, f"{id}/pass-{turn + 1}" if turn else id
 
-    def _file(self, split: Split) -> str:
-        return getattr(self.config, split) or f"the {split} rows of task {self.task}"
+    def _named(self, split: Split) -> str:
+        path = self.paths.get(split)
+        return f" ({path})" if path else ""
+
+
+def training_place(seed: int, index: int, count: int) -> tuple[int, int]:
+    """Which of ``count`` rows problem ``index`` is, and in which pass from 0; a pass is a permutation."""
+    turn, place = divmod(index, count)
+    return int(_order(seed, turn, count)[place]), turn
 
 
 @lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    return np.random.default_rng([seed, epoch]).permutation(count)
+def _order(seed: int, turn: int, count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([seed, turn, count]).permutation(count)
+
+
+def row_images(row: Row, name: str) -> list[Image.Image]:
+    """The images of a row, read now where it has paths or references (`selfverify.data.ImageRef`).
+
+    Raises:
+        DataError: One cannot be read, or is neither an image nor a path.
+    """
+    images = []
+    for image in row.get("images") or ():
+        if isinstance(image, (str, Path)):
+            try:
+                image = read_image(image)
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from None
+        elif hasattr(image, "open") and not isinstance(image, Image.Image):
+            image = image.open()
+        if not isinstance(image, Image.Image):
+            raise DataError(f"{name}: an image is {type(image).__name__}, not an image or a path")
+        images.append(image)
+    return images
+
+
+_MARK = re.compile(r"<image(?: ?(\d{1,3}))?>")
+
+
+def with_images(text: str, images: int, name: str) -> list[dict[str, Any]]:
+    """A user's turn with the images at the marks in ``text``, or before it if there are none.
+
+    ``<image>`` stands for the next image; there must be as many marks as images. ``<image 2>`` (MMMU) stands
+    for the second one, and again for "image 2". If the text does not name all images in their order, they
+    all come first and every mark is such a name.
+
+    Raises:
+        DataError: Marks and images do not fit each other.
+    """
+    marks = list(_MARK.finditer(text))
+    numbers = [int(mark[1]) if mark[1] else 0 for mark in marks]
+    if 0 in numbers:
+        if numbers != [0] * images:
+            raise DataError(f"{name}: {len(marks)} image marks in the text, {images} images in the row")
+        numbers = list(range(1, images + 1))
+    if numbers and not 1 <= min(numbers) <= max(numbers) <= images:
+        raise DataError(f"{name}: the text names image {max(numbers)}, the row has {images} images")
+    inline = list(dict.fromkeys(numbers)) == list(range(1, images + 1))
+    content: list[dict[str, Any]] = [] if inline else [{"type": "image"} for _ in range(images)]
+    written, at, shown = "", 0, 0
+    for mark, number in zip(marks, numbers, strict=True):
+        written += text[at : mark.start()]
+        at = mark.end()
+        if inline and number > shown:
+            content += [*_text(written), {"type": "image"}]
+            written, shown = "", number
+        else:
+            written += f"image {number}"
+    return [{"role": "user", "content": content + _text(written + text[at:])}]
+
+
+def _text(written: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": written}] if written.strip() else []
