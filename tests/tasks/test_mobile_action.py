@@ -83,6 +83,7 @@ CLICK = '{"action": "click", "coordinate": [1, 2]}'
         '{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [NaN, 2]}}',
         '{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [Infinity, 2]}}',
         '{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [1e400, 2]}}',
+        "\x1c" + call({"action": "wait"}),
         call(CLICK),
         call([{"action": "wait"}]),
         call({}),

@@ -139,8 +139,7 @@ def _measure(
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Of several processes each samples its share of every batch; the first one keeps the file."""
-    problems = [task.problem(config.split, 0, index) for index in range(config.problems)]
-    boxes = {p.id: p.target for p in problems} if task.kind == "continuous" else None
+    boxes: dict[str, Any] | None = {} if task.kind == "continuous" else None
     samples: list[Sample] = []
     first_process = ranks.index() == 0
     archive: SampleStore | None = None
@@ -153,11 +152,15 @@ def _measure(
     try:
         finished = ranks.on_first(open_archive)
         size = config.batch_problems * ranks.count()
-        for first in range(0, len(problems), size):
-            batch = problems[first : first + size]
+        for first in range(0, config.problems, size):
+            last = min(first + size, config.problems)
+            # Batch by batch: the images of a whole benchmark may not fit into memory.
+            batch = [task.problem(config.split, 0, index) for index in range(first, last)]
+            if boxes is not None:
+                boxes |= {problem.id: problem.target for problem in batch}
             if not all(p.id in finished for p in batch):
                 start = first + ranks.index() * config.batch_problems
-                own = problems[start : min(start + config.batch_problems, len(problems))]
+                own = batch[start - first : start - first + config.batch_problems]
                 made = evaluation_batch(policy, task, own, sampling, config.seed, start) if own else []
                 everyone = [rows for part in ranks.gather(made) for rows in part]
                 for problem, rows in zip(batch, everyone, strict=True):
@@ -166,7 +169,7 @@ def _measure(
                         if archive:
                             archive.append(rows)
             if progress and first_process:
-                progress(min(first + size, len(problems)), len(problems))
+                progress(last, config.problems)
         return ranks.on_first(lambda: summarise(archive.samples if archive else samples, boxes))
     finally:
         if archive:

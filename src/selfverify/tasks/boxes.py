@@ -48,7 +48,7 @@ def parse_box(text: str) -> list[float] | None:
 
 
 def _parse(text: str, depth: int) -> list[float] | None:
-    text = text.strip()
+    text = text.strip(" \t\n\r\f\v")
     if depth > MAX_DEPTH or len(text) > MAX_CHARS:
         return None
     bare = _BARE.fullmatch(text)

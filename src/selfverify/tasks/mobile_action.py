@@ -62,7 +62,7 @@ def parse_tool_call(text: str) -> Action | None:
     if len(text) > MAX_CHARS:
         return None
     try:
-        call = read_json(text.strip())
+        call = read_json(text)
     except ValueError:
         return None
     if not isinstance(call, dict) or call.keys() != {"name", "arguments"} or call["name"] != TOOL:
