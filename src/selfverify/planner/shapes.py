@@ -15,6 +15,7 @@ from selfverify.policy.policy import Policy
 from selfverify.recipe import Recipe
 from selfverify.rollouts.types import Problem
 from selfverify.tasks import make_task
+from selfverify.tasks.base import tell_space
 
 MOST = 64
 """Problems that are made; a larger step repeats them."""
@@ -82,6 +83,7 @@ def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: Lengths) -> 
     problems: list[Problem] = []
     if lengths.prompt_tokens is None and lengths.image_tokens is None:
         task = make_task(recipe.task.name, **recipe.task.options)
+        tell_space(task, policy.coordinate_space)
         problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
         prompts = [policy.encoder.prompt(problem) for problem in problems]
         where = f"{len(problems)} problems of {recipe.task.name}"

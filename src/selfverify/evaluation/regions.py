@@ -1,0 +1,59 @@
+"""gIoU and cIoU as referring segmentation reports them, of boxes and of masks, which must not be mixed up.
+
+gIoU is the mean of the problems' IoU (no "generalized IoU"), cIoU the sum of all intersections over the sum
+of all unions (LISA, but for the 1e-5 that it adds to a union). `box_overlap` compares a box with a box,
+`mask_overlap` pixels with pixels; a box is compared with a mask as the pixels that it covers (`box_mask`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+IGNORED = 255
+"""Value of the pixels of a target that count for nothing."""
+
+
+def box_overlap(boxes: ArrayLike, targets: ArrayLike) -> Floats:
+    """Areas of intersection and union ``[P, 2]`` of boxes ``[P, 4]`` as (x1, y1, x2, y2) with their targets.
+
+    A box that is NaN (unreadable) or has no area intersects nothing; the union is the target's area then.
+    """
+    boxes, targets = np.asarray(boxes, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+    boxes = np.where(np.isnan(boxes).any(-1, keepdims=True), 0.0, boxes)
+    sides = np.minimum(boxes[..., 2:], targets[..., 2:]) - np.maximum(boxes[..., :2], targets[..., :2])
+    area, wanted = (np.clip(b[..., 2:] - b[..., :2], 0, None).prod(-1) for b in (boxes, targets))
+    shared = np.where(area > 0, np.clip(sides, 0, None).prod(-1), 0.0)
+    return np.stack([shared, area + wanted - shared], axis=-1)
+
+
+def mask_overlap(mask: ArrayLike | None, target: ArrayLike) -> Floats:
+    """Pixels of intersection and union ``[2]`` of one problem's mask ``[H, W]`` with its target.
+
+    Pixels where the target is 255 are left out. No mask (an unreadable answer) covers nothing.
+    """
+    target = np.asarray(target)
+    counted, wanted = target != IGNORED, (target != 0) & (target != IGNORED)
+    found = np.zeros_like(wanted) if mask is None else np.asarray(mask, dtype=bool) & counted
+    return np.array([(found & wanted).sum(), (found | wanted).sum()], dtype=np.float64)
+
+
+def box_mask(box: ArrayLike, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """The pixels ``[H, W]`` of an image of ``size`` (width, height) whose middle lies in a box."""
+    x1, y1, x2, y2 = np.asarray(box, dtype=np.float64)
+    x, y = np.arange(size[0]) + 0.5, np.arange(size[1]) + 0.5
+    return ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))[None]
+
+
+def giou(overlaps: ArrayLike) -> float:
+    """Mean IoU of ``[P, 2]`` intersections and unions; without a union (nothing to find) it counts 1."""
+    shared, union = np.asarray(overlaps, dtype=np.float64).T
+    return float(np.divide(shared, union, out=np.ones_like(shared), where=union > 0).mean())
+
+
+def ciou(overlaps: ArrayLike) -> float:
+    """Sum of the intersections over the sum of the unions of ``[P, 2]``; 1 where there is no union at all."""
+    shared, union = np.asarray(overlaps, dtype=np.float64).sum(0)
+    return float(shared / union) if union > 0 else 1.0
