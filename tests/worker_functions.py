@@ -80,3 +80,14 @@ def judge_sum(text: str, target: int, faults: str | None) -> dict[str, Any]:
         if int(key) % 3 == 0:
             first(faults, "sleep", key)
     return {"right": right, "read": read}
+
+
+def math_verdict(gold: str, answer: str) -> dict[str, Any]:
+    """Like `workers.math_answer.compare`, but s, d and r in an expression sleep, die and raise."""
+    if "s" in gold + answer:
+        time.sleep(1000)
+    if "d" in answer:
+        os._exit(3)
+    if "r" in answer:
+        raise ValueError(answer)
+    return {"read": True, "equal": sorted(gold) == sorted(answer), "gold": None, "answer": None}

@@ -100,6 +100,19 @@ def test_grpo_malformed_answer_earns_no_format() -> None:
     close(credits("grpo", of)["answer"].advantage, normalised(0.0, 0.1))
 
 
+def test_score_format_has_a_weight_of_its_own() -> None:
+    """Right, wrong: tags earn .2; the malformed score loses .05 of that, in ADPO on its own tokens."""
+    weights = {"format_weight": 0.2, "score_format_weight": 0.05}
+    of = mixed()
+    close(credits("grpo", of, **weights)["answer"].advantage, normalised(1.2, 0.2, 1.15, 0.0))
+    found = credits("adpo", of, **weights)
+    close(found["answer"].advantage, normalised(1.2, 0.2, 1.2, 0.0))
+    close(found["score"].advantage, normalised(1.0, 1.0, -0.05, 0.0))
+    # An answer without order in its tags earns nothing, and has nothing to lose for its score in GRPO.
+    of = group(trajectory(1.0, MALFORMED, answer_ok=False), trajectory(0.0, 0.5))
+    close(credits("grpo", of, **weights)["answer"].advantage, normalised(1.0, 0.2))
+
+
 @pytest.mark.parametrize("method", ["grpo", "adpo"])
 def test_truncated_leaves_before_the_mean_is_taken(method: str) -> None:
     cut = trajectory(0.0, 0.3, finish="length")

@@ -128,7 +128,7 @@ class ADPO:
         )
         if extra is not None:
             answer_reward = answer_reward + extra
-        penalty = c.format_weight * (opened - score_format)
+        penalty = c.score_penalty * (opened - score_format)
         reward = self.verification_reward(group, valid)
         score_kl = c.kl if c.score_kl is None else c.score_kl
         if c.credit == "entangled":

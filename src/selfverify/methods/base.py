@@ -30,8 +30,16 @@ class PolicyGradientConfig(MethodConfig):
     format_weight: float = Field(
         0.1,
         ge=0,
-        description="What well-formed tags add to the answer's reward, and a malformed score loses.",
+        description="What well-formed tags in the right order add to the answer's reward.",
     )
+    score_format_weight: float | None = Field(
+        None, ge=0, description="What a malformed score loses; None is `format_weight`."
+    )
+
+    @property
+    def score_penalty(self) -> float:
+        """What a malformed score loses."""
+        return self.format_weight if self.score_format_weight is None else self.score_format_weight
 
     @property
     def needs_reference(self) -> bool:

@@ -42,10 +42,14 @@ class GRPO:
         return roll_out(policy, task, problems, seeds, sampling)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
-        """normalise(R^a) on both channels, with the format part in R^a."""
+        """normalise(R^a) on both channels, with the format parts in R^a.
+
+        Well-formed tags with a ``<score>`` earn ``format_weight``, of which a malformed score loses its own.
+        """
         c = self.config
-        well_formed = torch.minimum(column(group, "answer_format"), column(group, "score_format"))
-        reward = column(group, "answer") + c.format_weight * well_formed
+        tags = torch.minimum(column(group, "answer_format"), column(group, "score_opened"))
+        spoilt = tags - torch.minimum(tags, column(group, "score_format"))
+        reward = column(group, "answer") + (c.format_weight * tags - c.score_penalty * spoilt)
         advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)
         return [Credit(channel, advantage, kl_coef=c.kl, valid=valid) for channel in (ANSWER, SCORE)]
 

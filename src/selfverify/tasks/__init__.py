@@ -12,6 +12,7 @@ from selfverify.tasks.digits_mix import DigitsMix, DigitsMixConfig
 from selfverify.tasks.digits_pick import DigitsPick, DigitsPickConfig
 from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
 from selfverify.tasks.grounding import Grounding, GroundingConfig
+from selfverify.tasks.math import Math, MathConfig
 from selfverify.tasks.mobile import Mobile, MobileConfig
 from selfverify.tasks.word_sums import WordSums, WordSumsConfig
 
@@ -35,6 +36,7 @@ TASKS: dict[str, TaskEntry] = {
         GroundingConfig, Grounding, "the box an expression refers to, from data files (IoU)"
     ),
     "mobile": TaskEntry(MobileConfig, Mobile, "the next action on a phone, from data files (discrete)"),
+    "math": TaskEntry(MathConfig, Math, "maths problems of a data file, short answers (discrete)"),
 }
 
 

@@ -1,0 +1,250 @@
+"""`math`: problems of a data file with one short answer, compared by rules and by math-verify (discrete).
+
+ADPO's first domain (Table 1, Eq. 2). A row has ``question`` and ``answer``, and may have ``id``, ``images``,
+``options`` (multiple choice), ``answer_type`` (integer, float, list, text), ``precision`` and ``unit`` as
+MathVista has them, ``category``, ``source``, and ``solution`` for a cold start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+from pydantic import Field
+
+from selfverify.errors import ConfigError, DataError
+from selfverify.rollouts.tags import Tagged, parse_tagged
+from selfverify.rollouts.types import Problem
+from selfverify.tasks.base import UNREADABLE, Demonstration, Judged, TaskConfig
+from selfverify.tasks.canvas import Split
+from selfverify.tasks.math_answer import Kind, Target, answer_key, compare, decide
+from selfverify.tasks.math_choice import find_target, read_choice, read_options, right_letters
+from selfverify.tasks.math_text import final_expression
+from selfverify.tasks.rows import Row, Rows, Splits, row_images, with_images
+from selfverify.workers.pool import WorkerPool
+
+INSTRUCTION = """\
+Work the problem out inside <think></think>, then give nothing but your final answer inside \
+<answer></answer>.
+Now grade yourself: inside <score></score> write a number from 0 to 1 that tells how likely your answer \
+is to be right. Go close to 1 when you trust it and close to 0 when you do not.
+Your reply has this form:
+<think>your reasoning</think>
+<answer>your answer</answer>
+<score>your score</score>"""
+"""ADPO Table 1's request in our words."""
+
+_IMPLICIT = dict.fromkeys("ABCDEFGH", "")
+"""Options that stand in the question's text, where only the letters are known."""
+
+
+class MathConfig(TaskConfig):
+    """Where the rows are, how they are asked, and the limits of judging."""
+
+    train: str | None = Field(None, description="Data file or folder of the training problems.")
+    validation: str | None = Field(None, description="The same for validation, in the file's order.")
+    test: str | None = Field(None, description="The same for testing, in the file's order.")
+    instruction: str = Field(INSTRUCTION, description="What follows every question: the output's format.")
+    hints: bool = Field(
+        True, description="Say which form the answer has, where the row tells: a letter, decimals, a list."
+    )
+    max_answer_chars: int = Field(
+        2000, ge=1, le=100_000, description="A longer answer is unreadable, whatever stands in it."
+    )
+    timeout_s: float = Field(5.0, gt=0, description="Time limit of one comparison by math-verify.")
+    workers: int = Field(1, ge=1, description="Processes that compare.")
+
+
+class Math:
+    """1 for an answer that equals the target, else 0. See ``docs/tasks.md`` for the rules.
+
+    Args:
+        config: The options.
+        rows: Rows by split, instead of the paths of ``config``.
+    """
+
+    name = "math"
+    kind: Literal["discrete"] = "discrete"
+    tags = ("think", "answer", "score")
+
+    def __init__(self, config: MathConfig | None = None, rows: Mapping[Split, Rows] | None = None) -> None:
+        self.config = c = config or MathConfig()
+        self.splits = Splits({"train": c.train, "validation": c.validation, "test": c.test}, rows)
+        self._pool: WorkerPool | None = None
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task.problem` and `Splits.row`.
+
+        Raises:
+            DataError: The row lacks a question or an answer, or what it has does not fit together.
+        """
+        row, id = self.splits.row(split, seed, index)
+        name = f"{self.name}/{id}"
+        question, answer = _string(row, "question", name), _string(row, "answer", name)
+        meta: dict[str, Any] = {
+            "question": question,
+            "answer": answer,
+            **{key: row[key] for key in ("category", "source", "solution") if row.get(key) is not None},
+        }
+        if row.get("options"):
+            options = read_options(row["options"], name)
+            by_text = row.get("answer_type") == "text"
+            target = find_target(answer, options, by_text, name)
+            meta |= {"options": options, "right": sorted(right_letters(target, options))}
+            question = _with_options(question, options)
+        else:
+            target = final_expression(answer) or ""
+            if not target:
+                raise DataError(f"{name}: the answer {answer[:60]!r} holds no one expression to compare with")
+            meta |= _form(row, name)
+        images = row_images(row, name)
+        asked = "\n".join(filter(None, [question, _hint(meta) if self.config.hints else ""]))
+        text = f"{asked}\n{self.config.instruction}"
+        return Problem(name, with_images(text, len(images), name), images, target, meta)
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """Eq. 2: does the answer equal the target?
+
+        An answer that math-verify cannot compare in time, at two tries, is wrong, unless the target alone is
+        too hard, too: leaving it out of training would let a model skip problems by writing what hangs. One
+        whose worker died is ``unjudged``.
+        """
+        text = tagged.fields.get("answer", "")
+        if len(text) > self.config.max_answer_chars:
+            return UNREADABLE
+        options = problem.meta.get("options")
+        if options is None and problem.target in _IMPLICIT:
+            options = _IMPLICIT
+        if options is not None:
+            letter = read_choice(text, options)
+            right = letter in problem.meta.get("right", (problem.target,))
+            return UNREADABLE if letter is None else Judged(float(right), right, letter, letter)
+        answer = final_expression(text)
+        if not answer:
+            return UNREADABLE
+        target = _target(problem)
+        found = compare(target, answer)
+        right = found.verdict == "right"
+        if found.verdict == "ask":
+            verdict = self._ask(target, found.gold, found.answer)
+            if isinstance(verdict, str):
+                return Judged(0.0, False, unjudged=verdict)
+            right = verdict
+        # All right answers vote together, however they are spelt.
+        return Judged(float(right), right, answer, answer_key(target.text if right else answer))
+
+    def _ask(self, target: Target, gold: str, answer: str) -> bool | str:
+        """math-verify's verdict, or why there is none."""
+        pool = self._workers()
+        found = pool.call(gold, answer)
+        if found.done:
+            value = found.value
+            return value["read"] and decide(target, value["equal"], value["gold"], value["answer"])
+        if found.status == "died":
+            return found.reason
+        own = pool.call(gold, gold)
+        return False if own.done else f"the target {target.text[:60]!r} cannot be compared: {own.reason}"
+
+    def _workers(self) -> WorkerPool:
+        if self._pool is None:
+            try:
+                from selfverify.workers import math_answer
+            except ImportError as error:
+                raise ConfigError(
+                    f"task math compares answers with math-verify, which cannot be imported ({error}); "
+                    "pip install 'selfverify[math]'"
+                ) from None
+            c = self.config
+            self._pool = WorkerPool(
+                math_answer.compare, c.timeout_s, c.workers, cache=100_000, max_input=20_000
+            )
+        return self._pool
+
+    def counters(self) -> dict[str, float]:
+        """See `WorkerPool.counters`; empty until math-verify was asked something."""
+        return self._pool.counters() if self._pool is not None else {}
+
+    def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
+        """The row's ``solution`` as reasoning, then the target.
+
+        Raises:
+            ConfigError: A wrong one is asked for: the data has none.
+            DataError: The row has no solution, or one with tags of its own.
+        """
+        if wrong:
+            raise ConfigError("task math has no wrong demonstrations; set method.wrong=0")
+        solution = problem.meta.get("solution")
+        if not isinstance(solution, str) or not solution.strip():
+            raise DataError(
+                f"{problem.id}: the row has no `solution`, so there is no demonstration to learn from; a "
+                "cold start needs data with worked solutions"
+            )
+        tagged = parse_tagged(solution, ("think", "answer"))
+        reasoning = (tagged.fields["think"] if tagged.answer_ok else solution).strip()
+        answer = problem.target if "options" in problem.meta else problem.meta["answer"]
+        text = f"<think>{reasoning}</think><answer>{answer}</answer>"
+        if not parse_tagged(text, ("think", "answer")).answer_ok:
+            raise DataError(
+                f"{problem.id}: the row's `solution` or `answer` holds tags of the answer's format"
+            )
+        return Demonstration([("answer", text)])
+
+
+def _string(row: Row, key: str, name: str) -> str:
+    value = row.get(key)
+    if isinstance(value, (list, tuple)):
+        value = json.dumps(value)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
+        raise DataError(f"{name}: `{key}` is {value!r}, not a text")
+    return str(value)
+
+
+def _form(row: Row, name: str) -> dict[str, Any]:
+    """``answer_type``, ``precision`` and ``unit`` as far as the row has them."""
+    kind, precision, unit = row.get("answer_type"), row.get("precision"), row.get("unit")
+    if kind is not None and kind not in get_args(Kind):
+        raise DataError(f"{name}: answer_type is {kind!r}, not one of {', '.join(get_args(Kind))}")
+    if precision is not None:
+        # Tables write it as 1.0, and as NaN where there is none.
+        if isinstance(precision, bool) or not isinstance(precision, (int, float)):
+            raise DataError(f"{name}: precision is {precision!r}, not a number of decimals")
+        if precision != precision:
+            precision = None
+        elif precision != int(precision) or not 0 <= precision <= 12:
+            raise DataError(f"{name}: precision is {precision!r}, not a number of decimals from 0 to 12")
+    found = {
+        "answer_type": kind,
+        "precision": None if precision is None else int(precision),
+        "unit": str(unit).strip() if unit else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _target(problem: Problem) -> Target:
+    meta = problem.meta
+    return Target(problem.target, meta.get("answer_type"), meta.get("precision"), meta.get("unit", ""))
+
+
+def _with_options(question: str, options: Mapping[str, str]) -> str:
+    """The question with its options, unless it lists them already."""
+    flat = " ".join(question.split())
+    listed = all(
+        any(f"{mark} {' '.join(text.split())}" in flat for mark in (f"{a}.", f"({a})", f"{a})", f"{a}:"))
+        for a, text in options.items()
+    )
+    return question if listed else "\n".join([question, *(f"{a}. {text}" for a, text in options.items())])
+
+
+def _hint(meta: Mapping[str, Any]) -> str:
+    if "options" in meta:
+        return "Answer with the letter of the right option."
+    match meta.get("answer_type"):
+        case "integer":
+            return "The answer is an integer."
+        case "float" if "precision" in meta:
+            return f"Give the answer as a decimal number, rounded to {meta['precision']} decimals."
+        case "list":
+            return "The answer is a list such as [1, 2, 3]."
+    return ""
