@@ -74,6 +74,7 @@ def test_a_problem() -> None:
     assert prompt(problem({}, instruction="Go.")) == "What?\nGo."
     assert problem({"answer": 4}).target == "4" and problem({"answer": 0.5}).target == "0.5"
     assert problem({"answer": [1, 2]}).target == "[1, 2]"
+    assert problem({"answer_type": "free-form"}).meta.keys() == {"question", "answer"}  # says nothing
 
 
 def test_hints_and_options() -> None:
@@ -123,7 +124,7 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     assert "two or more" in complaint({"options": {"AA": "1", "B": "2"}}) and "str" in complaint(
         {"options": "AB"}
     )
-    assert "answer_type is 'number'" in complaint({"answer_type": "number"})
+    assert "alternatives is 'x'" in complaint({"alternatives": "x"})
     assert "precision is 1.5" in complaint({"precision": 1.5}) and "'2'" in complaint({"precision": "2"})
     assert "no one expression" in complaint({"answer": r"\boxed{1} or \boxed{2}"})
     assert "not an image" in complaint({"images": [3]})
@@ -387,7 +388,7 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 def obvious_value(text: str) -> Fraction:
     """The sum of the numbers in an answer (42; 84/2; 41 1/1), units and names taken off."""
-    text = re.sub(r"cm *\^? *[23]|\^ *\{? *\\circ *\}?", " ", text.split("=")[-1])
+    text = re.sub(r"[A-Za-z] *\}? *\^? *\{? *[23]\b|\^ *\{? *\\circ *\}?", " ", text.split("=")[-1])
     text = re.sub(r"\\[dt]?frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", text)
     return sum(
         (Fraction(n) for n in re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", text))), Fraction()

@@ -171,6 +171,7 @@ WORDS: list[Row] = [
         ("triangle", "Triangle", True, TEXT),
         ("3:4", "3:4", True),
     ],
+    *[("5", "five", True, {"alternatives": ["5", "five"]}), ("5", "six", False, {"alternatives": ["five"]})],
     *[("no solution", "No solution.", True), ("AB", "ab", True), ("AB", "BA", False)],
 ]
 HARD: list[Row] = [
@@ -229,6 +230,10 @@ CHOICES: list[Row] = [
     *[("D", "None of these", True, MIXED), ("A", "3.46", False, MIXED), ("Yes", "A", True, YES_NO)],
     *[("Yes", "yes", True, YES_NO), ("No", "yes", False, YES_NO), ("B", "No.", True, YES_NO)],
     *[("B", "5", False, TWICE), ("A", "5 cm", True, TWICE), ("C", "D", True, TWICE), ("C", "7", True, TWICE)],
+    *[
+        ("B", "D", True, ANGLES | {"alternatives": ["B", "D"]}),
+        ("B", "C", False, ANGLES | {"alternatives": ["D"]}),
+    ],
     # The first option's text is "B": a letter means the option, a target says which of the two it is.
     *[("B", "B", True, LETTERS), ("B", "A", True, LETTERS | TEXT), ("B", "B", False, LETTERS | TEXT)],
     # Options in the question's text: only the letters are known.
@@ -296,9 +301,17 @@ def test_wrong_answers_that_are_equal_vote_together(task: Math, alike: tuple[str
     )
 
 
-def test_right_answers_vote_together_however_they_are_spelt(task: Math) -> None:
-    keys = {judge(task, r"2\sqrt{3}", a).key for a in ("2√3", r"\sqrt{12}", "2*sqrt(3)")}
-    assert keys == {judge(task, r"2\sqrt{3}", r"2\sqrt{3}").key}
+def test_expressions_vote_by_their_value_and_votes_do_not_know_the_target(task: Math) -> None:
+    spelt = ("2√3", r"\sqrt{12}", "2*sqrt(3)", r"2\sqrt{3}")
+    for target in ("77", r"2\sqrt{3}", r"\sqrt{12}"):
+        assert len({judge(task, target, a).key for a in spelt}) == 1
+    keys = {judge(task, target, r"\sqrt{12}").key for target in ("77", r"2\sqrt{3}", "3.46")}
+    assert len(keys) == 1
+    assert {judge(task, t, a).key for t in ("1/2", "7") for a in ("1/4+1/4", "0.5", r"2^{-1}")} == {"1/2"}
+    rounded = {
+        judge(task, t, a, TWO).key for t in ("3.46", "9") for a in ("3.464", "3.46", r"2\sqrt{3}", "3.459")
+    }
+    assert rounded == {"173/50"}
     assert {judge(task, "B", a, ANGLES).key for a in ("B", "(b)", "45", "B. 45°")} == {"B"}
 
 

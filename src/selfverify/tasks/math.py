@@ -1,8 +1,9 @@
 """`math`: problems of a data file with one short answer, compared by rules and by math-verify (discrete).
 
 ADPO's first domain (Table 1, Eq. 2). A row has ``question`` and ``answer``, and may have ``id``, ``images``,
-``options`` (multiple choice), ``answer_type`` (integer, float, list, text), ``precision`` and ``unit`` as
-MathVista has them, ``category``, ``source``, and ``solution`` for a cold start.
+``options`` (multiple choice), ``alternatives`` (further right answers), ``answer_type`` (integer, float,
+list, text; others say nothing), ``precision`` and ``unit`` as MathVista has them, ``category``, ``source``,
+and ``solution`` for a cold start.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Math:
         row, id = self.splits.row(split, seed, index)
         name = f"{self.name}/{id}"
         question, answer = _string(row, "question", name), _string(row, "answer", name)
+        others = _alternatives(row, name)
         meta: dict[str, Any] = {
             "question": question,
             "answer": answer,
@@ -91,14 +93,14 @@ class Math:
         if row.get("options"):
             options = read_options(row["options"], name)
             by_text = row.get("answer_type") == "text"
-            target = find_target(answer, options, by_text, name)
-            meta |= {"options": options, "right": sorted(right_letters(target, options))}
+            targets = [find_target(text, options, by_text, name) for text in (answer, *others)]
+            target = targets[0]
+            right = set().union(*(right_letters(letter, options) for letter in targets))
+            meta |= {"options": options, "right": sorted(right)}
             question = _with_options(question, options)
         else:
-            target = final_expression(answer) or ""
-            if not target:
-                raise DataError(f"{name}: the answer {answer[:60]!r} holds no one expression to compare with")
-            meta |= _form(row, name)
+            target, *further = [_expression(text, name) for text in (answer, *others)]
+            meta |= _form(row, name) | ({"alternatives": further} if further else {})
         images = row_images(row, name)
         asked = "\n".join(filter(None, [question, _hint(meta) if self.config.hints else ""]))
         text = f"{asked}\n{self.config.instruction}"
@@ -118,34 +120,39 @@ class Math:
         if options is None and problem.target in _IMPLICIT:
             options = _IMPLICIT
         if options is not None:
-            letter = read_choice(text, options)
-            right = letter in problem.meta.get("right", (problem.target,))
-            return UNREADABLE if letter is None else Judged(float(right), right, letter, letter)
+            return _judge_choice(problem, read_choice(text, options))
         answer = final_expression(text)
         if not answer:
             return UNREADABLE
-        target = _target(problem)
-        found = compare(target, answer)
-        right = found.verdict == "right"
-        if found.verdict == "ask":
-            verdict = self._ask(target, found.gold, found.answer)
-            if isinstance(verdict, str):
-                return Judged(0.0, False, unjudged=verdict)
-            right = verdict
-        # All right answers vote together, however they are spelt.
-        return Judged(float(right), right, answer, answer_key(target.text if right else answer))
+        right, value, unjudged = False, None, ""
+        for target in _targets(problem):
+            verdict, number = self._verdict(target, answer)
+            right = right or verdict is True
+            value = number if value is None else value
+            unjudged = verdict if isinstance(verdict, str) else unjudged
+        # The target has no part in the key: a vote must not know it.
+        key = answer_key(answer, problem.meta.get("precision"), value)
+        return Judged(float(right), right, answer, key, "" if right else unjudged)
 
-    def _ask(self, target: Target, gold: str, answer: str) -> bool | str:
-        """math-verify's verdict, or why there is none."""
+    def _verdict(self, target: Target, answer: str) -> tuple[bool | str, float | None]:
+        """Whether it is right, or why there is no verdict; and the value of an expression that has one."""
+        found = compare(target, answer)
+        if not found.answer:
+            return found.verdict == "right", None
         pool = self._workers()
-        found = pool.call(gold, answer)
-        if found.done:
-            value = found.value
-            return value["read"] and decide(target, value["equal"], value["gold"], value["answer"])
-        if found.status == "died":
-            return found.reason
-        own = pool.call(gold, gold)
-        return False if own.done else f"the target {target.text[:60]!r} cannot be compared: {own.reason}"
+        outcome = pool.call(found.gold, found.answer)
+        if outcome.done:
+            told = outcome.value
+            equal = told["read"] and decide(target, told["equal"], told["gold"], told["answer"])
+            return found.verdict == "right" or equal, told["answer"]
+        if found.verdict == "right":
+            return True, None
+        if outcome.status == "died":
+            return outcome.reason, None
+        own = pool.call(found.gold, found.gold)
+        if own.done:
+            return False, None
+        return f"the target {target.text[:60]!r} cannot be compared: {own.reason}", None
 
     def _workers(self) -> WorkerPool:
         if self._pool is None:
@@ -192,6 +199,14 @@ class Math:
         return Demonstration([("answer", text)])
 
 
+def _judge_choice(problem: Problem, letter: str | None) -> Judged:
+    if letter is None:
+        return UNREADABLE
+    meta = problem.meta
+    right = letter in (meta["right"] if "right" in meta else (problem.target, *meta.get("alternatives", ())))
+    return Judged(float(right), right, letter, letter)
+
+
 def _string(row: Row, key: str, name: str) -> str:
     value = row.get(key)
     if isinstance(value, (list, tuple)):
@@ -204,8 +219,6 @@ def _string(row: Row, key: str, name: str) -> str:
 def _form(row: Row, name: str) -> dict[str, Any]:
     """``answer_type``, ``precision`` and ``unit`` as far as the row has them."""
     kind, precision, unit = row.get("answer_type"), row.get("precision"), row.get("unit")
-    if kind is not None and kind not in get_args(Kind):
-        raise DataError(f"{name}: answer_type is {kind!r}, not one of {', '.join(get_args(Kind))}")
     if precision is not None:
         # Tables write it as 1.0, and as NaN where there is none.
         if isinstance(precision, bool) or not isinstance(precision, (int, float)):
@@ -215,16 +228,32 @@ def _form(row: Row, name: str) -> dict[str, Any]:
         elif precision != int(precision) or not 0 <= precision <= 12:
             raise DataError(f"{name}: precision is {precision!r}, not a number of decimals from 0 to 12")
     found = {
-        "answer_type": kind,
+        "answer_type": kind if kind in get_args(Kind) else None,
         "precision": None if precision is None else int(precision),
         "unit": str(unit).strip() if unit else None,
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _target(problem: Problem) -> Target:
+def _alternatives(row: Row, name: str) -> list[str]:
+    """Further right answers; the first one may be among them again."""
+    found = row.get("alternatives") or []
+    if not isinstance(found, (list, tuple)):
+        raise DataError(f"{name}: alternatives is {found!r:.60}, not a list")
+    return [_string({"alternatives": text}, "alternatives", name) for text in found if text != row["answer"]]
+
+
+def _expression(answer: str, name: str) -> str:
+    found = final_expression(answer)
+    if not found:
+        raise DataError(f"{name}: the answer {answer[:60]!r} holds no one expression to compare with")
+    return found
+
+
+def _targets(problem: Problem) -> list[Target]:
     meta = problem.meta
-    return Target(problem.target, meta.get("answer_type"), meta.get("precision"), meta.get("unit", ""))
+    form = (meta.get("answer_type"), meta.get("precision"), meta.get("unit", ""))
+    return [Target(text, *form) for text in (problem.target, *meta.get("alternatives", ()))]
 
 
 def _with_options(question: str, options: Mapping[str, str]) -> str:

@@ -84,7 +84,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A verdict, or the two expressions that math-verify has to compare."""
+    """A verdict, and the two expressions that math-verify is to compare or, if equal, to evaluate."""
 
     verdict: Verdict
     gold: str = ""
@@ -101,7 +101,10 @@ def compare(target: Target, answer: str) -> Comparison:
     if target.is_text:
         return RIGHT if words(answer) == words(target.text) else WRONG
     if _compact(answer) == _compact(target.text):
-        return RIGHT
+        hard = _HARD.search(answer) or _HEAVY.search(answer) or not _askable(answer, answer)
+        if hard or _plain(answer):
+            return RIGHT
+        return Comparison("right", _latex(answer), _latex(answer))
     if len(answer) == len(target.text) == 1 and not answer.isdigit():
         return WRONG  # to math-verify r is R
     gold = target.text
@@ -134,19 +137,33 @@ def decide(target: Target, equal: bool, gold: float | None, answer: float | None
     return equal
 
 
-def answer_key(answer: str) -> str:
-    """Equal for answers that read as the same numbers, or are spelt alike."""
+def answer_key(answer: str, precision: int | None = None, value: float | None = None) -> str:
+    """Equal for answers that read as the same numbers, or are spelt alike.
+
+    Args:
+        answer: One expression (`math_text.final_expression`).
+        precision: Decimals that numbers are rounded to.
+        value: What math-verify made of it, for an expression that is no plain number.
+    """
     read = _without_names(answer) or answer
     number = read_number(read)
+    if number is None and value is not None and abs(value) < 1e12:
+        number = Number(Fraction(value).limit_denominator(10**6))
     if number is not None:
-        return number_key(number)
+        return number_key(number, precision)
     kind, parts = elements(read)
     numbers = [read_number(part) for part in parts]
     if len(parts) > 1 and all(numbers):
-        keys = [number_key(n) for n in numbers if n is not None]
+        keys = [number_key(n, precision) for n in numbers if n is not None]
         ordered = keys if kind not in ("", "{}") else sorted(keys)
         return (kind or "{}")[0] + ",".join(ordered) + (kind or "{}")[1]
     return _compact(read) if "\\" in read or re.search(r"\d", read) else words(read)
+
+
+def _plain(answer: str) -> bool:
+    """Whether `answer_key` needs no value: numbers, lists, words."""
+    read = _without_names(answer) or answer
+    return read_number(read) is not None or len(elements(read)[1]) > 1 or not re.search(r"[\\\d]", read)
 
 
 def _verdict(right: bool) -> Comparison:

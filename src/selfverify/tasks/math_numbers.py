@@ -202,9 +202,9 @@ def rounded(value: Fraction, precision: int) -> Fraction:
     return Fraction(sign * int(abs(scaled) + Fraction(1, 2)), 10**precision)
 
 
-def number_key(number: Number) -> str:
+def number_key(number: Number, precision: int | None = None) -> str:
     """Equal for numbers of equal worth, whatever their spelling and unit: ``1/2``, ``0.5`` and ``50%``."""
-    return str(number.worth)
+    return str(number.worth if precision is None else rounded(number.worth, precision))
 
 
 def split_unit(text: str, known: str = "") -> tuple[str, str]:
