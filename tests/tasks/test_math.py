@@ -388,7 +388,7 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 def obvious_value(text: str) -> Fraction:
     """The sum of the numbers in an answer (42; 84/2; 41 1/1), units and names taken off."""
-    text = re.sub(r"[A-Za-z] *\}? *\^? *\{? *[23]\b|\^ *\{? *\\circ *\}?", " ", text.split("=")[-1])
+    text = re.sub(r"(?<=[\d}])\s*(?:[A-Za-z]|\^ *\{? *\\circ).*$", "", text.split("=")[-1])
     text = re.sub(r"\\[dt]?frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", text)
     return sum(
         (Fraction(n) for n in re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", text))), Fraction()
