@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from selfverify import __version__
+from selfverify import __version__, cli_data
 from selfverify.cli_plan import plan
 from selfverify.errors import ConfigError, SelfVerifyError
 
@@ -44,6 +44,8 @@ app = typer.Typer(
     "Then `selfverify recipes` lists experiments, `selfverify train RECIPE` runs one, `selfverify eval` "
     "measures a model and `selfverify report` compares runs.",
 )
+
+app.add_typer(cli_data.app, name="data")
 
 
 def main() -> None:

@@ -117,6 +117,7 @@ COUNTED = {
     "worker_restarted": ("worker process replaced", "worker processes replaced"),
     "call_retried": ("call of a worker made again", "calls of workers made again"),
     "image_retried": ("image read at a second or later try", "images read at a second or later try"),
+    "rows_skipped": ("data file with broken rows", "data files with broken rows"),
     "unjudged": ("answer that could not be judged", "answers that could not be judged"),
     "step_empty": ("step without a usable problem", "steps without a usable problem"),
     "warning": ("other warning", "other warnings"),

@@ -23,7 +23,7 @@ from selfverify.rollouts.types import Problem
 from selfverify.run import learn
 from selfverify.tasks.base import Judged
 from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
-from selfverify.tasks.images import read_image
+from selfverify.data.images import read_image
 from selfverify.workers.pool import WorkerPool
 from worker_functions import judge_sum
 

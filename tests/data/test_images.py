@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from selfverify.errors import DataError
-from selfverify.tasks.images import read_image
+from selfverify.data.images import read_image
 
 
 @pytest.fixture

@@ -1,0 +1,60 @@
+"""The commands about data files: `selfverify data ...`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Look at data files before a run does.")
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def check(
+    path: Annotated[Path, typer.Argument(help="A data file, or a folder of them.")],
+    format: Annotated[str | None, typer.Option(help="Its format, if it is not recognised.")] = None,
+    split: Annotated[str | None, typer.Option(help="The split to read, where there are several.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder that images' paths start from.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read this many rows only.")] = None,
+    model: Annotated[
+        str, typer.Option(help="The model whose tokens are counted; its weights are not loaded.")
+    ] = "builtin:digits",
+    max_pixels: Annotated[
+        int | None, typer.Option(min=1, help="As `policy.max_pixels`: largest image area after resizing.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Problems to show as the model sees them.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Read a data file once, images included, and say what is in it and what is broken.
+
+    Ends with status 1 if anything is broken.
+
+    Examples:
+
+    - `selfverify data check geometry.jsonl`
+
+    - `selfverify data check MathVista_MINI.tsv --model Qwen/Qwen2.5-VL-7B-Instruct --json`
+
+    - `selfverify data check refcoco_train.json --images coco --limit 1000`
+    """
+    from selfverify.data import open_rows
+    from selfverify.data_check import check_rows, summary
+    from selfverify.policy.config import PolicyConfig
+
+    rows = open_rows(path, format=format, split=split, images=images, limit=limit, note_bad=False)
+    settings = PolicyConfig(path=model, device="cpu", max_pixels=max_pixels)
+    checked = check_rows(rows, settings, samples=samples)
+    if as_json:
+        typer.echo(json.dumps(checked.to_json(), indent=2, ensure_ascii=False))
+    else:
+        for line in summary(checked):
+            typer.echo(line)
+    if checked.broken:
+        raise typer.Exit(1)

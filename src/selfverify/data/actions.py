@@ -1,0 +1,192 @@
+"""Actions on a phone's screen in one form: the arguments of Qwen's `mobile_use`, in pixels of the screenshot.
+
+An action is a dictionary with ``action`` (one of `ACTIONS`) and, by it, ``coordinate`` [x, y] and
+``coordinate2`` [x, y], ``text``, ``button``, ``time`` (seconds), ``status``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selfverify.data.fields import first, listed, number, shown, text
+from selfverify.errors import DataError
+
+Action = dict[str, Any]
+
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "key": ("text",),
+    "click": ("coordinate",),
+    "long_press": ("coordinate",),
+    "swipe": ("coordinate", "coordinate2"),
+    "type": ("text",),
+    "system_button": ("button",),
+    "open": ("text",),
+    "wait": (),
+    "terminate": ("status",),
+}
+"""The actions and what each needs. ``time`` of ``long_press`` and ``wait`` may be missing: data sets do not
+say it."""
+BUTTONS = ("Back", "Home", "Menu", "Enter")
+STATUSES = ("success", "failure")
+LONGEST_TEXT = 10_000
+
+
+def check_action(action: Any, screen: tuple[int, int]) -> Action:
+    """An action in canonical form: known, complete, on the screen; unknown keys are refused.
+
+    Raises:
+        DataError: It is none.
+    """
+    if not isinstance(action, dict) or action.get("action") not in ACTIONS:
+        raise DataError(f"its action is {shown(action)}; actions: {', '.join(ACTIONS)}")
+    kind = action["action"]
+    allowed = {"action", *ACTIONS[kind], *(("time",) if kind in ("long_press", "wait") else ())}
+    if (extra := set(action) - allowed) or (allowed - set(action) - {"time"}):
+        missing = sorted(allowed - set(action) - {"time"})
+        raise DataError(f"its action {kind} has {sorted(extra)} too much and misses {missing}")
+    found: Action = {"action": kind}
+    for key in ("coordinate", "coordinate2"):
+        if key in action:
+            found[key] = on_screen(action[key], screen, key)
+    if "text" in action:
+        found["text"] = text(action["text"], "action's text", LONGEST_TEXT)
+    if "button" in action:
+        found["button"] = _one_of(action["button"], BUTTONS, "button")
+    if "status" in action:
+        found["status"] = _one_of(action["status"], STATUSES, "status")
+    if "time" in action:
+        found["time"] = number(action["time"], "action's time")
+    return found
+
+
+def on_screen(point: Any, screen: tuple[int, int], name: str = "coordinate") -> list[int]:
+    """A point in whole pixels.
+
+    Raises:
+        DataError: No point, or not on the screen.
+    """
+    values = listed(point, name)
+    if len(values) != 2:
+        raise DataError(f"its {name} is {shown(point)}, not [x, y]")
+    x, y = (round(number(v, name)) for v in values)
+    if not (0 <= x <= screen[0] and 0 <= y <= screen[1]):
+        raise DataError(f"its {name} {[x, y]} is not on the screen ({screen[0]} x {screen[1]})")
+    return [x, y]
+
+
+def from_android_control(action: Any, screen: tuple[int, int]) -> Action:
+    """AndroidControl's actions (google-research/android_control).
+
+    A ``scroll`` names where the content goes on; the finger moves the other way, here through the middle
+    half of the screen.
+
+    Raises:
+        DataError: It is none of them, or not on the screen.
+    """
+    kind = action.get("action_type") if isinstance(action, dict) else None
+    match kind:
+        case "click" | "long_press":
+            found = {"action": kind, "coordinate": [action.get("x"), action.get("y")]}
+        case "scroll":
+            found = _swipe_against(action.get("direction"), screen)
+        case "input_text" | "type":
+            found = {"action": "type", "text": action.get("text")}
+        case "open_app":
+            found = {"action": "open", "text": action.get("app_name")}
+        case "navigate_home" | "navigate_back":
+            found = {"action": "system_button", "button": "Home" if kind == "navigate_home" else "Back"}
+        case "wait":
+            found = {"action": "wait"}
+        case _:
+            raise DataError(f"its action is {shown(action)}, which AndroidControl does not have")
+    return check_action(found, screen)
+
+
+def _swipe_against(direction: Any, screen: tuple[int, int]) -> Action:
+    width, height = screen
+    near_x, far_x, near_y, far_y = width // 4, width - width // 4, height // 4, height - height // 4
+    x, y = width // 2, height // 2
+    ways = {
+        "down": ([x, far_y], [x, near_y]),
+        "up": ([x, near_y], [x, far_y]),
+        "right": ([far_x, y], [near_x, y]),
+        "left": ([near_x, y], [far_x, y]),
+    }
+    begin, end = ways[_one_of(direction, tuple(ways), "scroll direction")]
+    return {"action": "swipe", "coordinate": begin, "coordinate2": end}
+
+
+ODYSSEY_KEYS = {"KEY_HOME": "Home", "KEY_BACK": "Back", "KEY_APPSELECT": "Menu"}
+"""GUI-Odyssey's keys as buttons. `mobile_use` describes Menu as the list of running applications."""
+
+
+def from_gui_odyssey(step: Any, screen: tuple[int, int]) -> Action:
+    """A step's ``action`` and ``info``; coordinates are in thousandths of the screen.
+
+    Raises:
+        DataError: It is none of GUI-Odyssey's actions, or not on the screen.
+    """
+    kind, info = step.get("action"), step.get("info")
+    match kind:
+        case "CLICK" if isinstance(info, str) and info in ODYSSEY_KEYS:
+            found: Action = {"action": "system_button", "button": ODYSSEY_KEYS[info]}
+        case "CLICK" | "LONG_PRESS":
+            [point] = _thousandths(info, screen, 1)
+            found = {"action": kind.lower(), "coordinate": point}
+        case "SCROLL":
+            begin, end = _thousandths(info, screen, 2)
+            found = {"action": "swipe", "coordinate": begin, "coordinate2": end}
+        case "TYPE" | "TEXT":
+            found = {"action": "type", "text": info}
+        case "COMPLETE" | "INCOMPLETE":
+            found = {"action": "terminate", "status": "success" if kind == "COMPLETE" else "failure"}
+        case _:
+            raise DataError(
+                f"its action is {shown(kind)} with {shown(info)}, which GUI-Odyssey does not have"
+            )
+    return check_action(found, screen)
+
+
+def _thousandths(info: Any, screen: tuple[int, int], count: int) -> list[list[float]]:
+    points = listed(info, "info")
+    if len(points) != count:
+        raise DataError(f"its info {shown(info)} has {len(points)} points, not {count}")
+    return [
+        [number(v, "info") * side / 1000 for v, side in zip(listed(point, "info"), screen, strict=False)]
+        for point in points
+    ]
+
+
+def screen_of(width: Any, height: Any) -> tuple[int, int]:
+    """A screen's size in pixels.
+
+    Raises:
+        DataError: It is none.
+    """
+    found = int(number(width, "screen's width")), int(number(height, "screen's height"))
+    if min(found) < 1:
+        raise DataError(f"its screen is {found[0]} x {found[1]}")
+    return found
+
+
+def _one_of(value: Any, known: tuple[str, ...], name: str) -> str:
+    if value not in known:
+        raise DataError(f"its {name} is {shown(value)}, not one of {', '.join(known)}")
+    return str(value)
+
+
+def mobile_row(record: dict[str, Any], screen: tuple[int, int]) -> dict[str, Any]:
+    """The fields of a row that is in canonical form already.
+
+    Raises:
+        DataError: Something is missing or is not what it should be.
+    """
+    history = first(record, "history")
+    action = record.get("action")
+    return {
+        "goal": text(record.get("goal"), "goal", LONGEST_TEXT),
+        "step_instruction": first(record, "step_instruction"),
+        "history": [] if history is None else listed(history, "history"),
+        "action": check_action(action, screen),
+        "screen": screen,
+    }

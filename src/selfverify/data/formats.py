@@ -1,0 +1,272 @@
+"""Which reader a path needs: told by the user, else by what the files contain."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfverify.data.actions import mobile_row, screen_of
+from selfverify.data.android_control import HEAVY, PICTURES, convert_android_control
+from selfverify.data.arrow import Arrow
+from selfverify.data.fields import (
+    Convert,
+    Images,
+    Place,
+    Record,
+    Row,
+    Source,
+    filled,
+    first,
+    listed,
+    one_image,
+)
+from selfverify.data.grounding import ASKS_FOR_A_BOX, convert_grounding
+from selfverify.data.gui_odyssey import convert_gui_odyssey, is_gui_odyssey
+from selfverify.data.jsonl import BYTE_ORDER_MARK, JsonFiles, JsonLines, JsonList, parse_object
+from selfverify.data.parquet import Parquet
+from selfverify.data.reasonseg import SUFFIXES, convert_reasonseg, is_reasonseg
+from selfverify.data.table import Table
+from selfverify.data.tfrecord import TFRecords, is_tfrecord
+from selfverify.data.vqa import HUMAN, common, convert_vqa, spoken
+from selfverify.errors import ConfigError, DataError
+
+HEAD_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How files of a kind are read.
+
+    Args:
+        summary: One line for people.
+        source: Makes the source of one file; None where a folder's JSON files are one source.
+        convert: Makes rows; None where a record's columns decide.
+        suffixes: What names of files in a folder end with.
+    """
+
+    summary: str
+    source: Callable[[Path], Source] | None
+    convert: Convert | None = None
+    suffixes: tuple[str, ...] = ()
+
+
+def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """Steps that are in canonical form already; the screen's size may be left to the screenshot."""
+    row = common(record, images, place)
+    screen = listed(record["screen"], "screen") if filled(record.get("screen")) else None
+    size = screen_of(*screen) if screen and len(screen) == 2 else images.size(one_image(row["images"]))
+    return [{**row, **mobile_row(record, size)}]
+
+
+def by_columns(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """Rows of whichever kind the record's columns say: steps on a phone, boxes, or questions."""
+    return converter_of(record)(record, place, images)
+
+
+def converter_of(record: Record) -> Convert:
+    """What makes rows of records like this one."""
+    if "goal" in record and "action" in record:
+        return convert_mobile
+    if any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm")):
+        return convert_grounding
+    answer = first(record, "solution")
+    if isinstance(answer, list) and len(answer) == 4 and not filled(record.get("answer")):
+        return convert_grounding
+    if ASKS_FOR_A_BOX.search(str(spoken(record, HUMAN))):
+        return convert_grounding
+    return convert_vqa
+
+
+def _android_control(file: Path) -> Source:
+    return TFRecords(file, PICTURES, HEAVY)
+
+
+FORMATS: dict[str, Format] = {
+    "jsonl": Format("JSON lines", JsonLines, None, (".jsonl", ".ndjson")),
+    "json": Format("a JSON list", JsonList, None, (".json",)),
+    "parquet": Format("Parquet", Parquet, None, (".parquet",)),
+    "arrow": Format("Arrow, and folders that `datasets` saved", Arrow, None, (".arrow",)),
+    "tsv": Format("TSV as VLMEvalKit writes it", lambda f: Table(f, "\t"), None, (".tsv",)),
+    "csv": Format("CSV", lambda f: Table(f, ","), None, (".csv",)),
+    "open-r1": Format("multimodal-open-r1-8k-verified (Parquet)", Parquet, convert_vqa, (".parquet",)),
+    "refcoco": Format(
+        "RefCOCO: VLM-R1's JSON, VLMEvalKit's TSV", None, convert_grounding, (".json", ".jsonl", ".tsv")
+    ),
+    "reasonseg": Format("ReasonSeg: images and JSON files", None, convert_reasonseg, (".json",)),
+    "android-control": Format("AndroidControl: TFRecords", _android_control, convert_android_control),
+    "gui-odyssey": Format("GUI-Odyssey: a JSON file per episode", None, convert_gui_odyssey, (".json",)),
+}
+
+
+def find_sources(
+    path: Path, format: str | None, split: str | None
+) -> tuple[list[Source], Convert, str, str | None]:
+    """The sources of a path in order, their converter, their format, and by which value of a column
+    ``split`` rows still have to be chosen.
+
+    Raises:
+        ConfigError: Nothing there, or no such format.
+        DataError: The format cannot be told.
+    """
+    if format is not None and format not in FORMATS:
+        raise ConfigError(f"there is no format {format!r}; formats: {', '.join(FORMATS)}")
+    if not path.exists():
+        raise ConfigError(f"there is no file or folder {path}")
+    folder, files, left = (
+        (path, *_files(path, format, split)) if path.is_dir() else (path.parent, [path], split)
+    )
+    name = format if format not in (None, "refcoco") else detect(files[0])
+    assert name is not None
+    if name in ("reasonseg", "gui-odyssey"):
+        files, left = _listed_split(path, files, left)
+        encodings = ("utf-8-sig", "cp1252") if name == "reasonseg" else ("utf-8-sig",)
+        # Named for where they are: a split's folder, or the data set's.
+        above = Path(os.path.commonpath([file.parent for file in files]))
+        found: list[Source] = [JsonFiles(above if name == "reasonseg" else folder, files, encodings)]
+    else:
+        make = FORMATS[name].source
+        assert make is not None
+        found = [make(file) for file in files]
+    convert = FORMATS[format or name].convert or by_columns
+    return found, convert, format or name, left
+
+
+def detect(file: Path) -> str:
+    """The format of one file, by its first bytes.
+
+    Raises:
+        DataError: None that we know.
+    """
+    with file.open("rb") as opened:
+        head = opened.read(HEAD_BYTES)
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if head.startswith(b"\x1f\x8b"):
+        try:
+            head = zlib.decompressobj(31).decompress(head, HEAD_BYTES)
+        except zlib.error:
+            head = b""
+        if is_tfrecord(head):
+            return "android-control"
+        raise DataError(f"{file} is a GZIP file, but not of TFRecords; unpack it first")
+    if is_tfrecord(head):
+        return "android-control"
+    return _detect_text(file, head)
+
+
+def _detect_text(file: Path, head: bytes) -> str:
+    text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    if text.startswith(b"["):
+        return "json"
+    if text.startswith(b"{"):
+        line, _, more = text.partition(b"\n")
+        try:
+            record = json.loads(line.decode("utf-8", "replace"))
+            alone = not more.strip() and file.stat().st_size <= len(head)
+        except ValueError:
+            if file.suffix != ".json":
+                return "jsonl"
+            # Of one object over many lines; or of a line that is longer than what was read.
+            whole = file.read_bytes().removeprefix(BYTE_ORDER_MARK)
+            record, alone = parse_object(whole.decode("utf-8", "replace").encode()), True
+        if isinstance(record, dict) and is_reasonseg(record):
+            return "reasonseg"
+        if isinstance(record, dict) and is_gui_odyssey(record):
+            return "gui-odyssey"
+        if alone and file.suffix == ".json":
+            raise DataError(f"{file} is one JSON object, but neither of ReasonSeg nor of GUI-Odyssey")
+        return "jsonl"
+    line = text.partition(b"\n")[0]
+    for separator, name in ((b"\t", "tsv"), (b",", "csv")):
+        if separator in line and b"\0" not in line:
+            return name
+    raise DataError(
+        f"{file} begins with {head[:16]!r}: none of the formats {', '.join(FORMATS)}; if it is one, name it"
+    )
+
+
+def _files(folder: Path, format: str | None, split: str | None) -> tuple[list[Path], str | None]:
+    """A folder's files of one kind, and what of ``split`` has not been settled by choosing them."""
+    folder_split = split is not None and (folder / split).is_dir()
+    if split is not None and folder_split:
+        folder, split = folder / split, None
+    if (folder / "dataset_dict.json").is_file():
+        known = json.loads((folder / "dataset_dict.json").read_text("utf-8")).get("splits")
+        raise ConfigError(
+            f"{folder} has the splits {', '.join(map(str, known or []))}: choose one with split"
+        )
+    if (folder / "state.json").is_file():
+        return _saved_by_datasets(folder), split
+    found = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _hidden(file, folder)]
+    if format == "android-control":
+        found = [f for f in found if f.suffix not in (".json", ".md", ".txt")]
+        return _some(folder, found), split
+    if format is not None:
+        found = [f for f in found if f.suffix.lower() in FORMATS[format].suffixes]
+        if format == "gui-odyssey":
+            found = [f for f in found if f.parent.name != "splits"]
+    else:
+        found = _of_one_kind(folder, found)
+    if split is not None and (chosen := [f for f in found if _named_for(f, split)]):
+        return chosen, None
+    return _some(folder, found), split
+
+
+def _of_one_kind(folder: Path, files: list[Path]) -> list[Path]:
+    for suffixes in ((".parquet",), (".arrow",), (".jsonl", ".ndjson"), (".tsv",), (".csv",)):
+        if chosen := [f for f in files if f.suffix.lower() in suffixes]:
+            return chosen
+    if records := [f for f in files if "tfrecord" in f.name or f.name.startswith("android_control-")]:
+        return records
+    described = [f for f in files if f.suffix == ".json" and f.parent.name != "splits"]
+    pictured = {f.with_suffix("") for f in files if f.suffix in SUFFIXES}
+    if beside := [f for f in described if f.with_suffix("") in pictured]:
+        # One without its image is to be named, an index beside them is not.
+        return [f for f in described if f.parent in {b.parent for b in beside}]
+    episodes = [f for f in described if f.parent.name == "annotations"]
+    return episodes or described
+
+
+def _listed_split(path: Path, files: list[Path], split: str | None) -> tuple[list[Path], str | None]:
+    """GUI-Odyssey's splits: ``random_split/test`` is the list ``test`` of ``splits/random_split.json``."""
+    if split is None:
+        return files, None
+    name, _, part = split.rpartition("/")
+    folder = next((f / "splits" for f in (path, path.parent) if (f / "splits").is_dir()), None)
+    known = sorted(folder.glob("*.json")) if folder is not None else []
+    chosen = [f for f in known if f.stem == name] if name else known
+    if len(chosen) != 1:
+        names = ", ".join(f"{f.stem}/{part}" for f in known) or "none: there is no folder of splits"
+        raise ConfigError(f"{path}: split {split!r} could be {names}")
+    episodes = parse_object(chosen[0].read_bytes()).get(part)
+    if not isinstance(episodes, list):
+        raise ConfigError(f"{chosen[0]} has no list {part!r}")
+    wanted = {str(episode).removesuffix(".json") for episode in episodes}
+    return _some(path, [f for f in files if f.stem in wanted]), None
+
+
+def _saved_by_datasets(folder: Path) -> list[Path]:
+    state = json.loads((folder / "state.json").read_text("utf-8"))
+    if state.get("_indices_data_files"):
+        raise DataError(f"{folder} holds a selection by index; save it again after flatten_indices()")
+    return _some(folder, [folder / entry["filename"] for entry in state.get("_data_files", [])])
+
+
+def _some(folder: Path, files: list[Path]) -> list[Path]:
+    if not files:
+        raise DataError(f"{folder} has no files of a format that is read: {', '.join(FORMATS)}")
+    return files
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def _named_for(file: Path, split: str) -> bool:
+    return file.stem == split or file.stem.startswith((f"{split}-", f"{split}_", f"{split}."))

@@ -1,0 +1,266 @@
+"""Rows of data files in the form that tasks take, wherever and however they are stored."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from selfverify.data.fields import Convert, Images, Place, Record, Row, Source
+from selfverify.data.formats import find_sources
+from selfverify.data.table import Table
+from selfverify.errors import DataError
+from selfverify.events import note
+
+logger = logging.getLogger(__name__)
+
+LONGEST_REASON = 300
+NAMED = 10
+"""Broken rows that an error or a warning names."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used.
+
+    Args:
+        file: Where it is.
+        line: Its line, row or record in the file, from 1; 0 where the file is the record, or all of it is
+            bad.
+        reason: What is wrong.
+        place: File and line in words.
+    """
+
+    file: str
+    line: int
+    reason: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+class Rows:
+    """Rows by number. Made by `open_rows`."""
+
+    def __init__(
+        self, path: Path, format: str, sources: list[Source], convert: Convert, images: Images
+    ) -> None:
+        self.path, self.format = path, format
+        self.bad: list[BadRow] = []
+        self._sources, self._convert, self._images = sources, convert, images
+        self._stems = [self._stem(source) for source in sources]
+        self._source, self._record, self._part = array("i"), array("q"), array("i")
+        self._again: dict[int, int] = {}
+        """Rows whose own id others before them have, and how many."""
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        """Row ``index``, read anew; its images are read when they are opened.
+
+        Raises:
+            DataError: The file has changed.
+        """
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.path} has {len(self)} rows, there is no row {index}")
+        index %= len(self)
+        source = self._sources[self._source[index]]
+        place, record = source.record(self._record[index])
+        found = self._convert(record, place, self._images)[self._part[index]]
+        if isinstance(found, DataError):
+            raise DataError(f"{place}: {found}; the file has changed since it was opened")
+        return self._named(found, self._source[index], self._record[index], self._again.get(index, 0))
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[index] for index in range(len(self)))
+
+    def place(self, index: int) -> Place:
+        """Where row ``index`` stands."""
+        return self._sources[self._source[index]].record(self._record[index])[0]
+
+    def shuffled(self, seed: int, position: int) -> int:
+        """The row at ``position`` of an endless shuffled order, which a run resumes by its position alone.
+
+        Every epoch of `len` positions has every row once, in an order that seed and epoch decide.
+        """
+        epoch, inside = divmod(position, len(self))
+        return int(_permutation(len(self), seed, epoch)[inside])
+
+    def _scan(self, split: str | None, limit: int | None, check_images: bool) -> None:
+        ids: dict[str, int] = {}
+        for number, source in enumerate(self._sources):
+            begin, bad = len(self), len(self.bad)
+            try:
+                for record_number, place, record in source.scan():
+                    if isinstance(record, DataError):
+                        self._reject(place, record)
+                        continue
+                    if split is not None and str(record.get("split")) != split:
+                        continue
+                    self._take(number, record_number, place, record, ids)
+                    # A table's references can only be checked at its end.
+                    if limit is not None and len(self) >= limit and not isinstance(source, Table):
+                        break
+            except (DataError, OSError) as error:
+                self._reject(Place(source.file, unit=""), error)
+            self._drop(
+                {i: source.late[n] for i in range(begin, len(self)) if (n := self._record[i]) in source.late}
+            )
+            if check_images:
+                self._drop(self._unseeable(begin))
+            self.bad[bad:] = sorted(self.bad[bad:], key=lambda bad: bad.line)
+            if limit is not None and len(self) >= limit:
+                for column in (self._source, self._record, self._part):
+                    del column[limit:]
+                break
+
+    def _take(self, source: int, number: int, place: Place, record: Record, ids: dict[str, int]) -> None:
+        try:
+            found = self._convert(record, place, self._images)
+        except DataError as error:
+            self._reject(place, error)
+            return
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            # A field of a type that no reader foresaw; the row has to be named whatever it is.
+            self._reject(place, DataError(f"it cannot be read ({type(error).__name__}: {error})"))
+            return
+        for part, row in enumerate(found):
+            if isinstance(row, DataError):
+                self._reject(place, row)
+                continue
+            id = self._named(row, source, number, 0)["id"]
+            if before := ids.get(id, 0):
+                self._again[len(self)] = before
+            ids[id] = before + 1
+            self._source.append(source)
+            self._record.append(number)
+            self._part.append(part)
+
+    def _unseeable(self, begin: int) -> dict[int, str]:
+        """Rows from ``begin`` on with images that cannot be decoded, and why."""
+        found = {}
+        for index in range(begin, len(self)):
+            try:
+                for image in self[index]["images"]:
+                    image.open(tries=1)
+            except DataError as error:
+                found[index] = str(error)
+        return found
+
+    def _drop(self, rows: dict[int, str]) -> None:
+        """Take rows back."""
+        if not rows:
+            return
+        for index, reason in rows.items():
+            self._reject(self.place(index), DataError(reason))
+        kept = [i for i in range(len(self)) if i not in rows]
+        self._again = {new: self._again[old] for new, old in enumerate(kept) if old in self._again}
+        self._source, self._record, self._part = (
+            array(column.typecode, [column[i] for i in kept])
+            for column in (self._source, self._record, self._part)
+        )
+
+    def _reject(self, place: Place, error: Exception) -> None:
+        reason = str(error)
+        short = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON] + "..."
+        # Images name their row themselves.
+        short = short.removeprefix(f"{place}: ")
+        self.bad.append(BadRow(str(place.file), place.number, short, str(place)))
+
+    def _stem(self, source: Source) -> str:
+        if source.file.is_dir():
+            return source.file.resolve().name
+        inside = source.file.relative_to(self.path) if self.path.is_dir() else Path(source.file.name)
+        return inside.with_suffix("").as_posix()
+
+    def _named(self, row: Row, source: int, number: int, again: int) -> Row:
+        """The row with its whole id and, if nothing else is known, the file's name as its source."""
+        stem = self._stems[source]
+        own = row["id"] if row["id"] is not None else str(number)
+        repeated = f"#{again + 1}" if again else ""
+        return {**row, "id": f"{stem}/{own}{repeated}", "source": row["source"] or stem}
+
+
+@lru_cache(maxsize=4)
+def _permutation(count: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def open_rows(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    split: str | None = None,
+    images: str | Path | None = None,
+    limit: int | None = None,
+    on_bad: Literal["skip", "refuse"] = "skip",
+    check_images: bool = False,
+    note_bad: bool = True,
+) -> Rows:
+    """The rows of a file or folder, read once without its images and checked on the way.
+
+    Whatever the format, a row is a dictionary with
+
+    - ``id`` (unique, the same at every opening), ``images`` (a list of `ImageRef`, whose ``open()`` decodes),
+      ``source``, ``category`` (or None), and
+    - of a question: ``question``, ``answer`` (a letter where there are ``options``), ``options`` ({letter:
+      text} or None), ``answer_type`` and ``precision`` (or None), ``alternatives`` where several answers are
+      right, ``unit`` and ``solution`` (how the answer is found) where the file has them;
+    - of a box: ``question``, ``box`` [x1, y1, x2, y2] in pixels of the image as it is stored, ``size``
+      (width, height), with a mask ``polygons`` and ``ignored`` [[[x, y], ...], ...];
+    - of a step on a phone: ``goal``, ``step_instruction`` (or None), ``history`` and ``action``
+      (`selfverify.data.actions`), ``screen`` (width, height), where the file says ``ui_boxes`` (of
+      the target element), ``episode`` and ``step``.
+
+    In memory remain some 20 bytes per row, the ids while reading, and of GZIP files places to begin at.
+
+    Args:
+        path: A file, or a folder whose files belong together.
+        format: One of `selfverify.data.formats.FORMATS`; by default what the files contain.
+        split: A subfolder, files that are named for it, or the value of a column ``split``; for
+            GUI-Odyssey a list of ``splits``, such as ``random_split/test``.
+        images: The folder that relative paths of images start from; by default the file's.
+        limit: Rows at most.
+        on_bad: Whether rows that cannot be used are left out and counted in `Rows.bad`, or end in an error.
+
+        check_images: Whether every image is decoded, too. Else those that cannot be are found when a run
+            wants them; it leaves their problems out.
+        note_bad: Whether rows that are left out are warned of.
+
+    Raises:
+        ConfigError: There is nothing, or no such format.
+        DataError: A row is broken and ``on_bad`` is ``refuse``, or there is no row that is not.
+    """
+    path = Path(path).expanduser()
+    sources, convert, name, left = find_sources(path, format, split)
+    root = Path(images).expanduser() if images is not None else path if path.is_dir() else path.parent
+    rows = Rows(path, name, sources, convert, Images(root))
+    rows._scan(left, limit, check_images)
+    if rows.bad:
+        first = "\n".join(f"  {bad}" for bad in rows.bad[:NAMED])
+        more = f"\n  and {len(rows.bad) - NAMED} more" if len(rows.bad) > NAMED else ""
+        said = f"{len(rows.bad)} broken rows in {path}:\n{first}{more}"
+        if on_bad == "refuse":
+            raise DataError(f"{said}\nRepair them, or leave them out with on_bad='skip'")
+        if not len(rows):
+            raise DataError(f"{path} has no usable row; {said}")
+        if note_bad:
+            note(logger, "rows_skipped", f"skipped {said}", path=str(path), rows=len(rows.bad))
+    if not len(rows):
+        which = f" of split {split!r}" if split is not None else ""
+        raise DataError(f"{path} ({name}) has no rows{which}")
+    return rows

@@ -1,0 +1,175 @@
+"""Parquet and Arrow, written by `datasets` and by pyarrow: images stay on the disk, damage is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from data_files import png
+from datasets import Dataset, DatasetDict, Features, Image, List, Value
+
+from selfverify.data import open_rows
+from selfverify.data.parquet import Parquet
+from selfverify.errors import ConfigError, DataError
+
+OPEN_R1 = {
+    "image": {"bytes": png(40, 30), "path": None},
+    "problem": "What is x?",
+    "solution": "<think>It is\nthree.</think>\n\n<answer> $3$ </answer>",
+    "original_question": "x?",
+    "original_answer": "3",
+}
+
+
+def open_r1(count: int) -> Dataset:
+    """The columns of multimodal-open-r1-8k-verified."""
+    rows = [
+        OPEN_R1 | {"problem": f"What is x{k}?", "image": {"bytes": png(40, 30, k), "path": None}}
+        for k in range(count)
+    ]
+    features = Features(
+        {"image": Image(decode=False)} | {name: Value("string") for name in list(OPEN_R1)[1:]}
+    )
+    return Dataset.from_list(rows, features=features)
+
+
+def check_open_r1(rows: Any, count: int) -> None:
+    assert len(rows) == count and not rows.bad
+    for k in (count - 1, 0, count // 2):
+        row = rows[k]
+        assert row["question"] == f"What is x{k}?" and row["answer"] == "$3$" and row["options"] is None
+        assert row["solution"] == "It is\nthree."
+        assert row["images"][0].data() == png(40, 30, k) and row["images"][0].open().size == (40, 30)
+
+
+def test_open_r1_as_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "train-00000-of-00001.parquet"
+    path.parent.mkdir()
+    open_r1(25).to_parquet(str(path), batch_size=10)
+    assert parquet.ParquetFile(path).num_row_groups > 1
+    rows = open_rows(path)
+    check_open_r1(rows, 25)
+    assert rows[3]["id"] == "train-00000-of-00001/3" and str(rows.place(3)).endswith(".parquet, row 4")
+    check_open_r1(open_rows(tmp_path, split="train"), 25)
+    check_open_r1(open_rows(path, format="open-r1"), 25)
+
+
+def test_the_scan_reads_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    open_r1(5).to_parquet(str(path))
+    read: list[list[str]] = []
+    group = Parquet._group
+    monkeypatch.setattr(
+        Parquet, "_group", lambda self, g, leaves: read.append(leaves) or group(self, g, leaves)
+    )  # type: ignore[func-returns-value]
+    rows = open_rows(path)
+    image = rows[2]["images"][0]
+    assert read and not any("image.bytes" in leaves or "image" in leaves for leaves in read)
+    assert image.open().size == (40, 30) and read[-1] == ["image"]
+
+
+def test_open_r1_saved_by_datasets(tmp_path: Path) -> None:
+    DatasetDict({"train": open_r1(7), "test": open_r1(3)}).save_to_disk(
+        str(tmp_path / "set"), num_shards={"train": 2, "test": 1}
+    )
+    check_open_r1(open_rows(tmp_path / "set", split="test"), 3)
+    rows = open_rows(tmp_path / "set" / "train")
+    check_open_r1(rows, 7)
+    assert rows[6]["id"] == "data-00001-of-00002/2" and rows.format == "arrow"
+    with pytest.raises(ConfigError, match="has the splits train, test"):
+        open_rows(tmp_path / "set")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow-stream", "arrow-file"])
+def test_lists_of_images_and_missing_ones(tmp_path: Path, kind: str) -> None:
+    rows = [
+        {
+            "images": [{"bytes": png(8, 6), "path": None}, {"bytes": None, "path": "b.png"}],
+            "question": "q",
+            "answer": "a",
+        },
+        {"images": [], "question": "q", "answer": "a"},
+        {"images": None, "question": "q", "answer": "a"},
+    ]
+    image = {"image_1": Image(decode=False), "image_2": Image(decode=False)}
+    rows = [
+        row | {"image_1": {"bytes": png(3, 3), "path": "c.png"} if k == 2 else None, "image_2": None}
+        for k, row in enumerate(rows)
+    ]
+    features = Features(
+        {"images": List(Image(decode=False)), "question": Value("string"), "answer": Value("string"), **image}
+    )
+    table = Dataset.from_list(rows, features=features).data.table
+    (tmp_path / "b.png").write_bytes(png(4, 2))
+    path = tmp_path / "a.data"
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        new = pa.ipc.new_stream if kind == "arrow-stream" else pa.ipc.new_file
+        with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    found = open_rows(path)
+    assert [[image.size for image in row["images"]] for row in found] == [[(8, 6), (4, 2)], [], [(3, 3)]]
+
+
+def test_mmmu_columns(tmp_path: Path) -> None:
+    rows = [
+        {"id": "validation_Art_1", "question": "<image 1> Which?", "options": "['red', \"it's\"]", "answer": "B",
+         "question_type": "multiple-choice", "subfield": "Drawing"},
+        {"id": "validation_Art_2", "question": "How many?", "options": "[]", "answer": "['6', 'six']",
+         "question_type": "open", "subfield": "Drawing"},
+    ]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    choice, free = open_rows(tmp_path / "a.parquet")
+    assert choice["options"] == {"A": "red", "B": "it's"} and choice["answer"] == "B"
+    assert free["answer"] == "6" and free["alternatives"] == ["6", "six"] and free["category"] == "Drawing"
+
+
+def test_plain_bytes_are_images_too(tmp_path: Path) -> None:
+    table = pa.table({"image": [png(5, 4), None], "question": ["q", "q"], "answer": ["a", "a"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    first, second = open_rows(tmp_path / "a.parquet")
+    assert first["images"][0].size == (5, 4) and second["images"] == []
+
+
+@pytest.mark.parametrize("kept", [0.99, 0.5, 0.01])
+def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
+    open_r1(5).to_parquet(str(tmp_path / "b.parquet"))
+    whole = (tmp_path / "b.parquet").read_bytes()
+    cut = tmp_path / "a.parquet"
+    cut.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(DataError, match=r"a\.parquet: it is no whole Parquet file; was it cut off"):
+        open_rows(cut)
+    # Beside a whole one it is skipped and counted, or refused.
+    rows = open_rows(tmp_path)
+    assert len(rows) == 5 and [(Path(bad.file).name, bad.line) for bad in rows.bad] == [("a.parquet", 0)]
+    with pytest.raises(DataError, match=r"1 broken rows.*\n.*a\.parquet"):
+        open_rows(tmp_path, on_bad="refuse")
+
+
+def test_a_damaged_row_group_is_as_many_broken_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    questions = [f"{'q' * 200}{k}" for k in range(30)]
+    table = pa.table({"question": questions, "answer": ["1"] * 30})
+    parquet.write_table(table, path, row_group_size=10, use_dictionary=False, compression="gzip")
+    column = parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    begin = column.data_page_offset
+    content[begin + 40 : begin + column.total_compressed_size - 4] = b"\x55" * (
+        column.total_compressed_size - 44
+    )
+    path.write_bytes(content)
+    rows = open_rows(path)
+    assert [row["question"] for row in rows] == questions[:10] + questions[20:]
+    assert [bad.line for bad in rows.bad] == list(range(11, 21)) and "row group 2 of 3" in rows.bad[0].reason
+
+
+def test_a_truncated_arrow_file_is_named(tmp_path: Path) -> None:
+    open_r1(5).save_to_disk(str(tmp_path / "set"))
+    file = tmp_path / "set" / "data-00000-of-00001.arrow"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow: it is no whole Arrow file"):
+        open_rows(tmp_path / "set")

@@ -1,0 +1,242 @@
+"""What holds for every format: recognised, in a reproducible order, and no bad input goes unnamed."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_files import (
+    android_episode,
+    base64_png,
+    huge_png,
+    png,
+    write_android_control,
+    write_jsonl,
+    write_odyssey,
+    write_reasonseg,
+)
+
+from selfverify.data import FORMATS, open_rows
+from selfverify.data.formats import detect
+from selfverify.errors import ConfigError, DataError
+from selfverify.events import EventLog, read_events, story
+
+ROW = {"question": "How many?", "answer": "3"}
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "numbers.jsonl", [{"id": k, **ROW} for k in range(50)])
+
+
+def test_what_a_file_is_says_its_content(tmp_path: Path) -> None:
+    rows = json.dumps([ROW])
+    episode = write_odyssey(tmp_path / "o") / "annotations" / "0001.json"
+    for name, content, format in (
+        ("a", rows.encode(), "json"),
+        ("b", json.dumps(ROW).encode(), "jsonl"),
+        ("c.json", (json.dumps(ROW) + "\n" + json.dumps(ROW)).encode(), "jsonl"),
+        ("d", b"\xef\xbb\xbfquestion\tanswer\nq\ta\n", "tsv"),
+        ("e", b"question,answer\nq,a\n", "csv"),
+        ("f.json", episode.read_bytes(), "gui-odyssey"),
+        ("g.json", json.dumps(json.loads(episode.read_bytes())).encode(), "gui-odyssey"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert detect(tmp_path / name) == format
+    for name, content in (("h", b"PK\x03\x04"), ("i", b""), ("j", b"\x1f\x8bnot"), ("k.json", b'{"a": 1}')):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=str(tmp_path / name)):
+            detect(tmp_path / name)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path, numbers: Path) -> None:
+    with pytest.raises(ConfigError, match="no file or folder"):
+        open_rows(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"no format 'xml'; formats: jsonl, json, parquet"):
+        open_rows(numbers, format="xml")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="has no files of a format"):
+        open_rows(tmp_path / "empty")
+    for format in FORMATS:
+        with pytest.raises((DataError, ConfigError)):
+            open_rows(tmp_path / "empty", format=format)
+    with pytest.raises(DataError, match=r"no usable row; 50 broken rows"):
+        open_rows(numbers, format="refcoco")
+
+
+def test_a_folder_of_files_is_one_set(tmp_path: Path) -> None:
+    for name in ("train-0", "train-1", "test-0"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"id": 1, **ROW}, ROW])
+    (tmp_path / "README.md").write_text("# About")
+    (tmp_path / ".cache").mkdir()
+    write_jsonl(tmp_path / ".cache" / "x.jsonl", [ROW])
+    ids = ["test-0/1", "test-0/1#2", "train-0/1", "train-0/1#2", "train-1/1", "train-1/1#2"]
+    assert [row["id"] for row in open_rows(tmp_path)] == ids
+    assert [row["id"] for row in open_rows(tmp_path, split="train")] == ids[2:]
+    assert [row["id"] for row in open_rows(tmp_path, limit=3)] == ids[:3]
+
+
+def test_the_order_is_decided_by_seed_and_position(numbers: Path) -> None:
+    rows, again = open_rows(numbers), open_rows(numbers)
+    order = [rows.shuffled(3, position) for position in range(150)]
+    for epoch in range(3):
+        assert sorted(order[epoch * 50 : epoch * 50 + 50]) == list(range(50))
+    assert order[:50] != order[50:100] and order != [rows.shuffled(4, p) for p in range(150)]
+    # Going on in the middle, in another process, in any order.
+    assert [again.shuffled(3, position) for position in reversed(range(150))] == order[::-1]
+
+
+def test_rows_are_the_same_at_every_opening(tmp_path: Path) -> None:
+    """In any order of access, whatever has been read before."""
+    paths = [
+        write_android_control(tmp_path / "a", [android_episode(k) for k in range(3)]),
+        write_odyssey(tmp_path / "o"),
+        write_reasonseg(tmp_path / "r"),
+    ]
+    for path in paths:
+        rows, again = open_rows(path), open_rows(path)
+        for k in reversed(range(len(rows))):
+            one, other = dict(rows[k]), dict(again[k])
+            images = [ref.data() for ref in one.pop("images")], [ref.data() for ref in other.pop("images")]
+            assert one == other and images[0] == images[1]
+
+
+# The list of bad input; what else belongs to it stands with the formats.
+
+
+def test_an_answer_of_a_million_characters(tmp_path: Path) -> None:
+    path = write_jsonl(
+        tmp_path / "a.jsonl", [ROW, {**ROW, "answer": "9" * 10**6}, {**ROW, "question": "?" * 10**6}]
+    )
+    rows = open_rows(path)
+    assert len(rows) == 1
+    assert [str(bad) for bad in rows.bad] == [
+        f"{path}, line 2: its answer has 1,000,000 characters, more than 10,000",
+        f"{path}, line 3: its question has 1,000,000 characters, more than 100,000",
+    ]
+    with pytest.raises(DataError, match="line 2: its answer has 1,000,000"):
+        open_rows(path, on_bad="refuse")
+
+
+BAD_IMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "text": (lambda folder: write(folder / "a.png", b"<svg>not a picture</svg>"), "in none of the formats"),
+    "cut": (lambda folder: write(folder / "a.png", png()[:60]), "cannot be read"),
+    "huge": (lambda folder: write(folder / "a.png", huge_png(20_000, 15_000)), "300000000 pixels"),
+    "gone": (lambda folder: "gone.png", "cannot be read"),
+    "base64": (lambda folder: base64_png()[:-3], "base64 text is damaged"),
+    "huge-base64": (
+        lambda folder: {"bytes": None, "path": write(folder / "b.png", huge_png(30_000, 10_000))},
+        "pixels",
+    ),
+    "nothing": (lambda folder: {"bytes": None}, "neither a path nor base64"),
+}
+
+
+def write(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return path.name
+
+
+@pytest.mark.parametrize("kind", BAD_IMAGES)
+def test_a_bad_image_is_named_by_its_row(tmp_path: Path, kind: str) -> None:
+    make, said = BAD_IMAGES[kind]
+    image = make(tmp_path)
+    path = write_jsonl(tmp_path / "a.jsonl", [{**ROW, "image": base64_png()}, {**ROW, "image": image}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for check in (True, False):
+            rows = open_rows(path, check_images=check)
+            if len(rows) == 2:
+                with pytest.raises(DataError, match=said) as error:
+                    rows[1]["images"][0].open(tries=1)
+                assert str(error.value).startswith(f"{path}, line 2: ") and not check
+            else:
+                [bad] = rows.bad
+                assert str(bad).startswith(f"{path}, line 2: ") and said in bad.reason
+        with pytest.raises(DataError, match=rf"1 broken rows.*\n.*line 2: .*{said}"):
+            open_rows(path, on_bad="refuse", check_images=True)
+
+
+def test_a_huge_image_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    """It is refused by its header: what follows the header is missing."""
+    import tracemalloc
+
+    path = write_jsonl(
+        tmp_path / "a.jsonl", [{**ROW, "image": write(tmp_path / "a.png", huge_png(20_000, 15_000))}]
+    )
+    image = open_rows(path)[0]["images"][0]
+    tracemalloc.start()
+    with pytest.raises(DataError, match="exceeds limit"):
+        image.open()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**20
+
+
+def test_an_image_on_the_web_is_not_fetched(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [ROW, {**ROW, "image": "https://127.0.0.1/a.png"}])
+    rows = open_rows(path)
+    assert len(rows) == 1 and "download it" in rows.bad[0].reason
+
+
+def test_options_and_answers_that_do_not_fit(tmp_path: Path) -> None:
+    fine = [
+        {"options": ["1", "2", "3"], "answer": "3"},  # the text, and no number of an option
+        {"options": ["cat", "dog"], "answer": "1"},  # the number, as in AI2D
+        {"options": {"A": "cat", "B": None}, "answer": "a"},
+        {"choices": [], "answer": "free"},
+    ]
+    broken = [
+        {"options": ["2", "1", "0"], "answer": "2"},  # text of A, number of C
+        {"options": ["cat", "dog"], "answer": "fish"},
+        {"options": "cat or dog", "answer": "cat"},
+        {"options": ["cat", ""], "answer": "cat"},
+        {"answer": ""},
+        {"answer": {"text": "a"}},
+        {"answer": True},
+        {"answer": "1", "precision": "some"},
+        {"answer": "1", "question": None},
+    ]
+    path = write_jsonl(tmp_path / "a.jsonl", [{**ROW, **row} for row in fine + broken])
+    rows = open_rows(path)
+    assert [row["answer"] for row in rows] == ["C", "B", "A", "free"]
+    assert [bad.line for bad in rows.bad] == list(range(5, 14))
+    assert "could be A or C" in rows.bad[0].reason and "is none of the options" in rows.bad[1].reason
+
+
+def test_one_bad_screenshot_costs_one_step(tmp_path: Path) -> None:
+    folder = write_odyssey(tmp_path / "o")
+    (folder / "screenshots" / "0001_4.png").write_bytes(b"text")
+    rows = open_rows(folder, check_images=True)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 5, 6, 7, 8] and len(rows.bad) == 1
+    assert len(rows[4]["history"]) == 5
+
+
+def test_fields_of_types_that_nobody_foresaw(tmp_path: Path) -> None:
+    strange: list[Any] = [{}, [], 5, {"a": [1]}, [[["x"]]], True, "\ud800"]
+    rows = [{**ROW, name: value} for name in ("question", "answer", "image", "images", "options", "id", "conversations",
+            "box", "polygons", "width", "category", "hint", "unit", "history", "screen", "goal") for value in strange]  # fmt: skip
+    rows += [
+        {"goal": "g", "action": value, "image": base64_png(), "screen": other}
+        for value in strange
+        for other in strange
+    ]
+    path = write_jsonl(tmp_path / "a.jsonl", [ROW, *rows])
+    found = open_rows(path, check_images=True)
+    assert len(found) + len(found.bad) == len(rows) + 1
+    assert all(bad.line and bad.reason for bad in found.bad)
+
+
+def test_skipped_rows_are_told_of_once_in_a_run(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [ROW, *[{"question": "?"}] * 12])
+    with EventLog(tmp_path / "events.jsonl"):
+        open_rows(path)
+    [event] = read_events(tmp_path / "events.jsonl")
+    assert (
+        event["event"] == "rows_skipped" and event["rows"] == 12 and "line 2: its answer" in event["message"]
+    )
+    assert story([event]) == ["1 data file with broken rows"]
