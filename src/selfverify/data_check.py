@@ -15,6 +15,7 @@ from PIL import Image
 
 from selfverify.data import BadRow, Rows
 from selfverify.data.fields import Row, shown
+from selfverify.data.images import decode_image
 from selfverify.errors import DataError
 from selfverify.policy.config import PolicyConfig
 from selfverify.policy.encoding import Encoder, Prompt
@@ -181,6 +182,7 @@ def check_rows(
         seen.setdefault(digest, row["id"])
         if len(found.samples) < samples:
             found.samples.append(_sample(row, prompt, encoder))
+    found.broken.sort(key=lambda bad: (bad.file, bad.line))
     found.rows, found.model_reads = len(lengths), reads
     found.too_long = sum(reads is not None and tokens >= reads for tokens, _, _ in lengths)
     found.kinds, found.images = dict(kinds), dict(sorted(counts.items()))
@@ -202,7 +204,7 @@ def _open(row: Row, known: dict[bytes, tuple[int, tuple[int, int]]]) -> list[tup
     opened = []
     for ref in row["images"]:
         encoded = ref.data()
-        image = ref.open(tries=1)
+        image = decode_image(encoded)
         if "size" in row and image.size != row["size"]:
             raise DataError(
                 f"its image is {image.size[0]} x {image.size[1]}, the file says "

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from data_files import base64_png, png, write_jsonl, write_reasonseg
 
+from data_files import base64_png, png, write_jsonl, write_reasonseg
 from selfverify.data import open_rows
 from selfverify.data.reasonseg import draw_mask
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_files import base64_png, png, write_jsonl
 
+from data_files import base64_png, png, write_jsonl
 from selfverify.data import open_rows
 from selfverify.data.jsonl import JsonLines, JsonList
 from selfverify.errors import DataError

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from data_files import (
     ANDROID_ACTIONS,
     ODYSSEY_STEPS,
@@ -24,10 +27,8 @@ from data_files import (
     write_jsonl,
     write_odyssey,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from selfverify.data import open_rows, tfrecord as reader
+from selfverify.data import open_rows
+from selfverify.data import tfrecord as reader
 from selfverify.data.actions import check_action
 from selfverify.data.example import forest_boxes, parse_example
 from selfverify.errors import ConfigError, DataError
@@ -93,7 +94,7 @@ def test_a_broken_step_ends_its_episode(tmp_path: Path) -> None:
         [
             android_episode(1, [ANDROID_ACTIONS[0], far, ANDROID_ACTIONS[1]]),
             android_episode(2, [{"action_type": "fly"}]),
-            android_episode(3, [{"action_type": "wait"}]).replace(b'{"action_type": "wait"}', b'{"action_type": "wait"!'),
+            android_episode(3, [{"action_type": "wait"}]).replace(b'"wait"}', b'"wait"!'),
             android_episode(4, screenshot_widths=[1080]),
             android_episode(5, [ANDROID_ACTIONS[0]]),
         ],

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from data_files import png
 from datasets import Dataset, DatasetDict, Features, Image, List, Value
 
+from data_files import png
 from selfverify.data import open_rows
 from selfverify.data.parquet import Parquet
 from selfverify.errors import ConfigError, DataError
@@ -116,12 +116,10 @@ def test_lists_of_images_and_missing_ones(tmp_path: Path, kind: str) -> None:
 
 
 def test_mmmu_columns(tmp_path: Path) -> None:
-    rows = [
-        {"id": "validation_Art_1", "question": "<image 1> Which?", "options": "['red', \"it's\"]", "answer": "B",
-         "question_type": "multiple-choice", "subfield": "Drawing"},
-        {"id": "validation_Art_2", "question": "How many?", "options": "[]", "answer": "['6', 'six']",
-         "question_type": "open", "subfield": "Drawing"},
-    ]  # fmt: skip
+    both = {"question": "<image 1> Which?", "subfield": "Drawing"}
+    letter = {"options": "['red', \"it's\"]", "answer": "B", "question_type": "multiple-choice"}
+    open_ended = {"options": "[]", "answer": "['6', 'six']", "question_type": "open"}
+    rows = [{"id": "validation_Art_1", **both, **letter}, {"id": "validation_Art_2", **both, **open_ended}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     choice, free = open_rows(tmp_path / "a.parquet")
     assert choice["options"] == {"A": "red", "B": "it's"} and choice["answer"] == "B"

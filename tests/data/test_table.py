@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from data_files import base64_png, png
 
+from data_files import base64_png, png
 from selfverify.data import open_rows
 from selfverify.errors import DataError
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from selfverify.data.images import read_image
 from selfverify.errors import DataError
 from selfverify.learner.config import LearnerConfig
 from selfverify.methods import make_method
@@ -23,7 +24,6 @@ from selfverify.rollouts.types import Problem
 from selfverify.run import learn
 from selfverify.tasks.base import Judged
 from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
-from selfverify.data.images import read_image
 from selfverify.workers.pool import WorkerPool
 from worker_functions import judge_sum
 

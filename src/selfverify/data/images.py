@@ -70,8 +70,11 @@ class ImageRef:
         """
         try:
             found = self._find()
-            return found.read_bytes() if isinstance(found, Path) else found
-        except (DataError, OSError) as error:
+            try:
+                return found.read_bytes() if isinstance(found, Path) else found
+            except OSError as error:
+                raise DataError(f"the image {found} cannot be read: {error.strerror}") from None
+        except DataError as error:
             raise DataError(f"{self.place}: {error}") from None
 
     def _find(self) -> bytes | Path:
