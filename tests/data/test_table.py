@@ -124,14 +124,15 @@ def test_rows_that_do_not_fit_their_header_are_named(tmp_path: Path) -> None:
         + good.format(0).encode()
         + b"1\tq\n2\tq\xff\t1\n"
         + good.format(3).encode()
+        + b'x\t"quoted"badly\t1\n'
         + b'4\t"never closed\t1\n'
         + good.format(5).encode()
     )
     rows = open_rows(path)
     assert [row["id"] for row in rows] == ["a/0", "a/3"]
-    assert [bad.line for bad in rows.bad] == [3, 4, 6]
+    assert [bad.line for bad in rows.bad] == [3, 4, 6, 7]
     assert "2 cells, the first line names 3" in rows.bad[0].reason and "UTF-8" in rows.bad[1].reason
-    assert "nothing after it can be read" in rows.bad[2].reason
+    assert "no row of a table" in rows.bad[2].reason and "is a quote never closed" in rows.bad[3].reason
 
 
 def test_csv_and_image_paths(tmp_path: Path) -> None:

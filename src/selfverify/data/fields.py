@@ -96,16 +96,16 @@ class Images:
     def refs(self, value: Any, place: Place) -> list[ImageRef]:
         """The images of a field: a path, base64, bytes, a struct of ``bytes`` and ``path``, or a list of
         these."""
-        if value is None or (isinstance(value, str | bytes | list) and len(value) == 0):
+        if value is None or value == "" or value == b"":
             return []
         if isinstance(value, list | tuple):
             return [ref for item in value for ref in self.refs(item, place)]
         if isinstance(value, Blob):
-            return [ImageRef(str(place), load=lambda: self._found(value.load()))]
+            return [ImageRef(place, load=lambda: self._found(value.load()))]
         found = self._found(value)
         if isinstance(found, Path):
-            return [ImageRef(str(place), path=found)]
-        return [ImageRef(str(place), load=lambda: found)]
+            return [ImageRef(place, path=found)]
+        return [ImageRef(place, load=lambda: found)]
 
     def size(self, ref: ImageRef) -> tuple[int, int]:
         """Width and height; those of files are remembered."""
@@ -177,7 +177,10 @@ def filled(value: Any) -> bool:
 
 def first(record: Record, *names: str) -> Any:
     """The first of these fields that is filled, else None."""
-    return next((record[name] for name in names if filled(record.get(name))), None)
+    for name in names:
+        if filled(value := record.get(name)):
+            return value
+    return None
 
 
 def text(value: Any, name: str, longest: int) -> str:

@@ -28,13 +28,13 @@ class ImageRef:
     """An image of a row, not read yet.
 
     Args:
-        place: Where it is mentioned: file and line. Errors begin with it.
+        place: Where it is mentioned; as a text it is file and line, with which errors begin.
         path: The image's file, or
         load: what gives its encoded bytes, wherever they are. It may also return a path, and raise
             `DataError`.
     """
 
-    place: str
+    place: object
     path: Path | None = None
     load: Callable[[], bytes | Path] | None = None
 
@@ -70,8 +70,10 @@ class ImageRef:
         """
         try:
             found = self._find()
+            if not isinstance(found, Path):
+                return found
             try:
-                return found.read_bytes() if isinstance(found, Path) else found
+                return found.read_bytes()
             except OSError as error:
                 raise DataError(f"the image {found} cannot be read: {error.strerror}") from None
         except DataError as error:

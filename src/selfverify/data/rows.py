@@ -142,7 +142,7 @@ class Rows:
             if isinstance(row, DataError):
                 self._reject(place, row)
                 continue
-            id = self._named(row, source, number, 0)["id"]
+            id = self._id(row, source, number)
             if before := ids.get(id, 0):
                 self._again[len(self)] = before
             ids[id] = before + 1
@@ -189,10 +189,11 @@ class Rows:
 
     def _named(self, row: Row, source: int, number: int, again: int) -> Row:
         """The row with its whole id and, if nothing else is known, the file's name as its source."""
-        stem = self._stems[source]
-        own = row["id"] if row["id"] is not None else str(number)
-        repeated = f"#{again + 1}" if again else ""
-        return {**row, "id": f"{stem}/{own}{repeated}", "source": row["source"] or stem}
+        id = self._id(row, source, number) + (f"#{again + 1}" if again else "")
+        return {**row, "id": id, "source": row["source"] or self._stems[source]}
+
+    def _id(self, row: Row, source: int, number: int) -> str:
+        return f"{self._stems[source]}/{number if row['id'] is None else row['id']}"
 
 
 @lru_cache(maxsize=4)

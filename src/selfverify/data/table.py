@@ -6,6 +6,7 @@ import ast
 import csv
 from array import array
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,22 +44,16 @@ class Table:
         wanted: list[tuple[int, list[str]]] = []
         with self.file.open("rb") as opened:
             lines = _Lines(opened)
-            cells = csv.reader(lines, delimiter=self.delimiter, strict=True)
-            self.columns = next(cells, [])
-            while True:
+            offset, line = 0, 1
+            for row in _cells(lines, self.delimiter):
+                begin, number, place = offset, len(self._lines), Place(self.file, line)
                 offset, line = lines.offset, lines.number + 1
-                number, place = len(self._lines), Place(self.file, line)
-                try:
-                    row = next(cells, None)
-                except csv.Error as error:
-                    self._add(offset, line)
-                    yield number, place, DataError(f"{error}; nothing after it can be read")
-                    break
-                if row is None:
-                    break
                 if not row:
                     continue
-                self._add(offset, line)
+                if begin == 0:
+                    self.columns = self._header(row)
+                    continue
+                self._add(begin, place.number)
                 try:
                     record = self._record(row)
                     images = _images(record.get("image"))
@@ -92,12 +87,18 @@ class Table:
         try:
             with self.file.open("rb") as opened:
                 opened.seek(self._offsets[number])
-                lines = csv.reader(_Lines(opened), delimiter=self.delimiter, strict=True)
-                return self._record(next(lines))
+                return self._record(next(_cells(_Lines(opened), self.delimiter)))
         except (OSError, csv.Error, StopIteration) as error:
             raise DataError(f"{self.file} has changed since it was opened: {error}") from None
 
-    def _record(self, cells: list[str]) -> Record:
+    def _header(self, cells: list[str] | csv.Error) -> list[str]:
+        if isinstance(cells, csv.Error) or len(set(cells)) < len(cells):
+            raise DataError(f"its first line does not name columns: {shown(cells)}")
+        return cells
+
+    def _record(self, cells: list[str] | csv.Error) -> Record:
+        if isinstance(cells, csv.Error):
+            raise DataError(f"it is no row of a table ({cells}): is a quote never closed?")
         if len(cells) != len(self.columns):
             raise DataError(f"it has {len(cells)} cells, the first line names {len(self.columns)} columns")
         if any(not cell.isascii() and _undecoded(cell) for cell in cells):
@@ -120,6 +121,20 @@ class Table:
         if image not in self._by_index:
             raise DataError(f"its image is {shown(image)}, and no row of that index has an image of its own")
         return _images(self._read(self._by_index[image]).get("image"))[0]
+
+
+def _cells(lines: _Lines, delimiter: str) -> Iterator[list[str] | csv.Error]:
+    """The rows of a table. `csv` goes character by character; images are long, and hardly ever quoted."""
+    for line in lines:
+        if '"' in line:
+            try:
+                yield next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True))
+            except csv.Error as error:
+                yield error
+        elif line := line.rstrip("\r\n"):
+            yield line.split(delimiter)
+        else:
+            yield []
 
 
 class _Lines:

@@ -83,8 +83,8 @@ def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
     for name in ("images", "decoded_image", "image"):
         if found := images.refs(record.get(name), place):
             return found
-    if found := [ref for k in range(1, 10) for ref in images.refs(record.get(f"image_{k}"), place)]:
-        return found
+    if "image_1" in record:
+        return [ref for k in range(1, 10) for ref in images.refs(record.get(f"image_{k}"), place)]
     path = record.get("image_path")
     if isinstance(path, str) and path.startswith("["):
         path = listed(path, "image_path")
