@@ -251,11 +251,14 @@ def test_steps_in_our_own_form(tmp_path: Path) -> None:
         row,
         {**row, "action": {"action": "click", "coordinate": [500, 6]}},
         {**row, "action": {"action": "click"}},
+        {**row, "history": [{"action": "fly"}]},
+        {**row, "history": ["scrolled down", {"action": "click", "coordinate": [2000, 1]}]},
     ]
     rows = open_rows(write_jsonl(tmp_path / "a.jsonl", lines))
     assert rows[0]["screen"] == (1080, 2400) and rows[0]["history"] == [{"action": "wait"}]
     assert rows[1]["screen"] == (108, 240) and rows[1]["history"] == []
-    assert [bad.line for bad in rows.bad] == [3, 4] and "misses ['coordinate']" in rows.bad[1].reason
+    assert rows[2]["history"][0] == "scrolled down"
+    assert [bad.line for bad in rows.bad] == [3, 4, 5] and "misses ['coordinate']" in rows.bad[1].reason
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ say it."""
 BUTTONS = ("Back", "Home", "Menu", "Enter")
 STATUSES = ("success", "failure")
 LONGEST_TEXT = 10_000
+ANYWHERE = 100_000
+"""Earlier screens may have been turned the other way: in a history no coordinate below this is refused."""
 
 
 def check_action(action: Any, screen: tuple[int, int]) -> Action:
@@ -175,6 +177,13 @@ def _one_of(value: Any, known: tuple[str, ...], name: str) -> str:
     return str(value)
 
 
+def _earlier(action: Any) -> Action | str:
+    """An action of a history, or words about one."""
+    if isinstance(action, str):
+        return text(action, "history", LONGEST_TEXT)
+    return check_action(action, (ANYWHERE, ANYWHERE))
+
+
 def mobile_row(record: dict[str, Any], screen: tuple[int, int]) -> dict[str, Any]:
     """The fields of a row that is in canonical form already.
 
@@ -183,10 +192,11 @@ def mobile_row(record: dict[str, Any], screen: tuple[int, int]) -> dict[str, Any
     """
     history = first(record, "history")
     action = record.get("action")
+    step = first(record, "step_instruction")
     return {
         "goal": text(record.get("goal"), "goal", LONGEST_TEXT),
-        "step_instruction": first(record, "step_instruction"),
-        "history": [] if history is None else listed(history, "history"),
+        "step_instruction": None if step is None else text(step, "step_instruction", LONGEST_TEXT),
+        "history": [] if history is None else [_earlier(action) for action in listed(history, "history")],
         "action": check_action(action, screen),
         "screen": screen,
     }

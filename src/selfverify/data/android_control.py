@@ -53,7 +53,7 @@ def convert_android_control(record: Record, place: Place, images: Images) -> Seq
             "source": "AndroidControl",
             "category": action["action"],
             "goal": goal,
-            "step_instruction": None if added else instructions[step] or None,
+            "step_instruction": None if added else instructions[step].strip() or None,
             "history": list(history),
             "action": action,
             "screen": screen,

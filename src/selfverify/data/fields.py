@@ -187,7 +187,7 @@ def text(value: Any, name: str, longest: int) -> str:
     """A text that is not empty; numbers are written out.
 
     Raises:
-        DataError: It is missing, something else, or too long.
+        DataError: It is missing, something else, too long, or no Unicode.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -195,6 +195,8 @@ def text(value: Any, name: str, longest: int) -> str:
         raise DataError(f"its {name} is {'missing' if not filled(value) else shown(value)}")
     if len(value) > longest:
         raise DataError(f"its {name} has {len(value):,} characters, more than {longest:,}")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise DataError(f"its {name} holds half a character (a lone surrogate): {shown(value)}")
     return value.strip()
 
 

@@ -24,6 +24,7 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
     screen = screen_of(device.get("w"), device.get("h"))
     goal = text(first(task, "instruction", "task"), "instruction", LONGEST_TEXT)
     episode = text(first(record, "episode_id") or place.file.stem, "episode_id", 500)
+    category = _text(task, "category")
     rows: list[Row | DataError] = []
     history: list[Action] = []
     steps = listed(record.get("steps"), "steps")
@@ -42,9 +43,9 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
                 "id": f"{episode}/{number_}",
                 "images": images.refs(_screenshot(screenshot, place.file, images.root), place),
                 "source": "GUI-Odyssey",
-                "category": task.get("category"),
+                "category": category,
                 "goal": goal,
-                "step_instruction": first(step, "low_level_instruction"),
+                "step_instruction": _text(step, "low_level_instruction"),
                 "history": list(history),
                 "action": action,
                 "screen": screen,
@@ -58,6 +59,11 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
             rows.append(DataError(f"step {number_}: {error}"))
         history.append(action)
     return rows
+
+
+def _text(record: Record, name: str) -> str | None:
+    found = first(record, name)
+    return None if found is None else text(found, name, LONGEST_TEXT)
 
 
 def _screenshot(name: str, file: Path, root: Path) -> Path:

@@ -91,6 +91,8 @@ class JsonList(_Offsets):
 
     def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
         """See `Source`. Lines are those on which objects begin."""
+        if self.file.stat().st_size == 0:
+            return  # cannot be mapped
         with (
             self.file.open("rb") as opened,
             mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content,

@@ -33,6 +33,7 @@ from selfverify.data.fields import (
 from selfverify.data.images import ImageRef
 from selfverify.errors import DataError
 
+LONGEST_NAME = 500
 IDS = ("id", "index", "question_id", "pid", "sample_index", "problem_id")
 CATEGORIES = ("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version")
 SOURCES = ("source", "data_source", "dataset", "dataset_name")
@@ -59,7 +60,7 @@ def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | 
     if len(answers) > 1:
         row["alternatives"] = answers
     if filled(record.get("unit")):
-        row["unit"] = str(record["unit"])
+        row["unit"] = text(record["unit"], "unit", 100)
     if (solution := _solution(record)) is not None:
         row["solution"] = solution
     return [row]
@@ -71,10 +72,10 @@ def common(record: Record, images: Images, place: Place) -> Row:
     source = first(record, *SOURCES)
     own = first(record, *IDS)
     return {
-        "id": None if own is None else text(own, "id", 500),
+        "id": None if own is None else text(own, "id", LONGEST_NAME),
         "images": find_images(record, images, place),
-        "source": None if source is None else str(source),
-        "category": None if category is None else str(category),
+        "source": None if source is None else text(source, "source", LONGEST_NAME),
+        "category": None if category is None else text(category, "category", LONGEST_NAME),
     }
 
 
@@ -135,7 +136,7 @@ def _options(record: Record) -> dict[str, str] | None:
 def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
     """The letter of the right option, or the accepted answers, the first one first."""
     if options is not None and filled(record.get("answer_option")):
-        return [_letter(text(record["answer_option"], "answer_option", LONGEST_ANSWER), options)]
+        return [_letter(text(record["answer_option"], "answer_option", LONGEST_ANSWER), options, False)]
     found = first(record, "answer", "solution")
     found = spoken(record, MODEL) if found is None else found
     if isinstance(found, str) and (tagged := ANSWER_TAG.findall(found)):
@@ -144,7 +145,8 @@ def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
         return [text(answer, "answer", LONGEST_ANSWER) for answer in found] or [text(None, "answer", 1)]
     answer = text(found, "answer", LONGEST_ANSWER)
     if options is not None:
-        return [_letter(answer, options)]
+        # MathVista's answers to `choices` are texts, and often numbers; AI2D's to `options` are places.
+        return [_letter(answer, options, not filled(record.get("choices")))]
     # MMMU writes several accepted answers as a list; MathVista's lists are one answer.
     if record.get("question_type") == "open" and answer.startswith("["):
         return [text(a, "answer", LONGEST_ANSWER) for a in listed(answer, "answer")]
@@ -161,8 +163,8 @@ def _solution(record: Record) -> str | None:
     return found.strip() if filled(record.get("answer")) and found.strip() else None
 
 
-def _letter(answer: str, options: dict[str, str]) -> str:
-    """Letter, text of an option, or (as in AI2D) its number from 0.
+def _letter(answer: str, options: dict[str, str], by_place: bool) -> str:
+    """Letter, text of an option, or with ``by_place`` its number from 0.
 
     Raises:
         DataError: None of these, or two of them that do not agree.
@@ -170,7 +172,7 @@ def _letter(answer: str, options: dict[str, str]) -> str:
     if answer.upper() in options:
         return answer.upper()
     letters = [letter for letter, option in options.items() if option == answer]
-    if answer.isascii() and answer.isdigit() and int(answer) < len(options):
+    if by_place and answer.isascii() and answer.isdigit() and int(answer) < len(options):
         letters.append(list(options)[int(answer)])
     if len(set(letters)) == 1:
         return letters[0]
