@@ -24,7 +24,9 @@ from selfverify.data import open_rows
 from selfverify.data_check import check_rows, summary
 from selfverify.policy.config import PolicyConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Problem
+from selfverify.tasks import make_task
+from selfverify.tasks.base import tell_space
+from selfverify.tasks.math import Math
 
 ROW = {"question": "How many?", "answer": "3"}
 
@@ -65,7 +67,7 @@ def test_what_is_counted(file: Path, tiny_folder: Path) -> None:
     assert [(bad.line, bad.reason.split(":")[0]) for bad in checked.broken] == [
         (6, "the image cannot be read"),
         (7, "its answer is missing"),
-        (8, "problem a/7"),
+        (8, "problem math/test/a/7"),
     ]
 
 
@@ -73,12 +75,12 @@ def test_tokens_are_those_of_the_model(file: Path, tiny_folder: Path, policy: Po
     """Counted without weights, and the same as a policy with weights encodes."""
     rows = open_rows(file, note_bad=False)
     checked = check_rows(rows, PolicyConfig(path=str(tiny_folder)))
-    row = rows[2]
-    images = [image.open() for image in row["images"]]
-    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": row["question"]}]
-    prompt = policy.encoder.prompt(Problem("p", [{"role": "user", "content": content}], images))
-    longest = checked.longest[0]
-    assert longest["id"] == "a/two" and longest["place"].endswith("a.jsonl, line 3")
+    prompt = policy.encoder.prompt(Math(rows={"test": rows}).problem("test", 0, 2))
+    assert [entry["tokens"] for entry in checked.longest] == sorted(
+        (entry["tokens"] for entry in checked.longest), reverse=True
+    )
+    [longest] = [entry for entry in checked.longest if entry["id"] == "a/two"]
+    assert longest["place"].endswith("a.jsonl, line 3")
     assert longest["tokens"] == len(prompt.ids)
     assert longest["image_tokens"] == sum(image.placeholders for image in prompt.images)
     first = checked.samples[0]
@@ -131,6 +133,18 @@ def test_every_kind_of_file(tmp_path: Path) -> None:
         "gui-odyssey": ({"step": 9}, 9),
         "android-control": ({"step": 4}, 4),
     }
+
+
+def test_tasks_open_the_files_themselves(tmp_path: Path, file: Path) -> None:
+    for name, path, target in (
+        ("math", file, "3"),
+        ("grounding", write_reasonseg(tmp_path / "r"), [10, 10, 100, 80]),
+        ("mobile", write_odyssey(tmp_path / "o"), {"action": "click", "coordinate": [540, 600]}),
+    ):
+        task = make_task(name, test=str(path))
+        tell_space(task, lambda size: (1000, 1000))
+        problem = task.problem("test", 0, 0)
+        assert problem.target == target and len(problem.images) == 1
 
 
 def test_sizes_that_the_file_says_wrongly_are_named(tmp_path: Path, tiny_folder: Path) -> None:

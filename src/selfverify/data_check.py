@@ -19,13 +19,17 @@ from selfverify.data.images import decode_image
 from selfverify.errors import DataError
 from selfverify.policy.config import PolicyConfig
 from selfverify.policy.encoding import Encoder, Prompt
-from selfverify.policy.loading import load_structure
+from selfverify.policy.loading import Loaded, load_structure
 from selfverify.rollouts.types import Problem
+from selfverify.tasks.base import tell_space
+from selfverify.tasks.canvas import Split
+from selfverify.tasks.grounding import Grounding
+from selfverify.tasks.math import Math
+from selfverify.tasks.mobile import Mobile
+from selfverify.tasks.rows import Rows as TaskRows
 
 NAMED = 5
 """Longest prompts and duplicates that are named."""
-
-ProblemOf = Callable[[Row, list[Image.Image]], Problem]
 
 
 @dataclass(slots=True)
@@ -117,18 +121,29 @@ def target_of(row: Row) -> Any:
     return row.get("action") or row.get("box") or row.get("answer")
 
 
-def plain_problem(row: Row, images: list[Image.Image]) -> Problem:
-    """The row's words as they are; a task puts its instructions around them."""
-    if "action" in row:
-        done = [a if isinstance(a, str) else json.dumps(a, ensure_ascii=False) for a in row["history"]]
-        said = [row["goal"], *done, row["step_instruction"] or ""]
-        text = "\n".join(part for part in said if part)
-    else:
-        options = row.get("options") or {}
-        text = "\n".join([row["question"], *(f"{letter}. {option}" for letter, option in options.items())])
-    content: list[dict[str, Any]] = [{"type": "image"} for _ in images]
-    messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
-    return Problem(row["id"], messages, images, target_of(row))
+class _Asked:
+    """Problems of single rows, as the task that takes such rows asks them."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._row: list[Row] = [{}]
+        rows: dict[Split, TaskRows] = {"test": self._row}
+        math = Math(rows=rows)
+        self._tasks: dict[str, Any] = {
+            "question": math,
+            "options": math,
+            "box": Grounding(rows=rows),
+            "step": Mobile(rows=rows),
+        }
+        for task in self._tasks.values():
+            tell_space(
+                task,
+                lambda size: loaded.family.coordinate_space(loaded.model, loaded.image_processor, size),
+            )
+
+    def __call__(self, row: Row, images: list[Image.Image]) -> Problem:
+        self._row[0] = {**row, "images": images}
+        problem: Problem = self._tasks[kind_of(row)].problem("test", 0, 0)
+        return problem
 
 
 def check_rows(
@@ -136,16 +151,14 @@ def check_rows(
     settings: PolicyConfig,
     *,
     samples: int = 2,
-    problem_of: ProblemOf = plain_problem,
     on_row: Callable[[int], None] = lambda done: None,
 ) -> Checked:
-    """Read every row with its images, and encode it as ``settings.path``'s model would.
+    """Read every row with its images, and encode it as ``settings.path``'s model would be asked it.
 
     Args:
         rows: From `open_rows`; what it found broken is passed on.
         settings: The model, without whose weights this works, and the sizes of its images.
         samples: Problems that are kept as the model sees them.
-        problem_of: Makes problems.
         on_row: Called with the number of rows done.
     """
     with torch.device("meta"):
@@ -153,7 +166,7 @@ def check_rows(
     # A prompt that is too long is counted, not refused.
     config = loaded.model.config.get_text_config()
     reads, config.max_position_embeddings = getattr(config, "max_position_embeddings", None), 2**62
-    encoder = Encoder(loaded, settings.pixel_cache_mb)
+    encoder, problem_of = Encoder(loaded, settings.pixel_cache_mb), _Asked(loaded)
     found = Checked(str(rows.path), rows.format, settings.path, broken=list(rows.bad))
     kinds: Counter[str] = Counter()
     categories: Counter[str] = Counter()

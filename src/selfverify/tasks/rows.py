@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from selfverify import data
+from selfverify.data.images import read_image
 from selfverify.errors import ConfigError, DataError
 from selfverify.tasks.canvas import Split
-from selfverify.tasks.images import read_image
 
 Row = Mapping[str, Any]
 
@@ -28,13 +28,8 @@ class Rows(Protocol):
 
 
 def open_rows(path: str) -> Rows:
-    """The rows of a data file or folder, by `selfverify.data`, which is imported only now.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    rows: Rows = importlib.import_module("selfverify.data").open_rows(path)
-    return rows
+    """The rows of a data file or folder; see `selfverify.data.open_rows`, also for what is raised."""
+    return data.open_rows(path)
 
 
 class Splits:
