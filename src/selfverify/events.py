@@ -38,11 +38,12 @@ class EventLog(logging.Handler):
 
     Args:
         path: The file. A half-written last line, as a killed process leaves it, is completed.
+        process: Which of a run's processes this is; all but the first say so with what they write.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, process: int = 0) -> None:
         super().__init__(logging.WARNING)
-        self.path = path
+        self.path, self.process = path, process
         self.step = 0
         self._shown_by: logging.Handler | None = None
 
@@ -50,7 +51,8 @@ class EventLog(logging.Handler):
         """Write one line; when this returns it is on the disk."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         short = {k: v[:LONGEST] if isinstance(v, str) else v for k, v in fields.items()}
-        row = {"time": now, "step": self.step, "event": event, **short}
+        where = {"process": self.process} if self.process else {}
+        row = {"time": now, "step": self.step, "event": event, **where, **short}
         line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
         try:
             with self.path.open("a+b") as file:
@@ -91,7 +93,8 @@ class EventLog(logging.Handler):
     ) -> None:
         logging.getLogger("selfverify").removeHandler(self)
         if isinstance(error, KeyboardInterrupt):
-            self.append("interrupted")
+            if self.process == 0:  # all are interrupted together
+                self.append("interrupted")
         elif error is not None:
             self.append("failed", message=f"{type(error).__name__}: {error}")
 

@@ -84,6 +84,7 @@ def learn(
             policy.engine = None
     if save_as is not None:
         loop.save_model(Path(output) / save_as)
+    loop.parallel.release()
     return policy
 
 

@@ -9,6 +9,7 @@ import faulthandler
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,13 +23,14 @@ from selfverify.learner.loop import Learner
 from selfverify.methods import make_method
 from selfverify.policy.config import LoraSettings, PolicyConfig, SamplingConfig
 from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Problem
 from selfverify.tasks import make_task
 
 
 def use_fsdp_on_cpu(learner: Learner) -> None:
     """What `accelerate launch --use_fsdp` sets where there are GPUs."""
     learner.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap"
     )
     learner.accelerator.state.distributed_type = DistributedType.FSDP
     PartialState._shared_state["distributed_type"] = DistributedType.FSDP
@@ -51,6 +53,23 @@ def use_zero_on_cpu() -> None:
     loop.make_accelerator = make_accelerator
 
 
+class Uneven:
+    """`digits-pick`, every second problem without an image (``text``), or four in turn (``repeat``)."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        self.inner, self.given = make_task("digits-pick"), given
+        self.name, self.kind, self.tags = self.inner.name, self.inner.kind, self.inner.tags
+        self.judge = self.inner.judge
+
+    def problem(self, split: str, seed: int, index: int) -> Problem:
+        problem = self.inner.problem(split, seed, index % 4 if "repeat" in self.given else index)
+        if "text" in self.given and index % 2:
+            [message] = problem.messages
+            text = [part for part in message["content"] if part["type"] == "text"]
+            return replace(problem, images=[], messages=[{**message, "content": text}])
+        return problem
+
+
 def main() -> None:
     output, way, *settings = sys.argv[1:]
     given = dict(setting.split("=") for setting in settings)
@@ -60,12 +79,14 @@ def main() -> None:
         use_zero_on_cpu()
     ranks.start(cpu=True)
     lora = LoraSettings(rank=2, dropout=0.1) if "lora" in given else None
-    policy = Policy.load(PolicyConfig(path="builtin:digits", device="cpu", lora=lora))
+    policy = Policy.load(
+        PolicyConfig(path="builtin:digits", device="cpu", lora=lora, train_vision="vision" in given)
+    )
     if way != "zero":
         policy.model.double()  # sums in another order differ by rounding, which Adam may blow up
     learner = Learner(
         policy,
-        make_task("digits-pick"),
+        Uneven(given),
         make_method("adpo", kl=0.05),
         LearnerConfig(
             steps=int(given.get("steps", 3)),

@@ -83,6 +83,22 @@ def test_a_run_goes_on_under_another_wrapper(
     assert_close(trained(tmp_path, "alone", "steps=3", "resume=1"), alone[1], 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("way", "processes", "settings"),
+    [
+        ("ddp", 2, ("vision=1", "text=1")),
+        ("fsdp", 2, ("vision=1", "text=1")),
+        ("ddp", 3, ("repeat=1", "groups=6")),
+    ],
+    ids=["tower under DDP", "tower under FSDP", "a problem twice in a step"],
+)
+def test_uneven_processes_equal_one(
+    way: str, processes: int, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    expected = trained(tmp_path / "alone", "alone", *settings)
+    assert_close(trained(tmp_path / way, way, *settings, processes=processes), expected, 1e-6)
+
+
 def test_idle_processes_and_adapters(tmp_path: Path) -> None:
     """One group for two processes: the second has nothing of its own in any pass."""
     settings = ("groups=1", "updates=1", "steps=2", "lora=1")

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, so that a checkpoint can be written."""
+"""Ctrl-C and SIGTERM between steps, so that a checkpoint can be written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag that is looked at between steps; a second one interrupts at once."""
+    """Turn the first Ctrl-C or SIGTERM into a flag, looked at between steps; a second interrupts at once.
+
+    SIGTERM is what batch systems send before they stop a job, and what torchrun makes of a Ctrl-C.
+    """
     pressed = False
 
     def note(signum: int, frame: Any) -> None:
@@ -20,7 +23,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         pressed = True
 
     try:
-        previous = signal.signal(signal.SIGINT, note)
+        previous = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:
         # Not the main thread: the caller handles signals.
         yield lambda: False
@@ -28,4 +31,5 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: pressed
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for kind, handler in previous.items():
+            signal.signal(kind, handler)

@@ -41,12 +41,12 @@ class Lesson:
         self.config = updater.config
         self._settled = False
 
-    def learn(self, groups: list[GroupStreams], makers: dict[int, int], step: int) -> UpdateTotals:
+    def learn(self, groups: list[GroupStreams], makers: Sequence[int], step: int) -> UpdateTotals:
         """Make the updates of one step.
 
         Args:
             groups: Those of all processes, the same everywhere.
-            makers: Which process sampled a prompt, by the prompt's ``id()``.
+            makers: Which process sampled each group of the rollout.
             step: Its number.
 
         Returns:
@@ -72,7 +72,7 @@ class Lesson:
             part[i] for part, plan in zip(parts, plans, strict=True) for each in plan for i in each.indices
         }
         for i in mine:
-            groups[i].prompt = self.source.complete(groups[i].prompt)
+            groups[i].prompt = self.source.complete(groups[i].number, groups[i].prompt)
         self._settle(groups[everything[0].indices[0]])
         reference = self._reference_logprobs(groups, everything)
         old = self._old_logprobs(groups, everything)
@@ -102,10 +102,10 @@ class Lesson:
             self._settled = True
 
     def _share_out(
-        self, groups: Sequence[GroupStreams], parts: Sequence[Sequence[int]], makers: dict[int, int]
+        self, groups: Sequence[GroupStreams], parts: Sequence[Sequence[int]], makers: Sequence[int]
     ) -> list[int]:
         """Which process learns from which group: in every part all have about the same to do."""
-        owners = [makers[id(group.prompt)] for group in groups]
+        owners = [makers[group.number] for group in groups]
         for part in parts:
             costs = [groups[i].token_count for i in part]
             shared = ranks.balance(costs, [owners[i] for i in part], ranks.count())
@@ -118,7 +118,8 @@ class Lesson:
     ) -> list[torch.Tensor] | None:
         if self.reference is None or not any(bool(group.kl_coef.any()) for group in groups):
             return None
-        return fixed_logprobs(self.reference, groups, passes, self.temperature)
+        with self.updater.parallel.autocast():
+            return fixed_logprobs(self.reference, groups, passes, self.temperature)
 
     def _old_logprobs(
         self, groups: Sequence[GroupStreams], passes: Sequence[Pass]

@@ -100,7 +100,7 @@ class Learner:
             self.checkpoints = CheckpointManager(folder / "checkpoints", config.keep_last)
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
-        self.events = EventLog(folder / EVENTS_FILE)
+        self.events = EventLog(folder / EVENTS_FILE, ranks.index())
         if sampling.engine == "vllm":
             policy.engine = VLLMEngine(policy, self.accelerator, sampling)
 
@@ -192,7 +192,8 @@ class Learner:
         if not empty:
             return
         last = [*self.source.skipped.values()][-1]
-        note(logger, "step_empty", f"no problem of step {self.step + 1} can be used; the last: {last}")
+        if ranks.index() == 0:
+            note(logger, "step_empty", f"no problem of step {self.step + 1} can be used; the last: {last}")
         if self.empty_steps >= min(EMPTY_STEPS, self.config.steps):
             if self.step:
                 self.save()
@@ -204,7 +205,7 @@ class Learner:
         clock = [time.perf_counter()]
         if self.policy.engine is not None:
             self.policy.engine.send_weights()  # out here, where TRL finds shards as shards
-        rollout, owners = self.policy.whole(lambda: self.source.roll_out(self.step))
+        rollout, makers = self.policy.whole(lambda: self.source.roll_out(self.step))
         self._note_empty(not rollout.groups)
         clock.append(time.perf_counter())
 
@@ -212,7 +213,7 @@ class Learner:
         credits = [self.method.credit(g, v) for g, v in zip(rollout.groups, valid, strict=True)]
         foreign = self.sampling.engine != "own"
         groups, dropped = select(rollout, credits, self.config.drop_zero_advantage, foreign)
-        totals = lesson.learn(groups, dict(zip(map(id, rollout.prompts), owners, strict=True)), self.step)
+        totals = lesson.learn(groups, makers, self.step)
         clock.append(time.perf_counter())
 
         # Not among the metrics: how often something hung depends on the machine, and a resumed run's metrics
@@ -296,8 +297,9 @@ class Learner:
             group["lr"] = rate
         self.step, self.best, self.source.skipped = progress["step"], progress["best"], progress["skipped"]
         self.events.step = self.step
-        again = max(self.metrics_log.last_step() - self.step, 0)
-        self._tell("resumed", checkpoint=latest.name, steps_again=again)
+        if ranks.index() == 0:
+            again = max(self.metrics_log.last_step() - self.step, 0)
+            self._tell("resumed", checkpoint=latest.name, steps_again=again)
         ranks.on_first(lambda: self._cut_logs(progress["metrics_bytes"], progress["timing_bytes"]))
         # Last: loading draws random numbers. Dropout in an adapter is what needs it.
         restore_rng(latest)
@@ -315,8 +317,12 @@ class Learner:
         """
         if ranks.count() == 1:
             return
-        problem = self.source.task.problem("train", self.seed, 0)
-        pixels = hashlib.sha256(b"".join(image.tobytes() for image in problem.images)).hexdigest()[:16]
+        try:
+            problem = self.source.task.problem("train", self.seed, 0)
+            pixels = hashlib.sha256(b"".join(image.tobytes() for image in problem.images)).hexdigest()[:16]
+            first: Any = (problem.id, problem.messages, problem.target, pixels)
+        except DataError as error:  # to be skipped, by all
+            first = str(error)
         ranks.agree(
             "the processes do not train the same",
             {
@@ -325,7 +331,7 @@ class Learner:
                 "method": (self.method.name, str(getattr(self.method, "config", None))),
                 "seed": self.seed,
                 "weights": self.policy.whole(self.policy.fingerprint),
-                "first problem": (problem.id, problem.messages, problem.target, pixels),
+                "first problem": first,
                 "step": self.step,
             },
         )

@@ -30,7 +30,13 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
         find_unused_parameters=policy.config.train_vision,
         gradient_as_bucket_view=True,
     )
-    return Accelerator(cpu=policy.device.type == "cpu", kwargs_handlers=[plan], **settings)
+    accelerator = Accelerator(cpu=policy.device.type == "cpu", kwargs_handlers=[plan], **settings)
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ConfigError(
+            f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} in accelerate's settings "
+            "would divide gradients that are summed here; leave it at 1 and set learner.micro_batch_groups"
+        )
+    return accelerator
 
 
 @contextmanager
@@ -80,26 +86,41 @@ class Parallel:
             accelerator.state.deepspeed_plugin.deepspeed_config |= {
                 # accelerate has no data loader to take it from, and DeepSpeed only reports by it.
                 "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": 1,
                 "gradient_clipping": max_grad_norm,
                 "zero_allow_untested_optimizer": True,  # torch's AdamW
             }
         self.trained: list[torch.nn.Parameter] = [p for g in optimizer.param_groups for p in g["params"]]
         shared = reference is not None and reference.root is policy.root
+        before = sum(1 for _ in policy.model.parameters())
         policy.root, self.optimizer = accelerator.prepare(policy.root, optimizer)
+        if sum(1 for _ in policy.model.parameters()) != before:
+            raise ConfigError(
+                "accelerate has parted weights that the model ties; set fsdp_cpu_ram_efficient_loading: false"
+            )
         if reference is None:
             return
         if shared:
             reference.root = policy.root
-        elif not self._is(DistributedType.FSDP):
-            # For the same precision as the policy's.
-            reference.root = accelerator.prepare_model(reference.root, evaluation_mode=True)
-        else:
+        elif self._is(DistributedType.DEEPSPEED):
+            reference.model.to(next(policy.model.parameters()).dtype)
+        elif self._is(DistributedType.FSDP):
             from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
             reference.root = fsdp2_prepare_model(accelerator, reference.root)
 
     def _is(self, kind: DistributedType) -> bool:
         return bool(self.accelerator.distributed_type == kind)
+
+    def release(self) -> None:
+        """Let go of the policy: what comes after training computes in the policy's own precision again."""
+        if not self._is(DistributedType.DEEPSPEED):
+            self.policy.root = self.accelerator.unwrap_model(self.policy.root, keep_fp32_wrapper=False)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision that the policy computes in, for the reference."""
+        context: AbstractContextManager[Any] = self.accelerator.autocast()
+        return context
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add ``loss``, a share of the sum over all processes, to the gradient; ``last`` of this update."""
@@ -132,7 +153,7 @@ class Parallel:
     # --- what a checkpoint holds --------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor] | None:
-        """The model's whole state, where it is sharded; every process has to call it."""
+        """The model's whole state, where it is sharded, on the first process; every one has to call it."""
         if self._is(DistributedType.DEEPSPEED):
             return whole_weights(self.policy.model)
         if not self._is(DistributedType.FSDP):
@@ -188,7 +209,11 @@ def _map(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+    """A tensor in one piece, on the first process alone: the others' memory is for their shards."""
+    if not isinstance(value, DTensor):
+        return value
+    full = value.full_tensor()
+    return full.cpu() if ranks.index() == 0 else None
 
 
 def _like(value: Any, parameter: Tensor) -> Any:

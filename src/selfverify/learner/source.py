@@ -46,8 +46,8 @@ class Source:
         self.skipped: dict[str, str] = {}
         """Why problems were skipped, by name."""
         self._step = 0
-        self._places: dict[str, int] = {}
-        self._prompts: dict[str, Prompt] = {}
+        self._places: list[int] = []
+        self._prompts: dict[int, Prompt] = {}
 
     def roll_out(self, step: int) -> tuple[Rollout, list[int]]:
         """The groups of all processes in the order of their problems, and the process that made each.
@@ -66,13 +66,15 @@ class Source:
             if ranks.count() == 1:
                 raise
             failed = error
-        self._prompts = {prompt.problem_id: prompt for prompt in rollout.prompts}
-        self._places = {problem.id: place for place, problem in own.items()}
         if ranks.count() == 1:
+            self._places, self._prompts = [], dict(enumerate(rollout.prompts))
             return rollout, [0] * len(rollout.groups)
+        # A problem may stand in a step twice, so places tell groups apart and names do not.
+        places = {id(problem): place for place, problem in own.items()}
+        made = [places[id(group.problem)] for group in rollout.groups]
         told = [
-            (self._places[group.problem.id], replace(prompt, images=[], pictures=[]), _without_images(group))
-            for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
+            (place, replace(prompt, images=[], pictures=[]), _without_images(group))
+            for place, prompt, group in zip(made, rollout.prompts, rollout.groups, strict=True)
         ]
         everyone = ranks.gather((told, self.skipped, failed))
         for _, skipped, theirs in everyone:
@@ -83,28 +85,29 @@ class Source:
             ((*entry, process) for process, (entries, _, _) in enumerate(everyone) for entry in entries),
             key=lambda entry: entry[0],
         )
-        self._places |= {group.problem.id: place for place, _, group, _ in found}
-        prompts = [self._prompts.get(prompt.problem_id, prompt) for _, prompt, _, _ in found]
+        self._places = [place for place, *_ in found]
+        complete = dict(zip(made, rollout.prompts, strict=True))
+        self._prompts = {n: complete[place] for n, place in enumerate(self._places) if place in complete}
+        prompts = [self._prompts.get(number, prompt) for number, (_, prompt, _, _) in enumerate(found)]
         return Rollout(prompts, [group for _, _, group, _ in found]), [process for *_, process in found]
 
-    def complete(self, prompt: Prompt) -> Prompt:
-        """``prompt`` with its images, if another process made it.
+    def complete(self, number: int, prompt: Prompt) -> Prompt:
+        """The ``prompt`` of group ``number`` with its images, if another process made it.
 
         Raises:
             DataError: This process makes another prompt of the same problem.
         """
-        known = self._prompts.get(prompt.problem_id)
+        known = self._prompts.get(number)
         if known is not None:
             return known
-        place = self._places[prompt.problem_id]
-        problem = self.task.problem("train", self.seed, self._step * self.count + place)
-        made = self.policy.encoder.prompt(problem)
+        index = self._step * self.count + self._places[number]
+        made = self.policy.encoder.prompt(self.task.problem("train", self.seed, index))
         if made.problem_id != prompt.problem_id or made.ids.tolist() != prompt.ids.tolist():
             raise DataError(
-                f"{prompt.problem_id}: process {ranks.index()} makes another prompt of problem {place} of "
-                f"step {self._step} than another process did; all must read the same data"
+                f"{prompt.problem_id}: process {ranks.index()} makes another prompt of problem {index} than "
+                "another process did; all must read the same data"
             )
-        self._prompts[prompt.problem_id] = made
+        self._prompts[number] = made
         return made
 
     def _problems(self, step: int) -> dict[int, Problem]:
@@ -120,7 +123,10 @@ class Source:
 
     def _roll_out(self, problems: dict[int, Problem], step: int) -> Rollout:
         """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named."""
-        if not problems and self.policy.engine is None:
+        if self.policy.engine is not None:
+            # It samples for all processes at once, and cannot begin again for one.
+            problems = {place: problem for place, problem in problems.items() if self._encodable(problem)}
+        elif not problems:
             return Rollout([], [])
         # By place, so that a skipped problem does not change what the others sample.
         seeds = [sampling_seed(self.seed, step, place) for place in problems]
@@ -129,7 +135,7 @@ class Source:
         except DataError:
             # Encoding comes first, so nothing is lost; looking for the culprit costs only those who have one.
             usable = {place: problem for place, problem in problems.items() if self._encodable(problem)}
-            if len(usable) == len(problems):
+            if len(usable) == len(problems) or self.policy.engine is not None:
                 raise
             return self._roll_out(usable, step)
 

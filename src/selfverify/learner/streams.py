@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class GroupStreams:
     denominator; ``sampler_logprobs`` are those of sampling, or None where nothing was sampled. At the tokens
     of ``choices`` ``advantage`` is 0: they learn from all their alternatives. What is ``foreign`` was sampled
     by another engine than the learner's model, whose log-probs are not quite the same; NaN are unknown ones.
+    ``number`` is the group's place in its rollout.
     """
 
     prompt: Prompt
@@ -34,6 +35,7 @@ class GroupStreams:
     choices: Choices | None = None
     choice_weight: Tensor | None = None
     foreign: bool = False
+    number: int = 0
 
     @property
     def token_count(self) -> int:
@@ -122,13 +124,15 @@ def select(
     What leaves does not count in any denominator: the step's size does not shrink as problems get solved.
     """
     kept, dropped = [], Dropped()
-    for prompt, group, group_credits in zip(rollout.prompts, rollout.groups, credits, strict=True):
+    rows = zip(rollout.prompts, rollout.groups, credits, strict=True)
+    for number, (prompt, group, group_credits) in enumerate(rows):
         if all(c.valid is not None and not bool(c.valid.any()) for c in group_credits):
             dropped.all_invalid += 1
         elif drop_zero and not any(c.teaches for c in group_credits):
             dropped.zero_advantage += 1
         else:
-            kept.append(make_streams(prompt, group, group_credits, foreign))
+            streams = make_streams(prompt, group, group_credits, foreign)
+            kept.append(replace(streams, number=number))
     return kept, dropped
 
 

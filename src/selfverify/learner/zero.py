@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfverify import ranks
+
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state of ``model`` on every process; every process has to call it."""
+    """The state of ``model`` on the first process; every process has to call it."""
     import deepspeed
 
     whole: dict[str, Tensor] = {}
@@ -24,7 +26,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
         # Tied weights stay one tensor, as `save_pretrained` expects.
         if id(source) not in found:
             with deepspeed.zero.GatheredParameters([source] if name in pieces else []):
-                found[id(source)] = source.detach().cpu().clone()
+                found[id(source)] = source.detach().cpu().clone() if ranks.index() == 0 else torch.empty(0)
         whole[name] = found[id(source)]
     return whole
 
@@ -74,5 +76,8 @@ class ZeroOptimizer:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         kept = next(iter(self.raw.state.values()))
-        entry = {key: safe_get_full_optimizer_state(parameter, key).cpu() for key in _MOMENTS}
+        whole = {key: safe_get_full_optimizer_state(parameter, key) for key in _MOMENTS}
+        if ranks.index() != 0:
+            return {}
+        entry = {key: tensor.cpu() for key, tensor in whole.items()}
         return {"step": kept["step"].detach().clone().cpu(), **entry}

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import save_on_cpu
 
+from selfverify import ranks
 from selfverify.errors import ConfigError
 from selfverify.policy import adapters
 from selfverify.policy.checks import check_head, sharing_agrees
@@ -20,6 +20,7 @@ from selfverify.policy.config import PolicyConfig, SamplingConfig
 from selfverify.policy.encoding import ByteCache, Encoder, Prompt, image_features, tensor_bytes
 from selfverify.policy.forward import Continuation, Continuations, Forward
 from selfverify.policy.loading import Loaded, copy_processor_settings, load
+from selfverify.policy.offload import offloaded
 from selfverify.policy.root import Root, enter, enter_whole
 from selfverify.policy.sampling import Decoder, Sample
 from selfverify.policy.unshared import generate
@@ -246,6 +247,7 @@ class Policy:
         """``run()`` inside the root, where wrappers see it."""
         return self._guard(run, enter)
 
+    @torch.no_grad()
     def whole(self, run: Callable[[], T]) -> T:
         """``run()``, which samples or evaluates, with all weights in place if wrappers hold shards of them.
 
@@ -331,7 +333,7 @@ class Policy:
             ``[B, G, R]`` and ``[M, K]``.
         """
         offload = self.config.activation_offload and torch.is_grad_enabled()
-        with save_on_cpu(pin_memory=self.device.type == "cuda") if offload else nullcontext():
+        with offloaded(self.model) if offload else nullcontext():
             return self._inside(
                 lambda: self._logprobs(prompts, continuations, places, choices, temperature, needed)
             )
@@ -353,6 +355,10 @@ class Policy:
             return self.forward.token_logprobs(states, tokens, temperature or 1.0, self.config.logprob_chunk)
 
         values = head(hidden[wanted], stacked.ids[wanted])
+        if self.config.train_vision and ranks.count() > 1 and torch.is_grad_enabled():
+            # Processes add up gradients of the same weights, also where only some of them saw an image.
+            tower = self.loaded.family.vision_parameters(self.model)
+            values = values + 0.0 * torch.stack([p.sum() for p in tower]).sum().to(values)
         filled = torch.zeros(wanted.shape, dtype=values.dtype, device=self.device)
         others = torch.zeros(choices.shape, device=self.device)
         if len(places):

@@ -31,6 +31,10 @@ class Root(nn.Module):
         layers = {type(layer).__name__ for layer in getattr(decoder, "layers", ())}
         self._no_split_modules = sorted(layers or model._no_split_modules or ())
 
+    def tie_weights(self) -> None:
+        """Tie what the model ties: accelerate asks for it after moving weights to pieces."""
+        self.model.tie_weights()
+
     def forward(self, run: Callable[[], T]) -> T:
         """Run it."""
         return run()

@@ -1,0 +1,29 @@
+"""Activations in the host's memory between the forward and the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def offloaded(model: nn.Module) -> Any:
+    """Around a forward pass: what autograd saves leaves the device, but for weights, which stay there anyway.
+
+    As `torch.autograd.graph.save_on_cpu`, which would copy the weights too.
+    """
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(saved: Tensor) -> tuple[torch.device, Tensor]:
+        if saved.untyped_storage().data_ptr() in weights:
+            return saved.device, saved
+        pinned = saved.device.type == "cuda"
+        copy = torch.empty(saved.shape, dtype=saved.dtype, layout=saved.layout, pin_memory=pinned)
+        return saved.device, copy.copy_(saved)
+
+    def unpack(kept: tuple[torch.device, Tensor]) -> Tensor:
+        device, saved = kept
+        return saved.to(device)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
