@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from selfverify.errors import ConfigError, DataError
+from selfverify.evaluation.config import EvaluationConfig
+from selfverify.evaluation.evaluate import evaluate
 from selfverify.methods import make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -185,6 +188,41 @@ def test_paths_are_opened_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) 
     made.problem("test", 0, 0)
     made.problem("train", 0, 0)
     assert opened == ["b", "a.jsonl"]
+
+
+def test_a_file_is_trained_on_and_evaluated(policy: Policy, tmp_path: Path) -> None:
+    """JSONL with an image, options and MathVista's fields: supervised steps, then an evaluation by name."""
+    IMAGE.save(tmp_path / "a.png")
+    rows: list[dict[str, Any]] = [
+        {"id": "p", "question": "How many?", "image": "a.png", "answer": "3", "answer_type": "integer"},
+        {
+            "id": "q",
+            "question": "Which?",
+            "options": list(ANGLES.values()),
+            "answer": "B",
+            "solution": "half",
+        },
+        {"id": "r", "question": "What is a half?", "answer": "0.50", "answer_type": "float", "precision": 2},
+    ]
+    for row in rows:
+        row["solution"] = "so"
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    made = make_task("math", train=str(path), test=str(path))
+    asked = [made.problem("test", 0, i) for i in range(3)]
+    assert [p.target for p in asked] == ["3", "B", "0.50"]
+    assert [len(p.images) for p in asked] == [1, 0, 0]
+    for right, of in zip(("3.0", "45°", r"\frac{1}{2}"), asked, strict=True):
+        assert made.judge(of, Tagged({"answer": right})).correct
+        shown = made.demonstrate(of, np.random.default_rng(0), wrong=False)
+        assert made.judge(of, parse_tagged(shown.pieces[0][1])).correct
+    rollout = make_method("sft", wrong=0).rollout(policy, made, asked, [0, 1, 2], SamplingConfig())
+    assert [len(group.trajectories) for group in rollout.groups] == [2, 2, 2]
+    config = EvaluationConfig(split="test", problems=3, samples=2)
+    figures = evaluate(policy, made, config, tmp_path / "samples.jsonl", max_new_tokens=8)
+    assert figures["problems"] == 3
+    with pytest.raises(DataError, match="has 3 rows, not 4"):
+        evaluate(policy, made, config.model_copy(update={"problems": 4}), max_new_tokens=8)
 
 
 # -------------------------------------------------------------------------------- rewards and outages
@@ -388,7 +426,9 @@ SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
 
 def obvious_value(text: str) -> Fraction:
     """The sum of the numbers in an answer (42; 84/2; 41 1/1), units and names taken off."""
-    text = re.sub(r"(?<=[\d}])\s*(?:[A-Za-z]|\^ *\{? *\\circ).*$", "", text.split("=")[-1])
+    text = re.sub(
+        r"(?<=[\d}])\s*(?:[A-Za-z]|\^ *\{? *\\circ)[^\d^]*(?:\^\D*\d\D*)?$", "", text.split("=")[-1]
+    )
     text = re.sub(r"\\[dt]?frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", text)
     return sum(
         (Fraction(n) for n in re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", text))), Fraction()
@@ -423,6 +463,10 @@ MUTATED = [
     ),
     r"<think>so</think><answer>\boxed{42}</answer><score>0.5</score>",
     "<think>so</think><answer>The answer is B. 45°</answer><score>0.5</score>",
+    *(
+        f"<think>so</think><answer>{both}</answer><score>1</score>"
+        for both in ("42 or 43", "41, 42", "A or B", "(B) (C)")
+    ),
     r"<think>so</think><answer>x = 84/2 = 42 \text{ cm}^2</answer><score>0.1</score>",
     r"<think>so</think><answer>$\frac{84}{2}$, 42 or (41, 43]</answer><score>0.1</score>",
 ]

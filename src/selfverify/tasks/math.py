@@ -18,11 +18,12 @@ from pydantic import Field
 from selfverify.errors import ConfigError, DataError
 from selfverify.rollouts.tags import Tagged, parse_tagged
 from selfverify.rollouts.types import Problem
-from selfverify.tasks.base import UNREADABLE, Demonstration, Judged, TaskConfig
+from selfverify.tasks.base import UNREADABLE, Demonstration, Judged
 from selfverify.tasks.canvas import Split
 from selfverify.tasks.math_answer import Kind, Target, answer_key, compare, decide
 from selfverify.tasks.math_choice import find_target, read_choice, read_options, right_letters
 from selfverify.tasks.math_text import final_expression
+from selfverify.tasks.row_fields import RowTaskConfig
 from selfverify.tasks.rows import Row, Rows, Splits, row_images, with_images
 from selfverify.workers.pool import WorkerPool
 
@@ -41,12 +42,9 @@ _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
 """Options that stand in the question's text, where only the letters are known."""
 
 
-class MathConfig(TaskConfig):
+class MathConfig(RowTaskConfig):
     """Where the rows are, how they are asked, and the limits of judging."""
 
-    train: str | None = Field(None, description="Data file or folder of the training problems.")
-    validation: str | None = Field(None, description="The same for validation, in the file's order.")
-    test: str | None = Field(None, description="The same for testing, in the file's order.")
     instruction: str = Field(INSTRUCTION, description="What follows every question: the output's format.")
     hints: bool = Field(
         True, description="Say which form the answer has, where the row tells: a letter, decimals, a list."
@@ -71,8 +69,8 @@ class Math:
     tags = ("think", "answer", "score")
 
     def __init__(self, config: MathConfig | None = None, rows: Mapping[Split, Rows] | None = None) -> None:
-        self.config = c = config or MathConfig()
-        self.splits = Splits({"train": c.train, "validation": c.validation, "test": c.test}, rows)
+        self.config = config or MathConfig()
+        self.splits = Splits(self.config.paths, rows)
         self._pool: WorkerPool | None = None
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:

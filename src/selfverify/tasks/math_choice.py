@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from selfverify.errors import DataError
-from selfverify.tasks.math_numbers import read_number, same_number
+from selfverify.tasks.math_numbers import Number, read_number, same_number
 from selfverify.tasks.math_text import final_expression, plain, unwrap, words
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -121,14 +122,21 @@ def _by_text(content: str, options: Mapping[str, str]) -> str | None:
 
 
 def _spelt_alike(a: str, b: str) -> bool:
-    a, b = unwrap(plain(a)), unwrap(plain(b))
-    return bool(words(a)) and (words(a) == words(b) or _compact(a) == _compact(b))
+    (words_a, compact_a, _), (words_b, compact_b, _) = _read(a), _read(b)
+    return bool(words_a) and (words_a == words_b or compact_a == compact_b)
 
 
 def _same_number(a: str, b: str) -> bool:
-    x, y = (read_number(unwrap(plain(text))) for text in (a, b))
+    x, y = _read(a)[2], _read(b)[2]
     # Two options may differ in the percent sign only: here nothing is forgiven but spelling and a unit.
     return x is not None and y is not None and x.percent == y.percent and same_number(x, y)
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str) -> tuple[str, str, Number | None]:
+    """As words, as LaTeX and as a number."""
+    text = unwrap(plain(text))
+    return words(text), _compact(text), read_number(text)
 
 
 def _compact(text: str) -> str:
