@@ -96,7 +96,9 @@ def test_uneven_processes_equal_one(
     way: str, processes: int, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     expected = trained(tmp_path / "alone", "alone", *settings)
-    assert_close(trained(tmp_path / way, way, *settings, processes=processes), expected, 1e-6)
+    # Log-probs are float32, and other groups are forwarded together by three processes than by one.
+    limit = 1e-6 if processes == 2 else 2e-5
+    assert_close(trained(tmp_path / way, way, *settings, processes=processes), expected, limit)
 
 
 def test_idle_processes_and_adapters(tmp_path: Path) -> None:
