@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 ONE_PART = {"recipe_errors": "recipe", "recipe_yaml": "recipe", "cli_plan": "cli"}
 """Files that stand beside a module instead of in a folder, and belong to it."""
 
-ALONE = ("objectives", "selection", "policy.config", "learner.config", "evaluation.config")
+ALONE = ("objectives", "selection.rules", "policy.config", "learner.config", "evaluation.config")
 """Import nothing of ours: mathematics to be used without us, and settings that load without torch."""
 
 KNOWN = {("policy.tiny", "tasks")}

@@ -18,12 +18,20 @@ from selfverify.evaluation.metrics import (
     pooled_ap,
     pooled_auc,
     spread,
+    strategy_of_subsets,
     summarise,
     within_problem_auc,
 )
 from selfverify.evaluation.store import Sample
 from selfverify.evaluation.table import SampleTable
-from selfverify.selection.rules import best_of_n, majority, oracle
+from selfverify.selection.rules import (
+    best_of_majority_weights,
+    best_of_n,
+    majority,
+    oracle,
+    weighted_weights,
+)
+from selfverify.selection.strategies import STRATEGIES
 
 NAN = float("nan")
 
@@ -108,6 +116,22 @@ def test_curves_start_at_pass_and_end_at_all_samples():
     assert found["best"][-1] == pytest.approx(best_of_n(score, correct).mean())
     assert found["best_sampled"] is None
     assert np.all(np.diff(found["oracle"]) >= -1e-12)
+
+
+def test_strategies_of_subsets_use_the_registry():
+    """At N = G a strategy's figure is its rule on all samples; at N = 1 every strategy is pass@1."""
+    score, correct = arrays(problems=12)
+    rng = np.random.default_rng(1)
+    keys = np.where(correct > 0, "right", rng.choice(["a", "b"], correct.shape))
+    samples = samples_of(score, correct, keys)
+    table = SampleTable.from_samples(samples)
+    found = summarise(samples, n=20)
+    weighted = (weighted_weights(table.keys, score) * correct).sum(-1)
+    frequent = (best_of_majority_weights(table.keys, score) * correct).sum(-1)
+    assert found["weighted@6"] == pytest.approx(weighted.mean())
+    assert found["best_of_majority@6"] == pytest.approx(frequent.mean())
+    for strategy in STRATEGIES:
+        np.testing.assert_allclose(strategy_of_subsets(table, strategy, 1), correct.mean(-1))
 
 
 def test_majority_over_sampled_subsets_is_close_and_repeatable():

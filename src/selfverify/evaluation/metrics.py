@@ -8,7 +8,7 @@ metric that cannot be measured (a single class, no scores) is None, never NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -29,7 +29,8 @@ from selfverify.evaluation.bootstrap import (
 )
 from selfverify.evaluation.store import Sample
 from selfverify.evaluation.table import SampleTable
-from selfverify.selection.rules import best_of_n, majority, majority_box, oracle, pass_at_1
+from selfverify.selection.rules import best_of_n, oracle, pass_at_1
+from selfverify.selection.strategies import expected_correctness, find_strategy
 
 __all__ = [
     "bootstrap_interval", "curves", "paired_difference", "pooled_ap", "pooled_auc", "statistics", "summarise",
@@ -41,6 +42,8 @@ Curves = dict[str, list[float] | None]
 Boxes = Mapping[str, Sequence[float]]
 HEADLINE = "soft"
 """The decoding that metrics without a decoding in their name read."""
+VOTES = {"majority": "majority", "weighted": "weighted", "best_of_majority": "best-of-majority"}
+"""Strategies reported as ``NAME@N`` besides best-of-N, by their name in a summary."""
 MAX_SUBSETS = 200
 """Most subsets that a rule without a closed form is averaged over."""
 
@@ -112,28 +115,60 @@ def oracle_of_subsets(correct: ArrayLike, n: int) -> Floats:
     return 1.0 - (misses / math.comb(total, n))[correct.sum(-1).astype(int)]
 
 
+def strategy_of_subsets(
+    table: SampleTable,
+    strategy: str,
+    n: int,
+    score: str = HEADLINE,
+    target_boxes: Boxes | None = None,
+    seed: int = 0,
+) -> Floats | None:
+    """Expected correctness ``[P]`` of a strategy over size-n subsets of the G samples.
+
+    Exact, but where more than `MAX_SUBSETS` subsets exist and there is no closed form: then as many are
+    drawn, seeded. None where the strategy needs scores and there are none, or where it answers with a box of
+    its own and there are no targets.
+    """
+    if find_strategy(strategy).needs == "score" and np.isnan(table.scores[score]).all():
+        return None
+    if strategy == "best":
+        return best_of_subsets(table.scores[score], table.correct, n)
+    if strategy == "oracle":
+        return oracle_of_subsets(table.correct, n)
+    if strategy == "first":
+        return pass_at_1(table.correct)
+    candidates, targets = table.candidates(score), None
+    if table.boxes is not None and find_strategy(strategy).votes:
+        if target_boxes is None:
+            return None
+        targets = table.targets(target_boxes)
+    total = table.correct.shape[1]
+    subsets = _subsets(total, n, seed)
+    return np.mean(
+        [expected_correctness(strategy, candidates.take(columns), targets=targets) for columns in subsets],
+        axis=0,
+    )
+
+
 def curves(table: SampleTable, target_boxes: Boxes | None = None, seed: int = 0) -> Curves:
     """Accuracy by selection rule for N = 1..G, averaged over problems and size-N subsets of the G samples.
 
-    Rules: ``pass@1``, ``majority``, ``best`` (soft score), ``best_sampled``, ``best_greedy``,
-    ``best_logprob`` and ``oracle``. All are exact except majority where more than `MAX_SUBSETS` subsets
-    exist: then as many are drawn, seeded. A rule without any score, and majority for boxes without targets,
-    is None.
+    Rules: ``pass@1``, ``majority``, ``weighted``, ``best_of_majority`` and ``best`` (soft score),
+    ``best_sampled``, ``best_greedy``, ``best_logprob`` and ``oracle``; see `strategy_of_subsets`. A rule
+    without any score, and votes for boxes without targets, is None.
     """
     total = table.correct.shape[1]
     sizes = range(1, total + 1)
-    vote = _vote(table, target_boxes)
-    result: Curves = {
-        "pass@1": [float(table.correct.mean())] * total,
-        "majority": [_over_subsets(vote, total, n, seed) for n in sizes] if vote else None,
-    }
+
+    def curve(strategy: str, score: str = HEADLINE) -> list[float] | None:
+        rows = [strategy_of_subsets(table, strategy, n, score, target_boxes, seed) for n in sizes]
+        return None if rows[0] is None else [float(row.mean()) for row in rows if row is not None]
+
+    result: Curves = {"pass@1": [float(table.correct.mean())] * total}
+    result |= {name: curve(strategy) for name, strategy in VOTES.items()}
     names = {"best": HEADLINE, "best_sampled": "sampled", "best_greedy": "greedy", "best_logprob": "logprob"}
-    for rule, name in names.items():
-        score = table.scores[name]
-        values = [float(best_of_subsets(score, table.correct, n).mean()) for n in sizes]
-        result[rule] = None if np.isnan(score).all() else values
-    result["oracle"] = [float(oracle_of_subsets(table.correct, n).mean()) for n in sizes]
-    return result
+    result |= {rule: curve("best", score) for rule, score in names.items()}
+    return result | {"oracle": curve("oracle")}
 
 
 def statistics(table: SampleTable, target_boxes: Boxes | None = None) -> dict[str, Statistic]:
@@ -144,10 +179,12 @@ def statistics(table: SampleTable, target_boxes: Boxes | None = None) -> dict[st
     total = table.correct.shape[1]
     score, correct = table.scores[HEADLINE], table.correct
     found = {"pass@1": mean_statistic(pass_at_1(correct)), f"oracle@{total}": mean_statistic(oracle(correct))}
-    vote = _vote(table, target_boxes)
-    voted = vote(np.arange(total)) if vote else None
-    if voted is not None:
-        found[f"majority@{total}"] = mean_statistic(voted)
+    votes = {
+        name: strategy_of_subsets(table, strategy, total, target_boxes=target_boxes)
+        for name, strategy in VOTES.items()
+    }
+    found |= {f"{name}@{total}": mean_statistic(v) for name, v in votes.items() if v is not None}
+    voted = votes["majority"]
     if not np.isnan(score).all():
         best = best_of_n(score, correct)
         found[f"best@{total}"] = mean_statistic(best)
@@ -187,7 +224,7 @@ def summarise(
     found = statistics(table, target_boxes)
     soft = table.scores[HEADLINE]
     soft = soft[~np.isnan(soft)]
-    result: dict[str, Any] = {f"{rule}@{total}": None for rule in ("majority", "best", "best_over_majority")}
+    result: dict[str, Any] = {f"{rule}@{total}": None for rule in (*VOTES, "best", "best_over_majority")}
     flat = {name: statistic for name, statistic in found.items() if "." not in name}
     result |= {name: _number(evaluate(statistic, problems)) for name, statistic in flat.items()}
     result |= {name: _verification(table, name) for name in ("sampled", "greedy", "logprob")}
@@ -255,24 +292,12 @@ def _verification(table: SampleTable, name: str) -> dict[str, float | None]:
     }
 
 
-def _vote(table: SampleTable, target_boxes: Boxes | None) -> Callable[[NDArray[np.int64]], Floats] | None:
-    """Majority correctness ``[P]`` among the given columns; None for boxes without targets."""
-    if table.boxes is None:
-        return lambda columns: majority(table.keys[:, columns], table.correct[:, columns])
-    if target_boxes is None:
-        return None
-    boxes, targets = table.boxes, table.targets(target_boxes)
-    return lambda columns: majority_box(boxes[:, columns], targets)
-
-
-def _over_subsets(rule: Callable[[NDArray[np.int64]], Floats], total: int, n: int, seed: int) -> float:
-    """Mean of a rule over the size-n subsets of the columns, in their order (box clustering needs it)."""
+def _subsets(total: int, n: int, seed: int) -> list[NDArray[np.int64]]:
+    """All size-n subsets of the columns, or `MAX_SUBSETS` of them; in order, which box clustering needs."""
     if math.comb(total, n) <= MAX_SUBSETS:
-        subsets = [np.array(columns) for columns in combinations(range(total), n)]
-    else:
-        rng = np.random.default_rng([seed, n])
-        subsets = [np.sort(rng.choice(total, n, replace=False)) for _ in range(MAX_SUBSETS)]
-    return float(np.mean([rule(columns).mean() for columns in subsets]))
+        return [np.array(columns) for columns in combinations(range(total), n)]
+    rng = np.random.default_rng([seed, n])
+    return [np.sort(rng.choice(total, n, replace=False)) for _ in range(MAX_SUBSETS)]
 
 
 def _scored(score: ArrayLike, correct: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from selfverify.errors import DataError
 from selfverify.evaluation.store import DECODINGS, Sample
+from selfverify.selection.candidates import Candidates, box_array, number_keys
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +25,7 @@ class SampleTable:
         keys: int ``[P, G]``, answers as numbers that are equal inside a problem exactly for equal answers;
             -1 for unreadable answers, and for all boxes.
         correct: ``[P, G]`` in {0, 1}.
-        scores: By decoding, and ``logprob``, ``[P, G]``; NaN where there is none.
+        scores: By decoding or verifier, and ``logprob``, ``[P, G]``; NaN where there is none.
         format: ``[P, G]``, the format reward; NaN where the task has none.
         boxes: ``[P, G, 4]``, NaN for unreadable answers; None unless the answers are boxes.
     """
@@ -58,20 +59,25 @@ class SampleTable:
                     f"problem {problem!r} has {len(row)} samples, but {problems[0]!r} has {len(rows[0])}; "
                     "every problem needs the same number"
                 )
-        scores = {name: _array(rows, lambda s, name=name: s.scores.get(name)) for name in DECODINGS}
-        boxes = None
-        readable = [sample.answer for sample in samples if sample.answer is not None]
-        if readable and all(sample.key is None for sample in samples) and all(map(_is_box, readable)):
-            unread = [np.nan] * 4
-            boxes = np.array([[unread if s.answer is None else s.answer for s in row] for row in rows])
+        names = dict.fromkeys([*DECODINGS, *(name for sample in samples for name in sample.scores)])
+        scores = {name: _array(rows, lambda s, name=name: s.scores.get(name)) for name in names}
+        ordered = [sample for row in rows for sample in row]
+        boxes = box_array([sample.answer for sample in ordered], [sample.key for sample in ordered])
         return cls(
             problems=problems,
-            keys=np.array([_numbered([sample.key for sample in row]) for row in rows]),
+            keys=np.array([number_keys([sample.key for sample in row]) for row in rows]),
             correct=_array(rows, lambda s: s.correct),
             scores=scores | {"logprob": _array(rows, lambda s: s.logprob)},
             format=_array(rows, lambda s: s.rewards.get("format")),
-            boxes=boxes,
+            boxes=None if boxes is None else boxes.reshape(len(rows), -1, 4),
         )
+
+    def candidates(self, score: str) -> Candidates:
+        """The samples as candidates ``[P, G]`` with the scores of that name.
+
+        Boxes have no clusters yet; `Candidates.take` makes them.
+        """
+        return Candidates(self.keys, self.scores[score], self.boxes, self.correct)
 
     def targets(self, by_problem: Mapping[str, Sequence[float]]) -> Floats:
         """The true boxes ``[P, 4]`` in row order.
@@ -88,16 +94,3 @@ class SampleTable:
 def _array(rows: list[list[Sample]], read: Any) -> Floats:
     """``[P, G]`` of what ``read`` takes from each sample; None becomes NaN."""
     return np.array([[np.nan if (value := read(s)) is None else float(value) for s in row] for row in rows])
-
-
-def _numbered(keys: list[str | None]) -> list[int]:
-    numbers: dict[str, int] = {}
-    return [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys]
-
-
-def _is_box(answer: Any) -> bool:
-    return (
-        isinstance(answer, (list, tuple))
-        and len(answer) == 4
-        and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in answer)
-    )

@@ -34,6 +34,12 @@ METRICS: dict[str, Metric] = {
         "Majority vote of {n}", "The answer given most often, as a baseline without scores."
     ),
     "best@{n}": Metric("Best of {n} by own score", "The answer that the model itself scores highest."),
+    "weighted@{n}": Metric(
+        "Vote of {n} weighted by own score", "Every answer's vote counts softmax(score / 0.1)."
+    ),
+    "best_of_majority@{n}": Metric(
+        "Best of {n} among frequent answers", "The highest score among answers a quarter of the samples gave."
+    ),
     "best_over_majority@{n}": Metric("Own score over vote", "How much the own score beats the vote by."),
     "oracle@{n}": Metric(
         "Perfect choice of {n}", "Any of the samples is right: the most a choice can reach."

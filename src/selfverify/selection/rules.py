@@ -44,6 +44,87 @@ def best_weights(score: ArrayLike) -> Floats:
     return _uniform(scored & (score == top))
 
 
+def first_weights(keys: ArrayLike) -> Floats:
+    """The first candidate ``[..., N]``, readable or not: what sampling once would have given."""
+    weights = np.zeros(np.shape(keys))
+    weights[..., 0] = 1.0
+    return weights
+
+
+def vote_weights(score: ArrayLike, temperature: float) -> Floats:
+    """What each candidate's vote counts ``[..., N]``: softmax(score / temperature), adding up to 1.
+
+    A candidate without a score has no vote beside others that have one; if nobody has a score, all votes
+    count the same. A small temperature leaves only the highest score's vote, a large one makes them equal.
+    (CISC, arXiv:2502.06233.)
+
+    Raises:
+        ValueError: The temperature is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"a temperature above 0 is needed, not {temperature}")
+    score = np.asarray(score, dtype=np.float64)
+    scored = ~np.isnan(score)
+    scored |= ~scored.any(-1, keepdims=True)
+    filled = np.where(scored, np.nan_to_num(score), -np.inf)
+    power = np.exp((filled - filled.max(-1, keepdims=True)) / temperature)
+    return power / power.sum(-1, keepdims=True)
+
+
+def support(keys: ArrayLike, votes: ArrayLike) -> Floats:
+    """The summed ``votes`` ``[..., N]`` of everybody who gave the same answer; 0 for unreadable answers."""
+    keys, votes = np.asarray(keys), np.asarray(votes, dtype=np.float64)
+    same = (keys[..., :, None] == keys[..., None, :]) & (keys[..., :, None] >= 0)
+    return np.where(same, votes[..., None, :], 0.0).sum(-1)
+
+
+def weighted_weights(keys: ArrayLike, score: ArrayLike, temperature: float = 0.1) -> Floats:
+    """Probability ``[..., N]`` that a vote weighted by `vote_weights` picks each candidate.
+
+    Only readable answers vote. Ties, and the choice among those who gave the winning answer, are random; if
+    no answer can be read, so is everything.
+    """
+    keys = np.asarray(keys)
+    score = np.asarray(score, dtype=np.float64)
+    parsed = keys >= 0
+    sums = support(keys, vote_weights(np.where(parsed, score, np.nan), temperature))
+    # Sums of the same votes in another order differ in their last bits.
+    top = sums >= sums.max(-1, keepdims=True) * (1 - 1e-9)
+    # Of tied answers the one with more holders must not win more often: each holder gets its share.
+    holders = support(keys, np.ones(keys.shape))
+    share = np.where(parsed & top & (sums > 0), 1.0 / np.maximum(holders, 1), 0.0)
+    total = share.sum(-1, keepdims=True)
+    return np.where(total > 0, share / np.where(total > 0, total, 1.0), _uniform(parsed))
+
+
+def best_of_majority_weights(keys: ArrayLike, score: ArrayLike, share: float = 0.25) -> Floats:
+    """Probability ``[..., N]`` that best-of-majority (arXiv:2510.03199) picks each candidate.
+
+    Of the answers that at least ``share`` of the readable candidates gave, the one holding the highest score
+    wins; where no answer is that frequent, the most frequent ones stay. What is rare cannot win by one lucky
+    score, so that, unlike best-of-N, more samples do not make it worse. ``share`` 0 is `best_weights` among
+    readable answers, 1 needs unanimity and is else a vote whose ties the score decides.
+
+    Raises:
+        ValueError: ``share`` is not in [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is a part of the candidates between 0 and 1, not {share}")
+    keys = np.asarray(keys)
+    parsed = keys >= 0
+    votes = support(keys, np.ones(keys.shape))
+    needed = np.minimum(share * parsed.sum(-1, keepdims=True), votes.max(-1, keepdims=True))
+    kept = parsed & (votes >= needed - 1e-9)
+    kept |= ~parsed.any(-1, keepdims=True)
+    score = np.where(kept, np.asarray(score, dtype=np.float64), np.nan)
+    return np.where(np.isnan(score).all(-1, keepdims=True), _uniform(kept), best_weights(score))
+
+
+def oracle_weights(correct: ArrayLike) -> Floats:
+    """A right candidate ``[..., N]`` where there is one, else any: for analysis, it needs the truth."""
+    return _uniform(np.asarray(correct, dtype=np.float64) > 0.5)
+
+
 def pass_at_1(correct: ArrayLike) -> Floats:
     """Correctness ``[...]`` of one candidate taken at random: the mean."""
     return np.asarray(correct, dtype=np.float64).mean(-1)
@@ -122,23 +203,51 @@ def cluster_boxes(boxes: ArrayLike, threshold: float = 0.5) -> tuple[NDArray[np.
     return ids.reshape(*lead, count), centroids.reshape(*lead, count, 4)
 
 
-def majority_box(boxes: ArrayLike, target: ArrayLike, threshold: float = 0.5) -> Floats:
-    """Expected correctness ``[...]`` of the majority box: the centroid of the largest cluster.
+def box_votes(boxes: ArrayLike, votes: ArrayLike, threshold: float = 0.5) -> tuple[Floats, Floats]:
+    """Cluster boxes, and let each cluster have the summed votes of its boxes.
+
+    Args:
+        boxes: ``[..., N, 4]``; NaN for unreadable answers, which have no vote.
+        votes: ``[..., N]``, not negative.
+        threshold: IoU that a box must exceed to join a cluster.
+
+    Returns:
+        Votes ``[..., N]`` of the clusters, and each cluster's consensus ``[..., N, 4]``: its boxes' mean,
+        weighted by their votes. With equal votes that is the centroid. NaN where there is no such cluster
+        or nobody in it has a vote.
+    """
+    boxes = np.asarray(boxes, dtype=np.float64)
+    ids, _ = cluster_boxes(boxes, threshold)
+    member = ids[..., :, None] == np.arange(ids.shape[-1])
+    parts = np.where(member, np.asarray(votes, dtype=np.float64)[..., :, None], 0.0)
+    sums = parts.sum(-2)
+    mean = np.einsum("...nc,...nk->...ck", parts, np.nan_to_num(boxes))
+    above = sums[..., None] > 0
+    return sums, np.divide(mean, sums[..., None], out=np.full(mean.shape, np.nan), where=above)
+
+
+def consensus_box(boxes: ArrayLike, votes: ArrayLike, target: ArrayLike, threshold: float = 0.5) -> Floats:
+    """Expected correctness ``[...]`` of the consensus of the cluster with the most votes.
 
     Right means IoU > 0.5 with the target. The paper does not say which of several largest clusters is taken;
     a random one is, as for answers. Where no box could be read the result is 0.
 
     Args:
         boxes: ``[..., N, 4]``; NaN for unreadable answers.
+        votes: ``[..., N]``; ones for the paper's majority, `vote_weights` for a score-weighted consensus.
         target: ``[..., 4]``, the true box in the same unit.
         threshold: IoU that a box must exceed to join a cluster.
     """
-    ids, centroids = cluster_boxes(boxes, threshold)
-    clusters = np.arange(ids.shape[-1])
-    sizes = (ids[..., :, None] == clusters).sum(-2)
-    largest = (sizes > 0) & (sizes == sizes.max(-1, keepdims=True))
-    right = box_iou(centroids, np.asarray(target, dtype=np.float64)[..., None, :]) > 0.5
+    sums, consensus = box_votes(boxes, votes, threshold)
+    largest = (sums > 0) & (sums >= sums.max(-1, keepdims=True) * (1 - 1e-9))
+    right = box_iou(consensus, np.asarray(target, dtype=np.float64)[..., None, :]) > 0.5
     return np.where(largest.any(-1), (_uniform(largest) * right).sum(-1), 0.0)
+
+
+def majority_box(boxes: ArrayLike, target: ArrayLike, threshold: float = 0.5) -> Floats:
+    """Expected correctness ``[...]`` of the majority box: the centroid of the largest cluster."""
+    boxes = np.asarray(boxes, dtype=np.float64)
+    return consensus_box(boxes, np.ones(boxes.shape[:-1]), target, threshold)
 
 
 def _uniform(winners: NDArray[np.bool_]) -> Floats:
