@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("policy",),
     ("tasks",),
     ("rollouts.single_turn",),
-    ("methods",),
+    ("methods", "selection.verifiers"),
     ("learner", "evaluation"),
     ("recipe", "recipe_errors", "recipe_yaml"),
     ("run", "data_check"),
