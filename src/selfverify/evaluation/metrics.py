@@ -27,6 +27,7 @@ from selfverify.evaluation.bootstrap import (
     mean_statistic,
     percentile_interval,
 )
+from selfverify.evaluation.reliability import reliability
 from selfverify.evaluation.store import Sample
 from selfverify.evaluation.table import SampleTable
 from selfverify.selection.rules import best_of_n, oracle, pass_at_1
@@ -234,6 +235,7 @@ def summarise(
         "samples_per_problem": total,
         "rewards": _mean_rewards(samples),
         "unjudged": sum(sample.finish == "error" for sample in samples),
+        "reliability": reliability(table.scores[HEADLINE], table.correct),
         "score_std": float(soft.std()) if len(soft) else None,
         "curves": curves(table, target_boxes, seed),
         "intervals": {
