@@ -21,16 +21,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("rollouts.single_turn",),
     ("methods", "selection.verifiers"),
-    ("learner", "evaluation"),
+    ("learner", "evaluation", "solve"),
     ("recipe", "recipe_errors", "recipe_yaml"),
     ("run", "data_check"),
-    ("study", "quickstart", "planner", "cli_runs", "cli_data"),
-    ("cli", "cli_plan", "integrations"),
+    ("study", "quickstart", "planner", "matrix", "cli_runs", "cli_data"),
+    ("cli", "cli_plan", "cli_solve", "cli_select", "integrations"),
     ("__main__",),
 )
 """From the bottom up. A part imports itself and parts of lower rows, never its row's other parts."""
 
-ONE_PART = {"recipe_errors": "recipe", "recipe_yaml": "recipe", "cli_plan": "cli"}
+ONE_PART = {"recipe_errors": "recipe", "recipe_yaml": "recipe", "cli_plan": "cli", "cli_solve": "cli"}
 """Files that stand beside a module instead of in a folder, and belong to it."""
 
 ALONE = ("objectives", "selection.rules", "policy.config", "learner.config", "evaluation.config")

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from selfverify import __version__, cli_data
 from selfverify.cli_plan import plan
+from selfverify.cli_solve import solve
 from selfverify.errors import ConfigError, SelfVerifyError
 
 # The heavy imports (torch, transformers) stand inside the commands, so that `--help` answers at once.
@@ -164,6 +165,7 @@ def train(
 
 
 app.command()(plan)
+app.command()(solve)
 
 
 @app.command(name="eval")
