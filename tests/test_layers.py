@@ -30,7 +30,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """From the bottom up. A part imports itself and parts of lower rows, never its row's other parts."""
 
-ONE_PART = {"recipe_errors": "recipe", "recipe_yaml": "recipe", "cli_plan": "cli", "cli_solve": "cli"}
+ONE_PART = {
+    "recipe_errors": "recipe",
+    "recipe_yaml": "recipe",
+    "cli_plan": "cli",
+    "cli_solve": "cli",
+    "cli_select": "cli",
+}
 """Files that stand beside a module instead of in a folder, and belong to it."""
 
 ALONE = ("objectives", "selection.rules", "policy.config", "learner.config", "evaluation.config")

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from selfverify import __version__, cli_data
 from selfverify.cli_plan import plan
+from selfverify.cli_select import calibrate, matrix
 from selfverify.cli_solve import solve
 from selfverify.errors import ConfigError, SelfVerifyError
 
@@ -166,6 +167,8 @@ def train(
 
 app.command()(plan)
 app.command()(solve)
+app.command()(calibrate)
+app.command()(matrix)
 
 
 @app.command(name="eval")

@@ -70,6 +70,15 @@ def test_a_policy_as_its_own_judge_agrees_with_soft(policy: Policy, groups: list
         assert other[1] is not None and other[2] is None
 
 
+def test_what_ends_an_answer_is_not_judged(policy: Policy, groups: list[Group]) -> None:
+    """The same answer, once with its score opened, once ended without one."""
+    before = Judge(policy).score(groups)
+    for end in ("<|im_end|>", "</s>", "\n"):
+        segment = groups[0].trajectories[0].segments[0]
+        segment.text = segment.text.partition("</answer>")[0] + "</answer>" + end
+        assert Judge(policy).score(groups) == before
+
+
 def test_asking_sees_the_answer_and_not_its_score(policy: Policy, groups: list[Group]) -> None:
     """Scores differ between answers, and not with what the writer thought of itself."""
     judge = Judge(policy, "ask", "ask")

@@ -8,6 +8,7 @@ of a server or of a reward model too.
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 Scores = list[list[float | None]]
 OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
+
+_CLOSED = re.compile(r"</(?!s>)[a-z_]+>")
+"""A closing tag; ``</s>`` is how some models end."""
 
 RATE = "Is the answer above right? Rate it in <score></score>: 1 is surely right, 0 is surely wrong."
 """What a judge is asked about an answer when it has to say a score at once."""
@@ -216,7 +220,10 @@ def _answers(group: Group) -> list[str]:
 
 
 def _answer_text(trajectory: Trajectory) -> str:
-    return trajectory.segments[0].text.removesuffix(OPENING)
+    """The answer without what follows its last tag: the opened score, or the token that ended it."""
+    text = trajectory.segments[0].text.removesuffix(OPENING)
+    ends = [match.end() for match in _CLOSED.finditer(text)]
+    return text[: ends[-1]] if ends else text
 
 
 def _tokens(policy: Policy, text: str) -> list[int]:
