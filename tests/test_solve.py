@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.selection.adaptive import Stopping
 from selfverify.selection.calibration import Calibration
+from selfverify.selection.strategies import Options
 from selfverify.selection.verifiers import Inline
 from selfverify.solve import FreeQuestion, free_problem, open_image, solve
 from selfverify.tasks import make_task
@@ -140,11 +142,21 @@ def test_bad_requests(words: list[str], complaint: str, scripted: list[str]) -> 
     assert complaint in " ".join(shown.output.split())
 
 
-def test_a_calibration_for_something_else_is_refused(tmp_path: Path, scripted: list[str]) -> None:
+def test_a_calibration_is_used_only_for_what_it_was_fitted_for(tmp_path: Path, scripted: list[str]) -> None:
     path = tmp_path / "calibration.json"
-    Calibration("temperature", fitted_on={"verifier": "soft", "strategy": "best"}).save(path)
-    shown = run("--task", "digits-pick", "--verifier", "inline", "--calibration", str(path))
-    assert shown.exit_code == 2 and "verifier 'soft'" in " ".join(shown.output.split())
+    about = {"verifier": "inline", "strategy": "best", "options": asdict(Options()), "samples_per_problem": 2}
+    Calibration("isotonic", (0.0, 1.0), (0.0, 0.5), fitted_on=about).save(path)
+    scripted += ["1 2 3|0.2", "4 5 6|0.8"]
+    asked = ["--task", "digits-pick", "--verifier", "inline", "--strategy", "best", "-n", "2"]
+    fine = run(*asked, "--calibration", str(path))
+    assert "right with probability 0.40" in fine.output, fine.output
+    for other, complaint in (
+        (["--verifier", "soft"], "verifier 'inline'"),
+        (["-n", "3"], "samples_per_problem 2"),
+        (["--stop", "beta"], "early stopping"),
+    ):
+        shown = run(*asked, *other, "--calibration", str(path))
+        assert shown.exit_code == 2 and complaint in " ".join(shown.output.split())
 
 
 def test_images_that_are_none_or_too_large(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,7 +110,8 @@ def solve(
 
     sampling = SamplingConfig(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens)
     policy = Policy.load(model)
-    fitted = find_calibration(calibration, model, verifier, strategy)
+    use = {"verifier": verifier, "strategy": strategy, "options": asdict(options), "samples_per_problem": n}
+    fitted = find_calibration(calibration, model, use, all_samples=stop == "never" and budget_tokens is None)
     shown = _Shown(quiet=as_json)
     with shown:
         solution = run_solve(
@@ -131,11 +133,19 @@ def solve(
         _print(solution, problem.target if task else None)
 
 
-def find_calibration(path: Path | None, model: str, verifier: str, strategy: str) -> Calibration | None:
+def find_calibration(
+    path: Path | None, model: str, use: dict[str, Any], all_samples: bool
+) -> Calibration | None:
     """The calibration to use: the one asked for, or the model folder's if it was fitted for this.
 
+    Args:
+        path: The one asked for.
+        model: Beside which there may be one.
+        use: What it has to have been fitted for.
+        all_samples: Whether all samples are drawn, as those were that it was fitted on.
+
     Raises:
-        ConfigError: The one asked for was fitted for another verifier or strategy.
+        ConfigError: The one asked for was fitted for something else.
         DataError: It cannot be read.
     """
     from selfverify.selection.calibration import CALIBRATION_FILE, Calibration
@@ -144,7 +154,11 @@ def find_calibration(path: Path | None, model: str, verifier: str, strategy: str
     if path is None and not beside.is_file():
         return None
     found = Calibration.load(path or beside)
-    for name, asked in (("verifier", verifier), ("strategy", strategy)):
+    if not all_samples:
+        if path is None:
+            return None
+        raise ConfigError(f"{path} was fitted on full sets of samples, which early stopping does not draw")
+    for name, asked in use.items():
         fitted = (found.fitted_on or {}).get(name)
         if fitted != asked:
             if path is None:

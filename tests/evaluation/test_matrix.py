@@ -1,5 +1,7 @@
 """The generator by verifier matrix, and calibrations of stored samples."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from selfverify.errors import ConfigError, DataError
 from selfverify.evaluation.calibrate import calibrate, chosen_confidence
 from selfverify.evaluation.matrix import as_markdown, matrix
 from selfverify.evaluation.metrics import best_of_subsets
+from selfverify.selection.strategies import Options
 
 
 def generator(seed, problems=30, total=4, judge=0.3):
@@ -82,7 +85,7 @@ def test_calibration_improves_and_keeps_the_risk():
     assert 0 < fitted.coverage < 1
     assert 0 < fitted.risk <= 0.23  # votes have five levels: the risk falls in steps
     assert fitted.calibration.fitted_on == {
-        "verifier": "judge", "strategy": "majority", "problems": 1500, "samples_per_problem": 4,
+        "verifier": "judge", "strategy": "majority", "options": asdict(Options()), "problems": 1500, "samples_per_problem": 4,
     }  # fmt: skip
 
 

@@ -10,8 +10,10 @@ from selfverify.errors import ConfigError, DataError
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.rollouts.types import Group, Segment, Trajectory
+from selfverify.selection.calibration import Calibration
 from selfverify.selection.verifiers import (
     OPENING,
+    Calibrated,
     Inline,
     Judge,
     Repeated,
@@ -141,6 +143,14 @@ def test_verify_keeps_scores_by_name(groups: list[Group]) -> None:
     Mine.score = lambda self, groups: [[0.1]]  # type: ignore[method-assign,assignment]
     with pytest.raises(DataError, match="verifier mine"):
         verify(groups, Mine())
+
+
+def test_calibrated_scores_are_another_verifiers(groups: list[Group]) -> None:
+    """0.5 becomes 0.3 by a line from (0, 0.1) to (1, 0.5); what has no score still has none."""
+    verifier = Calibrated(Inline(), Calibration("isotonic", (0.0, 1.0), (0.1, 0.5)))
+    verify(groups, verifier)
+    assert groups[0].trajectories[0].scores["calibrated:inline"] == pytest.approx(0.3)
+    assert "calibrated:inline" not in groups[0].trajectories[1].scores
 
 
 def test_specs(policy: Policy) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -102,6 +102,7 @@ def calibrate(
     about = {
         "verifier": verifier,
         "strategy": strategy,
+        "options": asdict(options),
         "problems": len(correct),
         "samples_per_problem": round(len(samples) / len(correct)),
         **(describe or {}),

@@ -23,6 +23,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.rollouts.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.rollouts.types import Group, Problem, Trajectory
+from selfverify.selection.calibration import Calibration
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +179,30 @@ class Repeated:
         if self.form == "continue":
             return parse_score(text.partition(CLOSING)[0]) if CLOSING in text else None
         return parse_tagged(text.partition(CLOSING)[0] + CLOSING, ("think", SCORE_TAG)).score
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Another verifier's scores as probabilities: what the stopping rule ``posterior`` takes them for.
+
+    ``calibration`` is one of single scores, as `fit_calibration` makes it from all samples, not one of
+    chosen answers, as ``selfverify calibrate`` does.
+    """
+
+    verifier: Verifier
+    calibration: Calibration
+
+    @property
+    def name(self) -> str:
+        """``calibrated:`` and the other's name."""
+        return f"calibrated:{self.verifier.name}"
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `Verifier`."""
+        return [
+            [None if score is None else float(self.calibration(score)) for score in row]
+            for row in self.verifier.score(groups)
+        ]
 
 
 def make_verifier(spec: str, policy: Policy) -> Verifier:
