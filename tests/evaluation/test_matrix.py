@@ -85,7 +85,8 @@ def test_calibration_improves_and_keeps_the_risk():
     assert 0 < fitted.coverage < 1
     assert 0 < fitted.risk <= 0.23  # votes have five levels: the risk falls in steps
     assert fitted.calibration.fitted_on == {
-        "verifier": "judge", "strategy": "majority", "options": asdict(Options()), "problems": 1500, "samples_per_problem": 4,
+        "verifier": "judge", "strategy": "majority", "options": asdict(Options()),
+        "problems": 1500, "samples_per_problem": 4,
     }  # fmt: skip
 
 
