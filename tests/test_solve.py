@@ -130,6 +130,8 @@ def test_a_tasks_image_round_trips(tmp_path: Path, scripted: list[str]) -> None:
         (["--strategy", "bst", "Why?"], "no strategy 'bst'"),
         (["--strategy", "oracle", "Why?"], "analysis only"),
         (["--stop", "soon", "Why?"], "'soon'"),
+        (["--task", "grounding"], "reads files of its own"),
+        (["--task", "digit-pick"], "no task 'digit-pick'"),
         (["--answers", "maths", "Why?"], "text, set or box"),
         (["--image", "nowhere.png", "Why?"], "no such file"),
         (["--verifier", "guess", "Why?"], "no verifier 'guess'"),

@@ -89,9 +89,11 @@ def solve(
 
     from selfverify.solve import FreeQuestion, free_problem, open_image
     from selfverify.solve import solve as run_solve
-    from selfverify.tasks import make_task
+    from selfverify.tasks import TASKS, make_task
 
     if task is not None:
+        if task in TASKS and "test" in TASKS[task].config.model_fields:
+            raise ConfigError(f"task {task} reads files of its own: ask with --image and a question instead")
         asked: Any = make_task(task)
         problem = asked.problem("test", 0, index)
     else:

@@ -47,20 +47,28 @@ def run_matrix(
         strategy: What uses the scores.
         form: How the judges see the answers.
         say: Told what is being done.
+
+    Raises:
+        ConfigError: There is no model, or the models write places in different units.
     """
     if len(models) == 0:
         raise ConfigError("the matrix needs at least one model, as NAME=PATH")
     task = make_task(recipe.task.name, **recipe.task.options)
     config = recipe.evaluation
-    problems = [task.problem(config.split, 0, index) for index in range(config.problems)]
+    policies = {name: Policy.load(recipe.policy.for_model(path)) for name, path in models.items()}
+    if hasattr(task, "use_space") and len({p.coordinate_space((1000, 700)) for p in policies.values()}) > 1:
+        raise ConfigError(
+            f"task {task.name}: these models write places in different units, and so do not share problems"
+        )
     output.mkdir(parents=True, exist_ok=True)
     samples: dict[str, list[Sample]] = {}
-    policies = {name: Policy.load(recipe.policy.for_model(path)) for name, path in models.items()}
     for name, policy in policies.items():
         say(f"{name} answers")
         store = output / f"{name}.jsonl"
         evaluate(policy, task, config, store, max_new_tokens=recipe.sampling.max_new_tokens)
         samples[name] = read_samples(store)[1]
+    # The task knows now how the policies write places.
+    problems = [task.problem(config.split, 0, index) for index in range(config.problems)]
     for judge, policy in policies.items():
         for name in policies:
             say(f"{judge} judges the answers of {name}")

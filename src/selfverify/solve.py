@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
+from selfverify.data.images import FORMATS, read_image
 from selfverify.errors import DataError
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -26,7 +27,6 @@ from selfverify.selection.strategies import DEFAULTS, Options, find_strategy
 from selfverify.selection.verifiers import Verifier, verify
 from selfverify.tasks import Task
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Demonstration, Judged, user_turn
-from selfverify.tasks.images import FORMATS, read_image
 
 MOST_PIXELS = 50_000_000
 """Largest image that is decoded; its pixels take 150 MB."""
