@@ -1,5 +1,6 @@
 """The papers' mathematics: pure functions of tensors that import torch and nothing else of this library."""
 
+from .adaptive import RewardShape, dynamic_kl, error_rate, reward_table, trajectory_reward
 from .advantage import group_advantage
 from .policy_loss import (
     UNTRAINED,
@@ -26,18 +27,23 @@ __all__ = [
     "UNTRAINED",
     "ChoiceTerms",
     "Denominator",
+    "RewardShape",
     "SurrogateTerms",
     "binary_reward",
     "choice_probability",
     "choice_surrogate",
     "concordance_credit",
     "contrastive_set",
+    "dynamic_kl",
+    "error_rate",
     "expected_concordance",
     "group_advantage",
     "importance_weight",
     "kl_k3",
     "likelihood",
     "preference_reward",
+    "reward_table",
     "surrogate",
     "token_weights",
+    "trajectory_reward",
 ]

@@ -1,0 +1,87 @@
+"""AdaPO Eq. 2-8 by hand, with theta 0.6, K 1, -1, 0.5, -0.5, lambda 0.01 and beta_base 0.001."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from selfverify.objectives import RewardShape, dynamic_kl, error_rate, reward_table, trajectory_reward
+
+PAPER = RewardShape()
+
+
+def table_at(rate: float, shape: RewardShape = PAPER) -> torch.Tensor:
+    return reward_table(torch.tensor(rate, dtype=torch.float64), shape)
+
+
+@pytest.mark.parametrize(
+    ("rate", "r_00", "r_01", "r_10", "r_11"),
+    [
+        (0.0, -1.0, 0.4, -1.0, 1.6),  # 1 + (0 - 0.6), 1 - (0 - 0.6)
+        (0.6, -1.3, 1.0, -0.7, 1.0),
+        (1.0, -1.5, 1.4, -0.5, 0.6),
+    ],
+)
+def test_rewards_by_hand(rate: float, r_00: float, r_01: float, r_10: float, r_11: float) -> None:
+    expected = torch.tensor([[r_00, r_01], [r_10, r_11]], dtype=torch.float64)
+    torch.testing.assert_close(table_at(rate), expected)
+
+
+@pytest.mark.parametrize(
+    ("rate", "first", "second"),
+    [(0.0, 0.001, 0.013), (0.6, 0.001, 0.001), (1.0, 0.009, 0.001)],  # gaps -1.2, 0, 0.8
+)
+def test_kl_coefficients_by_hand(rate: float, first: float, second: float) -> None:
+    found = dynamic_kl(table_at(rate), scale=0.01, base=0.001)
+    torch.testing.assert_close(torch.stack(found), torch.tensor([first, second], dtype=torch.float64))
+
+
+def test_everything_moves_with_the_error_rate_in_one_direction() -> None:
+    """Also with several problems at once, each by its own rate."""
+    rates = torch.linspace(0, 1, 21, dtype=torch.float64)
+    table = reward_table(rates, PAPER)
+    beta_1, beta_2 = dynamic_kl(table, 0.01, 0.001)
+    rising = {"0->1": table[:, 0, 1], "1->0": table[:, 1, 0]}
+    falling = {"1->1": table[:, 1, 1], "0->0": table[:, 0, 0]}
+    assert all(bool((v.diff() > 0).all()) for v in rising.values())
+    assert all(bool((v.diff() < 0).all()) for v in falling.values())
+    assert bool((beta_1.diff() >= 0).all()) and bool((beta_2.diff() <= 0).all())
+    assert bool((table[..., 1] > 0).all()) and bool((table[..., 0] < 0).all())
+    # Correcting pays more exactly above the threshold.
+    assert ((table[:, 0, 1] > table[:, 1, 1]) == (rates > 0.6 + 1e-9)).all()
+
+
+def test_error_rate_counts_valid_trajectories_only() -> None:
+    first = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
+    valid = torch.tensor([[True, True, True, False], [False, False, False, False]])
+    torch.testing.assert_close(error_rate(first), torch.tensor([0.5, 0.5]))
+    found = error_rate(first, valid)
+    assert float(found[0]) == pytest.approx(2 / 3)
+    assert bool(found[1].isnan())
+
+
+def test_each_trajectory_earns_its_type() -> None:
+    table = torch.stack([table_at(0.0), table_at(1.0)])
+    first = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).expand(2, 4)
+    second = torch.tensor([[0.0, 1.0, 0.0, 1.0]]).expand(2, 4)
+    expected = torch.tensor([[-1.0, 0.4, -1.0, 1.6], [-1.5, 1.4, -0.5, 0.6]], dtype=torch.float64)
+    torch.testing.assert_close(trajectory_reward(table, first, second), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"k_01": 2.0}, "0->1 would earn -0.2 at P = 0"),
+        ({"k_11": -2.5}, "1->1 would earn 0 at P = 1"),
+        ({"k_10": 1.0}, "1->0 would earn 0 at P = 1"),
+        ({"base_00": 0.0}, "0->0 would earn 0 at P = 0"),
+        ({"k_01": -1.0}, "k_01 is -1.0 and has to be >= 0"),  # Table 4's sign
+        ({"k_11": 1.0}, "k_11 is 1.0 and has to be <= 0"),
+        ({"k_10": -0.5}, "k_10"),
+        ({"k_00": 0.5}, "k_00"),
+        ({"threshold": 1.5}, "threshold is 1.5"),
+    ],
+)
+def test_what_would_pay_for_a_wrong_end_is_refused(options: dict[str, float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        RewardShape(**options)
