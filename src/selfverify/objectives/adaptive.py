@@ -68,8 +68,8 @@ class RewardShape:
                     value = table[i][j]
                     if not (value > 0 if j else value < 0):
                         raise ValueError(
-                            f"a trajectory of type {NAMES[i][j]} would earn {value:g} at P = {rate:g}; it has "
-                            f"to earn {needed} whatever the error rate"
+                            f"a trajectory of type {NAMES[i][j]} would earn {value:g} at P = {rate:g}; it "
+                            f"has to earn {needed} whatever the error rate"
                         )
 
 

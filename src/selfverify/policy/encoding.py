@@ -156,7 +156,7 @@ class Encoder:
         images = [self.image(image, problem.id, len(problem.images) > 1) for image in problem.images]
         if reads_images:
             self._refuse_literals(problem)
-        messages = problem.messages if reads_images else _text_only(problem)
+        messages = problem.messages if reads_images else text_only(problem)
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         # The template has written all special tokens there are to be.
         unexpanded = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -229,7 +229,7 @@ class Encoder:
         return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
 
 
-def _text_only(problem: Problem) -> list[dict[str, Any]]:
+def text_only(problem: Problem) -> list[dict[str, Any]]:
     """The messages with strings for contents: templates of text-only models know no lists of parts."""
     messages = []
     for message in problem.messages:

@@ -183,6 +183,41 @@ class Forward:
         hidden = self._shared(embedded.values, positions, layout, **embedded.more)
         return hidden[torch.arange(len(prompts), device=self.device), lengths - 1], layout
 
+    def extend(
+        self, given: Continuations, starts: Tensor, layout: SharedLayout, steps: int
+    ) -> tuple[Tensor, SharedLayout]:
+        """Give each prefilled prompt's continuations tokens that were not decoded one by one.
+
+        Args:
+            given: Text, at least one token for each continuation.
+            starts: ``[B]`` position of the first of them.
+            layout: The prefilled prompts'.
+            steps: Room for tokens to be decoded afterwards.
+
+        Returns:
+            The hidden state of each continuation's last token ``[B, G, H]``, and the layout to decode with.
+        """
+        b, g, r = given.ids.shape
+        layout = SharedLayout(
+            "extend",
+            layout.prompt_lengths,
+            layout.prompt_width,
+            g,
+            r + steps,
+            r,
+            layout.prompt_keys,
+            given_lengths=given.lengths,
+            given_width=r,
+        )
+        places = (starts[:, None, None] + torch.arange(r, device=self.device)).expand(b, g, r).flatten(1)
+        embeddings = self.model.get_input_embeddings()(given.ids.flatten(1))
+        hidden = self._shared(
+            embeddings, places.expand(self.loaded.family.position_axes, -1, -1), layout
+        ).unflatten(1, (g, r))
+        last = (given.lengths - 1)[..., None, None].expand(b, g, 1, hidden.shape[-1])
+        layout.mode = "decode"
+        return hidden.gather(2, last)[:, :, 0], layout
+
     def decode_step(self, tokens: Tensor, positions: Tensor, layout: SharedLayout) -> Tensor:
         """Hidden states ``[B, G, H]`` of one new token per continuation; ``positions`` [B, G]."""
         embeddings = self.model.get_input_embeddings()(tokens)

@@ -39,9 +39,10 @@ class ReadOnly:
         block.register_forward_hook(hooks.widen)
 
     def enter(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the layer's attention: note how its rows are laid out; when decoding everything is read."""
+        """Before the layer's attention: note how rows with prompts are laid out; of others all is read."""
         layout = kwargs.get("shared")
-        self._layout = layout if layout is not None and layout.mode != "decode" else None
+        prompts = layout is not None and layout.mode in ("packed", "prefill")
+        self._layout = layout if prompts else None
 
     def narrow(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Before the block: ``[B, P + G*R, H]`` to ``[B, 1 + G*R, H]``."""

@@ -23,6 +23,7 @@ from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.offload import offloaded
 from selfverify.policy.root import Root, enter, enter_whole
 from selfverify.policy.sampling import Decoder, Sample
+from selfverify.policy.turns import Turns, sample_turns, sample_turns_apart
 from selfverify.policy.unshared import generate
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.rollouts.types import Problem
@@ -216,6 +217,37 @@ class Policy:
         starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
         decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
         return decoder.run(last, layout, starts, list(seeds))
+
+    @torch.no_grad()
+    def sample_turns(
+        self,
+        prompts: Sequence[Prompt],
+        follow_ups: Sequence[Sequence[int]],
+        sampling: SamplingConfig | None = None,
+        *,
+        seeds: Sequence[int],
+    ) -> list[list[Turns]]:
+        """G conversations of two turns for each prompt; see `turns.sample_turns`.
+
+        Args:
+            prompts: B encoded prompts.
+            follow_ups: For each prompt what comes between the turns (`turns.follow_up`).
+            sampling: As in `sample`; the length limit is that of each turn.
+            seeds: As in `sample`. First turns are those that `sample` draws with the same seeds.
+        """
+        sampling = sampling or SamplingConfig()
+        if sampling.engine == "vllm" or not self.loaded.family.shares_prompts:
+            return sample_turns_apart(self, prompts, follow_ups, sampling, seeds)
+        if not prompts:
+            return []
+
+        def run() -> list[list[Turns]]:
+            self._check_head()
+            decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
+            return sample_turns(decoder, prompts, follow_ups, seeds)
+
+        with self._evaluating(), self._as_started():
+            return self._inside(run)
 
     def _sample_unshared(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]

@@ -92,18 +92,43 @@ class Decoder:
         Returns:
             B lists of G samples.
         """
-        device = last_hidden.device
         b, g, steps = len(seeds), self.sampling.group_size, self.sampling.max_new_tokens
-        draws = uniforms(seeds, g, steps).to(device)
-        tokens = torch.zeros(b, g, steps, dtype=torch.long, device=device)
-        logprobs = torch.zeros(b, g, steps, device=device)
-        ended = torch.full((b, g), -1, dtype=torch.long, device=device)
         layout = SharedLayout(
             "decode", layout.prompt_lengths, layout.prompt_width, g, steps, 0, layout.prompt_keys
         )
+        hidden = last_hidden[:, None].expand(b, g, -1)
+        return self.go_on(hidden, layout, starts[:, None].expand(b, g), uniforms(seeds, g, steps))
+
+    def go_on(
+        self,
+        hidden: Tensor,
+        layout: SharedLayout,
+        starts: Tensor,
+        draws: Tensor,
+        wanted: Tensor | None = None,
+    ) -> list[list[Sample]]:
+        """Sample on from where each continuation is.
+
+        Args:
+            hidden: ``[B, G, H]`` hidden state of each continuation's last token.
+            layout: To decode with; it changes.
+            starts: ``[B, G]`` position of the first new token.
+            draws: ``[B, G, steps]`` of `uniforms`.
+            wanted: ``[B, G]`` bool; what is sampled of the others means nothing. None: all are.
+
+        Returns:
+            B lists of G samples.
+        """
+        device = hidden.device
+        b, g, steps = draws.shape
+        draws = draws.to(device)
+        tokens = torch.zeros(b, g, steps, dtype=torch.long, device=device)
+        logprobs = torch.zeros(b, g, steps, device=device)
+        ended = torch.full((b, g), -1, dtype=torch.long, device=device)
+        if wanted is not None:
+            ended[~wanted] = 0
         problems = torch.arange(b, device=device)
         slots = torch.arange(g, device=device).expand(b, g)
-        hidden = last_hidden[:, None].expand(b, g, -1)
         for step in range(steps):
             rows = problems[:, None]
             chosen, chosen_logprobs = self.choose(hidden, draws[rows, slots, step])
@@ -120,7 +145,7 @@ class Decoder:
                 layout = layout.select(which, places)
                 chosen, slots = chosen[which[:, None], places], slots[which[:, None], places]
                 problems = problems[which]
-            positions = (starts[problems] + step)[:, None].expand(chosen.shape)
+            positions = starts[problems[:, None], slots] + step
             hidden = self.forward.decode_step(chosen, positions, layout)
             layout.position += 1
         lengths = torch.where(ended >= 0, ended + 1, steps).tolist()

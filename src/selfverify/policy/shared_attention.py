@@ -35,17 +35,20 @@ class SharedLayout:
 
     Args:
         mode: ``packed`` (prompt and continuations in one forward), ``prefill`` (prompts only, their keys
-            and values are kept) or ``decode`` (one new token for each of the G continuations).
+            and values are kept), ``extend`` (what continuations are given, all at once) or ``decode`` (one
+            new token for each of the G continuations).
         prompt_lengths: ``[B]`` true prompt lengths; prompts are padded on the right to P.
         prompt_width: P.
         continuations: G.
-        steps: Room for new tokens (``decode``).
+        steps: Room for own tokens (``decode``), those of ``extend`` included.
         prompt_images: ``[B, P]`` number of the image that a token belongs to, -1 for text, where an image's
             tokens see each other both ways; None where every token sees only what stands before it.
         own_images: ``[B, G, R]`` the same of the continuations (``packed``).
+        given_lengths: ``[B, G]`` how many of the ``given_width`` first own tokens are no padding; None where
+            nothing was given.
     """
 
-    mode: Literal["packed", "prefill", "decode"]
+    mode: Literal["packed", "prefill", "extend", "decode"]
     prompt_lengths: Tensor
     prompt_width: int
     continuations: int = 1
@@ -55,6 +58,8 @@ class SharedLayout:
     own_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     prompt_images: Tensor | None = None
     own_images: Tensor | None = None
+    given_lengths: Tensor | None = None
+    given_width: int = 0
     _sizes: list[int] | None = None
 
     def sizes(self) -> list[int]:
@@ -86,6 +91,8 @@ class SharedLayout:
             position=self.position,
             prompt_keys={i: (k[problems], v[problems]) for i, (k, v) in self.prompt_keys.items()},
             own_keys={i: (k[rows, slots], v[rows, slots]) for i, (k, v) in self.own_keys.items()},
+            given_lengths=None if self.given_lengths is None else self.given_lengths[rows, slots],
+            given_width=self.given_width,
         )
 
 
@@ -124,7 +131,7 @@ def _two_part_attention(
 
 @dataclass(slots=True)
 class _Masks:
-    """Added to the scores: ``prompt`` [B, 1, 1, 1, Q or 1, P], ``own`` [Q, T] or [B, 1, 1, G, Q, T]."""
+    """Added to the scores: ``prompt`` [B, 1, 1, G or 1, Q or 1, P], ``own`` [Q, T] or [B, 1, 1, G, Q, T]."""
 
     prompt: Tensor | None
     own: Tensor | None
@@ -165,6 +172,24 @@ def _masks(layout: SharedLayout, query: Tensor, first: int, count: int, window: 
     return _Masks(prompt, _hide(hidden, query.dtype))
 
 
+def _gap_masks(layout: SharedLayout, query: Tensor, window: int | None) -> _Masks:
+    """Masks of the newest own token where continuations were given tokens, with padding between the two."""
+    assert layout.given_lengths is not None
+    lengths = layout.given_lengths[..., None]
+    columns = torch.arange(layout.position + 1, device=query.device)
+    hidden = (columns >= lengths) & (columns < layout.given_width)
+    prompt = _padding(layout, query.dtype)
+    if window is not None:
+        newest = lengths + layout.position - layout.given_width
+        places = torch.where(columns < layout.given_width, columns, lengths + columns - layout.given_width)
+        hidden = hidden | (newest - places >= window)
+        before = torch.arange(layout.prompt_width, device=query.device)
+        far = layout.prompt_lengths[:, None, None] + newest - before >= window
+        far_mask = _hide(far, query.dtype)[:, None, None, :, None]
+        prompt = far_mask if prompt is None else torch.minimum(far_mask, prompt)
+    return _Masks(prompt, _hide(hidden, query.dtype)[:, None, None, :, None])
+
+
 def _packed(
     layout: SharedLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
 ) -> Tensor:
@@ -198,18 +223,55 @@ def _packed(
     if g * r == 0:
         return prompt_out.transpose(1, 2)
     keys, values = (x[:, :, p:].unflatten(2, (g, r)).transpose(1, 2) for x in (key, value))
-    prompt_keys, prompt_values = key[:, :, :p], value[:, :, :p]
     own_query = query[:, :, p:].reshape(b, k, n, g, r, d)
+    prompt = (key[:, :, :p], value[:, :, :p])
+    own_out = _own_attention(layout, own_query, prompt, (keys, values), scaling, window)
+    return torch.cat([prompt_out, own_out.reshape(b, heads, g * r, d)], dim=2).transpose(1, 2)
+
+
+def _own_attention(
+    layout: SharedLayout,
+    query: Tensor,
+    prompt: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    scaling: float,
+    window: int | None,
+) -> Tensor:
+    """All of the continuations' tokens at once; see `_two_part_attention` for the shapes (Q = T)."""
     flash = flash_for(query) if window is None and layout.own_images is None else None
     if flash is not None:
-        by_group = own_query.permute(0, 3, 1, 2, 4, 5)
+        by_group = query.permute(0, 3, 1, 2, 4, 5)
         sizes = layout.sizes() if layout.padded() else None
-        out = MergedAttention.apply(flash, by_group, prompt_keys, prompt_values, keys, values, sizes, scaling)
-        own_out = out.permute(0, 2, 3, 1, 4, 5)
-    else:
-        masks = _masks(layout, query, 0, r, window)
-        own_out = _two_part_attention(own_query, (prompt_keys, prompt_values), (keys, values), masks, scaling)
-    return torch.cat([prompt_out, own_out.reshape(b, heads, g * r, d)], dim=2).transpose(1, 2)
+        out = MergedAttention.apply(flash, by_group, *prompt, *own, sizes, scaling)
+        merged: Tensor = out.permute(0, 2, 3, 1, 4, 5)
+        return merged
+    masks = _masks(layout, query, 0, query.shape[4], window)
+    return _two_part_attention(query, prompt, own, masks, scaling)
+
+
+def _extend(
+    layout: SharedLayout,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    window: int | None,
+) -> Tensor:
+    b, heads, length, d = query.shape
+    k, g = key.shape[1], layout.continuations
+    r = length // g
+    # Padding stands right of what was given, so the causal rule hides it from all that counts.
+    keys, values = (x.unflatten(2, (g, r)).transpose(1, 2) for x in (key, value))
+    room = (b, g, k, layout.steps, d)
+    layout.own_keys[layer] = (key.new_empty(room), value.new_empty(room))
+    for kept, new in zip(layout.own_keys[layer], (keys, values), strict=True):
+        kept[:, :, :, :r] = new
+    if window is not None and layout.prompt_width + r <= window:
+        window = None
+    own_query = query.reshape(b, k, heads // k, g, r, d)
+    out = _own_attention(layout, own_query, layout.prompt_keys[layer], (keys, values), scaling, window)
+    return out.reshape(b, heads, length, d).transpose(1, 2)
 
 
 def _decode(
@@ -232,13 +294,17 @@ def _decode(
     upto = layout.position + 1
     if window is not None and layout.prompt_width + upto <= window:
         window = None
+    if layout.given_lengths is not None:
+        masks = _gap_masks(layout, query, window)
+    elif window is not None:
+        masks = _masks(layout, query, layout.position, 1, window)
+    else:
+        masks = _Masks(_padding(layout, query.dtype), None)
     out = _two_part_attention(
         query.reshape(b, k, heads // k, g, 1, d),
         layout.prompt_keys[layer],
         (keys[..., :upto, :], values[..., :upto, :]),
-        _Masks(_padding(layout, query.dtype), None)
-        if window is None
-        else _masks(layout, query, layout.position, 1, window),
+        masks,
         scaling,
     )
     return out.reshape(b, heads, g, d).transpose(1, 2)
@@ -273,6 +339,8 @@ def shared_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     if shared.mode == "decode":
         return _decode(shared, layer, query, key, value, scale, sliding_window), None
+    if shared.mode == "extend":
+        return _extend(shared, layer, query, key, value, scale, sliding_window), None
     if shared.mode == "prefill":
         shared.prompt_keys[layer] = (key, value)
     return _packed(shared, query, key, value, scale, sliding_window), None
