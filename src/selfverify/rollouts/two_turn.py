@@ -1,0 +1,103 @@
+"""Two-turn rollouts: an answer, a fixed request to evaluate it, and the answer to that (AdaPO Eq. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.policy.turns import Turns, follow_up
+from selfverify.rollouts.single_turn import Rollout, judge_answer, read_response
+from selfverify.rollouts.tags import Tagged
+from selfverify.rollouts.types import OBSERVATION, Group, Problem, Segment, Trajectory
+from selfverify.tasks import Task
+from selfverify.tasks.base import Judged
+
+TURN_1, TURN_2 = "turn_1", "turn_2"
+
+
+def _segment(
+    policy: Policy, task: Task, problem: Problem, sample: Sample, turn: int
+) -> tuple[Segment, Tagged, Judged | None]:
+    text, tagged, _ = read_response(policy, task, sample)
+    judged = judge_answer(task, problem, tagged) if tagged.answer_ok else None
+    segment = Segment(
+        (TURN_1, TURN_2)[turn],
+        sample.tokens,
+        sample.logprobs,
+        text,
+        turn=turn,
+        finish="error" if judged and judged.unjudged else sample.finish,
+        parsed=judged,
+    )
+    return segment, tagged, judged
+
+
+def make_trajectory(policy: Policy, task: Task, problem: Problem, turns: Turns) -> Trajectory:
+    """Segments ``turn_1``, ``observation`` (what was inserted) and ``turn_2``, with their rewards.
+
+    Rewards: ``correct_1`` and ``correct`` (the first and the second answer; a trajectory without a second one
+    ends wrong), ``answer`` (the task's, of the second), ``answer_format`` and ``score_format`` of the second
+    turn, ``answer_format_1``. A score, where the task asks for one, belongs to its turn. If one of the
+    answers cannot be judged, the trajectory finishes with ``error``.
+    """
+    first, tagged, before = _segment(policy, task, problem, turns.first, 0)
+    segments, after = [first], None
+    format_1 = float(tagged.answer_ok)
+    if turns.second is None:
+        tagged = Tagged()
+    else:
+        words: str = policy.tokenizer.decode(turns.inserted, clean_up_tokenization_spaces=False)
+        # The environment's tokens have no probability; nothing is trained on them, so that 0 does no harm.
+        zeros = [0.0] * len(turns.inserted)
+        segments.append(Segment(OBSERVATION, turns.inserted, zeros, words, author="environment", turn=1))
+        second, tagged, after = _segment(policy, task, problem, turns.second, 1)
+        segments.append(second)
+    if first.finish == "error":
+        segments[-1].finish = "error"
+    return Trajectory(
+        segments,
+        scores={"sampled": tagged.score} if tagged.score is not None else {},
+        rewards={
+            "answer": after.reward if after else 0.0,
+            "correct": float(after.correct) if after else 0.0,
+            "correct_1": float(before.correct) if before else 0.0,
+            "answer_format": float(tagged.answer_ok),
+            "answer_format_1": format_1,
+            "score_format": float(tagged.score_ok),
+        },
+        parsed=before if before and before.unjudged else after,
+    )
+
+
+def roll_out_turns(
+    policy: Policy,
+    task: Task,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    words: str,
+) -> Rollout:
+    """Sample a group of two-turn trajectories for each problem and judge both answers.
+
+    Args:
+        policy: Samples.
+        task: Judges.
+        problems: B problems.
+        seeds: One per problem.
+        sampling: ``max_new_tokens`` is each turn's limit.
+        words: What the second turn is asked.
+
+    Raises:
+        ConfigError: The chat template cannot continue a conversation.
+        DataError: A problem cannot be encoded.
+    """
+    prompts = policy.encode(problems)
+    between = [follow_up(policy.loaded, problem, words) for problem in problems]
+    sampled = policy.sample_turns(prompts, between, sampling, seeds=seeds)
+    groups = [
+        Group(problem, [make_trajectory(policy, task, problem, turns) for turns in row])
+        for problem, row in zip(problems, sampled, strict=True)
+    ]
+    return Rollout(prompts, groups)

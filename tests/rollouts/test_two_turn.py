@@ -1,0 +1,77 @@
+"""Two-turn trajectories: channels, rewards of both answers, cut-off and unjudged first turns."""
+
+from __future__ import annotations
+
+import pytest
+from tests.rollouts.test_unjudged import Outage
+
+from selfverify.errors import DataError
+from selfverify.learner.streams import valid_trajectories
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.policy.turns import Turns, follow_up
+from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
+from selfverify.rollouts.types import Group, Problem, Trajectory
+from selfverify.tasks.base import user_turn
+from selfverify.tasks.digits_sum import DigitsSum
+
+TASK = DigitsSum()
+PROBLEM = TASK.problem("train", 0, 0)
+RIGHT, WRONG = PROBLEM.target, PROBLEM.target + 1
+
+
+def said(policy: Policy, answer: object, finish: str = "stop") -> Sample:
+    text = f"<think>1</think><answer>{answer}</answer><score>0.5</score>"
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*ids, policy.tokenizer.eos_token_id] if finish == "stop" else ids
+    return Sample(ids, [-0.5] * len(ids), finish)  # type: ignore[arg-type]
+
+
+def trajectory(policy: Policy, first: object, second: object, task: DigitsSum = TASK) -> Trajectory:
+    inserted = follow_up(policy.loaded, PROBLEM, "Sure?")[1:]
+    turns = Turns(said(policy, first), inserted, said(policy, second))
+    return make_trajectory(policy, task, PROBLEM, turns)
+
+
+def test_channels_and_rewards(policy: Policy) -> None:
+    made = trajectory(policy, WRONG, RIGHT)
+    assert [s.channel for s in made.segments] == ["turn_1", "observation", "turn_2"]
+    assert [s.turn for s in made.segments] == [0, 1, 1]
+    first, words, second = made.segments
+    assert words.author == "environment" and "Sure?" in words.text
+    mask = made.channel_mask(["turn_1", "observation", "turn_2"])
+    assert mask == [True] * len(first.tokens) + [False] * len(words.tokens) + [True] * len(second.tokens)
+    assert len(made.logprobs) == len(made.tokens)
+    assert (made.rewards["correct_1"], made.rewards["correct"]) == (0.0, 1.0)
+    assert trajectory(policy, RIGHT, "nonsense").rewards["correct"] == 0.0
+    assert made.parsed.answer == RIGHT
+
+
+def test_cut_off_first_turn_has_no_second(policy: Policy) -> None:
+    turns = Turns(said(policy, RIGHT, "length"), [], None)
+    made = make_trajectory(policy, TASK, PROBLEM, turns)
+    assert [s.channel for s in made.segments] == ["turn_1"]
+    assert made.truncated and made.rewards["correct"] == 0.0 and made.rewards["answer_format"] == 0.0
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, RIGHT), (RIGHT, 1), (2, "nonsense")])
+def test_one_unjudged_answer_takes_the_trajectory_out(policy: Policy, first: object, second: object) -> None:
+    made = trajectory(policy, first, second, Outage())
+    assert valid_trajectories(Group(PROBLEM, [made]), False).tolist() == [False]
+    assert made.parsed.unjudged
+
+
+def test_words_without_room_are_refused(policy: Policy) -> None:
+    with pytest.raises(DataError, match=f"{PROBLEM.id}: the second turn's prompt takes"):
+        roll_out_turns(policy, TASK, [PROBLEM], [0], SamplingConfig(), "Sure? " * 3000)
+
+
+def test_text_only_model(load_policy: object) -> None:
+    """Same path, with messages as strings."""
+    policy = load_policy("llama")  # type: ignore[operator]
+    problem = Problem("t", user_turn("What is 1+1?", images=0), target=2)
+    sampling = SamplingConfig(group_size=4, max_new_tokens=30)
+    rollout = roll_out_turns(policy, TASK, [problem], [3], sampling, "Sure?")
+    for made in rollout.groups[0].trajectories:
+        assert made.truncated or "Sure?" in made.segments[1].text
