@@ -71,6 +71,7 @@ def learn(
 
     def check(current: Policy) -> dict[str, float]:
         figures = evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens)
+        figures |= {f"turns/{name}": value for name, value in figures.pop("turns", {}).items()}
         return {name: value for name, value in figures.items() if isinstance(value, float)}
 
     loop = Learner(

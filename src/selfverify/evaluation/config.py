@@ -20,4 +20,10 @@ class EvaluationConfig(BaseModel):
     )
     split: Literal["validation", "test"] = Field("test", description="Which held-out problems to use.")
     batch_problems: int = Field(64, ge=1, description="Problems sampled at once; only memory depends on it.")
+    second_turn: str | None = Field(
+        None,
+        min_length=1,
+        description="What the model is asked in a second turn, behind its answer; the second answer then is "
+        "what counts. None: one turn.",
+    )
     seed: int = Field(1000, ge=0, description="Seed of the sampling, apart from the recipe's own.")

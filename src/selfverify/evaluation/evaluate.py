@@ -12,10 +12,11 @@ from pydantic import BaseModel
 from selfverify import ranks
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.metrics import summarise
-from selfverify.evaluation.store import Sample, SampleStore
+from selfverify.evaluation.store import CORRECT_1, Sample, SampleStore
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import ANSWER, read_rollout, roll_out
+from selfverify.rollouts.single_turn import ANSWER, Rollout, read_rollout, roll_out
+from selfverify.rollouts.two_turn import TURN_2, roll_out_turns
 from selfverify.rollouts.types import Problem, Trajectory
 from selfverify.tasks import Task
 from selfverify.tasks.base import tell_space
@@ -32,8 +33,15 @@ def _sample(
     seed: int,
 ) -> Sample:
     judged = trajectory.parsed
-    logprobs = [v for s in trajectory.segments if s.channel == ANSWER for v in s.logprobs]
+    logprobs = [v for s in trajectory.segments if s.channel in (ANSWER, TURN_2) for v in s.logprobs]
     rewards = trajectory.rewards
+    stored = {
+        **(judged.parts if judged else {}),
+        "answer": rewards["answer"],
+        "format": min(rewards["answer_format"], rewards["score_format"]),
+    }
+    if "correct_1" in rewards:
+        stored[CORRECT_1] = rewards["correct_1"]
     return Sample(
         problem=problem.id,
         sample=number,
@@ -41,11 +49,7 @@ def _sample(
         answer=judged.answer if judged else None,
         key=None if judged is None or continuous else judged.key,
         correct=rewards["correct"] > 0,
-        rewards={
-            **(judged.parts if judged else {}),
-            "answer": rewards["answer"],
-            "format": min(rewards["answer_format"], rewards["score_format"]),
-        },
+        rewards=stored,
         scores={
             "sampled": trajectory.scores.get("sampled"),
             "greedy": trajectory.scores.get("greedy"),
@@ -59,12 +63,22 @@ def _sample(
 
 
 def evaluation_batch(
-    policy: Policy, task: Task, problems: Sequence[Problem], sampling: SamplingConfig, seed: int, first: int
+    policy: Policy,
+    task: Task,
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    seed: int,
+    first: int,
+    second_turn: str | None = None,
 ) -> list[list[Sample]]:
-    """Samples of a batch of problems with their scores read all three ways."""
+    """Samples of a batch of problems with their scores read all three ways (in one turn only)."""
     seeds = [seed * 1_000_003 + first + i for i in range(len(problems))]
-    rollout = roll_out(policy, task, problems, seeds, sampling)
-    read_rollout(policy, rollout)
+    rollout: Rollout
+    if second_turn is None:
+        rollout = roll_out(policy, task, problems, seeds, sampling)
+        read_rollout(policy, rollout)
+    else:
+        rollout = roll_out_turns(policy, task, problems, seeds, sampling, second_turn)
     continuous = task.kind == "continuous"
     return [
         [
@@ -92,6 +106,8 @@ def evaluate(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure a policy: pass@1, majority@N, best@N, oracle@N, verification AUC and AP, with intervals.
+
+    With a ``second_turn`` all of them are of the second answers, and there is a table ``turns``.
 
     Args:
         policy: What to measure.
@@ -161,7 +177,11 @@ def _measure(
             if not all(p.id in finished for p in batch):
                 start = first + ranks.index() * config.batch_problems
                 own = batch[start - first : start - first + config.batch_problems]
-                made = evaluation_batch(policy, task, own, sampling, config.seed, start) if own else []
+                made = (
+                    evaluation_batch(policy, task, own, sampling, config.seed, start, config.second_turn)
+                    if own
+                    else []
+                )
                 everyone = [rows for part in ranks.gather(made) for rows in part]
                 for problem, rows in zip(batch, everyone, strict=True):
                     if problem.id not in finished:

@@ -198,12 +198,39 @@ def statistics(table: SampleTable, target_boxes: Boxes | None = None) -> dict[st
     if not np.isnan(likelihood).all():
         found[f"logprob.best@{total}"] = mean_statistic(best_of_n(likelihood, correct))
     found["logprob.within_problem_auc"] = mean_statistic(within_problem_auc(likelihood, correct))
+    if not np.isnan(table.correct_1).any():
+        found |= turn_statistics(table.correct_1, correct)
     found["score_mean"] = mean_statistic(_row_mean(score))
     found["score_spread"] = mean_statistic(spread(score))
     found["format_rate"] = mean_statistic(
         _row_mean(np.where(np.isnan(table.format), np.nan, table.format > 0))
     )
     return found
+
+
+def turn_statistics(first: ArrayLike, second: ArrayLike) -> dict[str, Statistic]:
+    """Two-turn figures of ``[P, G]`` answers as functions of problem weights, named ``turns.*``.
+
+    See `selfverify.rollouts.transitions`; ``turns.corrected`` and ``turns.spoiled`` are rates of wrong and of
+    right first answers, the rest shares of all.
+    """
+    before, after = np.asarray(first) > 0.5, np.asarray(second) > 0.5
+    kinds = {f"{i:d}->{j:d}": ((before == i) & (after == j)).mean(-1) for i in (0, 1) for j in (0, 1)}
+    values = {"acc@t1": before.mean(-1), "acc@t2": after.mean(-1)}
+    values |= {"delta": values["acc@t2"] - values["acc@t1"], **kinds}
+    found = {f"turns.{name}": mean_statistic(value) for name, value in values.items()}
+    wrong, right = mean_statistic((~before).mean(-1)), mean_statistic(before.mean(-1))
+    found["turns.corrected"] = _quotient(mean_statistic(kinds["0->1"]), wrong)
+    found["turns.spoiled"] = _quotient(mean_statistic(kinds["1->0"]), right)
+    return found
+
+
+def _quotient(part: Statistic, whole: Statistic) -> Statistic:
+    def statistic(weights: Floats) -> Floats:
+        below = whole(weights)
+        return np.divide(part(weights), below, out=np.full(below.shape, np.nan), where=below > 0)
+
+    return statistic
 
 
 def summarise(
@@ -229,6 +256,9 @@ def summarise(
     flat = {name: statistic for name, statistic in found.items() if "." not in name}
     result |= {name: _number(evaluate(statistic, problems)) for name, statistic in flat.items()}
     result |= {name: _verification(table, name) for name in ("sampled", "greedy", "logprob")}
+    turns = {name.removeprefix("turns."): s for name, s in found.items() if name.startswith("turns.")}
+    if turns:
+        result["turns"] = {name: _number(evaluate(s, problems)) for name, s in turns.items()}
     return result | {
         "problems": problems,
         "samples": problems * total,

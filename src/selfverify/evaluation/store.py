@@ -23,6 +23,8 @@ FORMAT = 1
 _START = b'{"format": '
 DECODINGS = ("soft", "greedy", "sampled")
 """The ways of reading a score that a sample may carry."""
+CORRECT_1 = "correct_1"
+"""Among a sample's rewards: whether the first of two answers is right; ``correct`` then is of the second."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Sample:
         key: The answer as a string that is equal exactly for equal answers, so that votes can be counted;
             None for an unreadable answer and for answers that vary continuously (boxes).
         correct: The task's verdict. For boxes: IoU with the target above 0.5.
-        rewards: By name; ``answer`` and ``format`` at least.
+        rewards: By name; ``answer`` and ``format`` at least, `CORRECT_1` where there are two turns.
         scores: The score the model gave itself, by decoding (`DECODINGS`); None where it was malformed.
         tokens: Tokens the model wrote.
         logprob: Mean log-probability of the answer's tokens; None where the sampler gave none.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfverify.errors import DataError
-from selfverify.evaluation.store import DECODINGS, Sample
+from selfverify.evaluation.store import CORRECT_1, DECODINGS, Sample
 from selfverify.selection.candidates import Candidates, box_array, number_keys
 
 Floats = NDArray[np.float64]
@@ -27,6 +27,7 @@ class SampleTable:
         correct: ``[P, G]`` in {0, 1}.
         scores: By decoding or verifier, and ``logprob``, ``[P, G]``; NaN where there is none.
         format: ``[P, G]``, the format reward; NaN where the task has none.
+        correct_1: ``[P, G]`` of the first of two turns; NaN where there is one turn.
         boxes: ``[P, G, 4]``, NaN for unreadable answers; None unless the answers are boxes.
     """
 
@@ -35,6 +36,7 @@ class SampleTable:
     correct: Floats
     scores: dict[str, Floats]
     format: Floats
+    correct_1: Floats
     boxes: Floats | None
 
     @classmethod
@@ -69,6 +71,7 @@ class SampleTable:
             correct=_array(rows, lambda s: s.correct),
             scores=scores | {"logprob": _array(rows, lambda s: s.logprob)},
             format=_array(rows, lambda s: s.rewards.get("format")),
+            correct_1=_array(rows, lambda s: s.rewards.get(CORRECT_1)),
             boxes=None if boxes is None else boxes.reshape(len(rows), -1, 4),
         )
 
