@@ -7,15 +7,47 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfverify.errors import ConfigError
+from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.grpo import GRPO, GRPOConfig
+from selfverify.methods.score import SCoRe, SCoReConfig
 from selfverify.methods.sft import SFT, SFTConfig
+from selfverify.methods.turns_sft import TurnsSFT, TurnsSFTConfig
 
 
 def _needs_a_group(recipe: Any) -> list[str]:
     if recipe.sampling.group_size < 2:
         return [f"sampling.group_size: {recipe.method.name} compares samples of one problem; use 2 or more"]
+    return []
+
+
+def _measures_what_it_trains(recipe: Any) -> list[str]:
+    words, asked = recipe.method.options["second_turn"], recipe.evaluation.second_turn
+    if asked is None or asked == words:
+        return []
+    return [
+        f"evaluation.second_turn: {asked!r} is not what {recipe.method.name} trains with "
+        f"(method.second_turn: {words!r})"
+    ]
+
+
+def _two_turns(recipe: Any) -> list[str]:
+    faults = _needs_a_group(recipe) + _measures_what_it_trains(recipe)
+    if recipe.evaluation.second_turn is None:
+        words = recipe.method.options["second_turn"]
+        faults.append(
+            f"evaluation.second_turn: {recipe.method.name} trains second turns; measure them, too: {words!r}"
+        )
+    return faults
+
+
+def _one_update(recipe: Any) -> list[str]:
+    updates = recipe.learner.updates_per_rollout * recipe.learner.inner_epochs
+    if updates > 1:
+        return [
+            f"learner: {recipe.method.name} is REINFORCE, with one update for each rollout, not {updates}"
+        ]
     return []
 
 
@@ -30,11 +62,26 @@ class MethodEntry:
 
 
 METHODS: dict[str, MethodEntry] = {
+    "adapo": MethodEntry(
+        AdaPOConfig, AdaPO, "a second turn re-examines the first; adaptive rewards and KL (AdaPO)", _two_turns
+    ),
     "adpo": MethodEntry(
         ADPOConfig, ADPO, "answers and scores learn from separate advantages (ADPO)", _needs_a_group
     ),
     "grpo": MethodEntry(GRPOConfig, GRPO, "group-relative policy optimisation of the answer", _needs_a_group),
+    "score": MethodEntry(
+        SCoReConfig,
+        SCoRe,
+        "two-turn REINFORCE in two stages (SCoRe)",
+        lambda recipe: _two_turns(recipe) + _one_update(recipe),
+    ),
     "sft": MethodEntry(SFTConfig, SFT, "supervised fine-tuning on a task's demonstrations (cold start)"),
+    "turns-sft": MethodEntry(
+        TurnsSFTConfig,
+        TurnsSFT,
+        "supervised fine-tuning on second turns (two-turn cold start, STaR)",
+        _measures_what_it_trains,
+    ),
 }
 
 

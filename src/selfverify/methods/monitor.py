@@ -1,11 +1,13 @@
-"""Figures every rollout method logs. docs/adpo.md explains each one."""
+"""Figures every rollout method logs. docs/adpo.md explains each one but the turns'."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
+from selfverify.rollouts.transitions import transitions
 from selfverify.rollouts.types import Group
 
 
@@ -53,6 +55,27 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         if paid:
             metrics["verification/correct_given_reward1"] = float(np.mean(paid))
     return metrics
+
+
+def whole_trajectories(group: Group) -> torch.Tensor:
+    """``[G]`` bool: trajectories with a verdict, of which no turn was cut off."""
+    return torch.tensor([t.finish != "error" and not t.truncated for t in group.trajectories])
+
+
+def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What second turns did to the first, over a step's trajectories but those without a verdict.
+
+    docs/adapo.md explains each figure. A trajectory that was cut off counts by what it has: without a second
+    answer it ends wrong.
+    """
+    rows = [t for group in groups for t in group.trajectories if t.finish != "error"]
+    found = transitions([t.rewards["correct_1"] > 0 for t in rows], [t.rewards["correct"] > 0 for t in rows])
+    logged = {f"turns/{name}": value for name, value in found.items()}
+    repeated = [t for t in rows if len(t.segments) > 1 and t.segments[0].tokens == t.segments[-1].tokens]
+    if rows:
+        logged["turns/repeated"] = len(repeated) / len(rows)
+        logged["turns/missing"] = float(np.mean([len(t.segments) == 1 for t in rows]))
+    return logged
 
 
 def _group_auc(group: Group, verifier: str) -> float | None:

@@ -1,0 +1,166 @@
+"""AdaPO: an answer and its re-examination learn from rewards that follow each problem's own error rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from selfverify.methods.base import SECOND_TURN, MethodConfig, column
+from selfverify.methods.monitor import group_metrics, turn_metrics, whole_trajectories
+from selfverify.objectives import (
+    RewardShape,
+    dynamic_kl,
+    error_rate,
+    group_advantage,
+    reward_table,
+    trajectory_reward,
+)
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.two_turn import TURN_1, TURN_2, roll_out_turns
+from selfverify.rollouts.types import Credit, Group, Problem
+from selfverify.tasks import Task
+
+_SHAPE = RewardShape()
+
+
+class AdaPOConfig(MethodConfig):
+    """Options of AdaPO, of its ablations, and of two-turn GRPO with fixed rewards."""
+
+    second_turn: str = Field(
+        SECOND_TURN, min_length=1, description="What the second turn is asked (the paper's x)."
+    )
+    reward: Literal["adaptive", "fixed", "fixed-correction", "fixed-preservation"] = Field(
+        "adaptive",
+        description="Eq. 3-5; or their bases alone, with correcting (0->1) or keeping (1->1) an answer paid "
+        "`fixed_gap` more. Fixed rewards go with a fixed KL coefficient.",
+    )
+    positive: float = Field(1.0, description="R_base of trajectories that end right.")
+    negative: float = Field(-1.0, description="R_base of trajectories that end wrong.")
+    k_01: float = Field(_SHAPE.k_01, description="K of 0->1, at least 0: correcting pays more as P rises.")
+    k_11: float = Field(_SHAPE.k_11, description="K of 1->1, at most 0: keeping pays less as P rises.")
+    k_10: float = Field(_SHAPE.k_10, description="K of 1->0, at least 0: spoiling costs less as P rises.")
+    k_00: float = Field(_SHAPE.k_00, description="K of 0->0, at most 0: staying wrong costs more.")
+    threshold: float = Field(
+        _SHAPE.threshold, description="theta: the error rate P above which correcting pays more than keeping."
+    )
+    fixed_gap: float = Field(0.5, gt=0, description="What `fixed-correction` and `-preservation` pay more.")
+    kl: float = Field(0.001, ge=0, description="KL coefficient of both turns at least (beta_base).")
+    kl_scale: float = Field(
+        0.01, ge=0, description="lambda: what the rewards' gap adds to it; 0 is no dynamic KL."
+    )
+    zero_advantage: Literal["second_turn", "adaptive"] = Field(
+        "second_turn",
+        description="Groups without a signal: all second answers right or all wrong (Appendix A.2), or all "
+        "rewards equal.",
+    )
+    drop_truncated: bool = Field(
+        True, description="Leave out trajectories with a turn that was cut off, before any statistic."
+    )
+    advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
+    scale_advantage: bool = Field(True, description="Divide by the group's standard deviation.")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any turn can have a KL term."""
+        return self.kl > 0 or (self.reward == "adaptive" and self.kl_scale > 0)
+
+    @property
+    def shape(self) -> RewardShape:
+        """The rewards as functions of the error rate; fixed ones have slope 0."""
+        more = RewardShape(self.positive, self.positive, self.negative, self.negative)
+        values = asdict(more)
+        if self.reward == "adaptive":
+            names = ("k_01", "k_11", "k_10", "k_00", "threshold")
+            return RewardShape(**(values | {name: getattr(self, name) for name in names}))
+        values |= {"k_01": 0.0, "k_11": 0.0, "k_10": 0.0, "k_00": 0.0}
+        if self.reward != "fixed":
+            values["base_01" if self.reward == "fixed-correction" else "base_11"] += self.fixed_gap
+        return RewardShape(**values)
+
+    @model_validator(mode="after")
+    def _check(self) -> AdaPOConfig:
+        _ = self.shape  # refuses what would pay for a wrong end
+        return self
+
+
+class AdaPO:
+    """See the module's docstring; `AdaPOConfig` holds the paper's choices and ours."""
+
+    name = "adapo"
+    objective: Literal["surrogate"] = "surrogate"
+
+    def __init__(self, config: AdaPOConfig | None = None) -> None:
+        self.config = config or AdaPOConfig()
+        self.shape = self.config.shape
+
+    def rollout(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
+        """Sample a group of two-turn trajectories per problem."""
+        return roll_out_turns(policy, task, problems, seeds, sampling, self.config.second_turn)
+
+    def credit(self, group: Group, valid: Tensor) -> list[Credit]:
+        """One advantage for both turns, with a KL coefficient each (Eq. 6-8).
+
+        Cut-off trajectories leave before P, mean and standard deviation are taken. By default a group whose
+        second answers are all right or all wrong teaches nothing, although its adaptive rewards may differ:
+        it would be paid for how its first answers ended.
+        """
+        c = self.config
+        if c.drop_truncated:
+            valid = valid & whole_trajectories(group)
+        first, second = column(group, "correct_1"), column(group, "correct")
+        table = self._table(first, valid)
+        reward = trajectory_reward(table, first, second)
+        for trajectory, value in zip(group.trajectories, reward.tolist(), strict=True):
+            trajectory.rewards["trajectory"] = value
+        advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)
+        if c.zero_advantage == "second_turn" and len(second[valid].unique()) < 2:
+            advantage = torch.zeros_like(advantage)
+        betas = self._betas(table)
+        return [
+            Credit(channel, advantage, kl_coef=beta, valid=valid)
+            for channel, beta in zip((TURN_1, TURN_2), betas, strict=True)
+        ]
+
+    def _table(self, first: Tensor, valid: Tensor) -> Tensor:
+        # Without a valid trajectory there is no P, and nothing that would earn by it.
+        return reward_table(error_rate(first, valid).nan_to_num(0.0), self.shape)
+
+    def _betas(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self.config.kl_scale if self.config.reward == "adaptive" else 0.0
+        return dynamic_kl(table, scale, self.config.kl)
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The common figures, those of the turns, and the state that rewards and KL adapt to."""
+        logged = group_metrics(groups) | turn_metrics(groups)
+        rates, betas = [], []
+        for group in groups:
+            valid = whole_trajectories(group)
+            if bool(valid.any()):
+                first = column(group, "correct_1")
+                rates.append(float(error_rate(first, valid)))
+                betas.append([float(beta) for beta in self._betas(self._table(first, valid))])
+        if rates:
+            logged["adapo/error_rate"] = float(np.mean(rates))
+            logged["adapo/correcting"] = float(np.mean([rate > self.config.threshold for rate in rates]))
+            logged["adapo/beta_1"], logged["adapo/beta_2"] = (float(x) for x in np.mean(betas, axis=0))
+        rewards = [
+            t.rewards["trajectory"] for g in groups for t in g.trajectories if "trajectory" in t.rewards
+        ]
+        if rewards:
+            logged["reward/trajectory"] = float(np.mean(rewards))
+        return logged

@@ -1,0 +1,207 @@
+"""AdaPO's credits by hand, what leaves before statistics, its settings; SCoRe; second-turn fine-tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from selfverify.errors import ConfigError
+from selfverify.learner.streams import make_streams
+from selfverify.methods import METHODS, make_method
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.recipe import load_recipe
+from selfverify.rollouts.types import Credit, Group, Problem, Segment, Trajectory
+from selfverify.tasks import make_task
+
+
+def trajectory(first: int, second: int, finish: str = "stop") -> Trajectory:
+    segments = [
+        Segment("turn_1", [5, 6], [-1.0, -1.0], finish="stop"),
+        Segment("observation", [7], [0.0], author="environment", turn=1),
+        Segment("turn_2", [8, 9, 9], [-1.0] * 3, finish=finish, turn=1),  # type: ignore[arg-type]
+    ]
+    names = ("answer", "correct", "correct_1", "answer_format", "score_format")
+    return Trajectory(segments, rewards=dict(zip(names, (second, second, first, 1.0, 1.0), strict=True)))
+
+
+def group(*kinds: tuple[int, int] | tuple[int, int, str]) -> Group:
+    return Group(Problem("p", []), [trajectory(*kind) for kind in kinds])
+
+
+def credits(method: Any, made: Group, valid: list[bool] | None = None) -> list[Credit]:
+    mask = torch.ones(len(made.trajectories), dtype=torch.bool) if valid is None else torch.tensor(valid)
+    found: list[Credit] = method.credit(made, mask)
+    return found
+
+
+def test_credit_by_hand() -> None:
+    """P = 3/4: R00 -1.375, R01 1.15, R10 -0.625, R11 0.85, and the first turn is held: 0.001 + 0.003."""
+    made = group((0, 0), (0, 1), (0, 0), (1, 0))
+    turn_1, turn_2 = credits(make_method("adapo"), made)
+    rewards = torch.tensor([-1.375, 1.15, -1.375, -0.625], dtype=torch.float64)
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    for credit in (turn_1, turn_2):
+        torch.testing.assert_close(credit.advantage, expected)
+    assert (turn_1.channel, turn_2.channel) == ("turn_1", "turn_2")
+    assert float(turn_1.kl_coef) == pytest.approx(0.004)
+    assert float(turn_2.kl_coef) == pytest.approx(0.001)
+    assert [t.rewards["trajectory"] for t in made.trajectories] == pytest.approx(rewards.tolist())
+
+
+def test_streams_have_each_turns_coefficient() -> None:
+    """P = 0.5: keeping pays more by 0.2, and the second turn is held by 0.001 + 0.002."""
+    made = group((1, 1), (0, 0))
+    prompt = Prompt("p", torch.tensor([1]), torch.tensor([[0]]))
+    streams = make_streams(prompt, made, credits(make_method("adapo"), made))
+    expected = torch.tensor([0.001, 0.001, 0.0, 0.003, 0.003, 0.003])
+    torch.testing.assert_close(streams.kl_coef, expected.expand(2, 6))
+    assert bool((streams.advantage[0, [0, 1, 3, 4, 5]] > 0).all())
+    assert streams.channel[0].tolist() == [0, 0, -1, 1, 1, 1]
+
+
+def test_cut_off_trajectories_leave_before_p() -> None:
+    whole = group((1, 1), (0, 1), (0, 0))
+    with_cut = group((1, 1), (0, 1), (0, 0), (0, 0, "length"))
+    for expected, found in zip(
+        credits(make_method("adapo"), whole), credits(make_method("adapo"), with_cut), strict=True
+    ):
+        assert found.advantage.tolist() == [*expected.advantage.tolist(), 0.0]
+        assert float(found.kl_coef) == float(expected.kl_coef)
+        assert found.valid is not None and found.valid.tolist() == [True, True, True, False]
+    kept = credits(make_method("adapo", drop_truncated=False), with_cut)
+    assert bool(kept[0].advantage.all())
+    none_left = credits(make_method("adapo"), group((0, 0, "length"), (1, 1, "length")))
+    assert not any(c.teaches for c in none_left)
+
+
+@pytest.mark.parametrize("kinds", [[(1, 1), (0, 1), (0, 1)], [(0, 0), (1, 0), (0, 0)]])
+def test_second_answers_that_agree_teach_nothing(kinds: list[tuple[int, int]]) -> None:
+    assert not any(c.teaches for c in credits(make_method("adapo"), group(*kinds)))
+    assert all(c.teaches for c in credits(make_method("adapo", zero_advantage="adaptive"), group(*kinds)))
+
+
+@pytest.mark.parametrize(("reward", "better"), [("fixed-correction", (0, 1)), ("fixed-preservation", (1, 1))])
+def test_fixed_rewards_prefer_one_kind(reward: str, better: tuple[int, int]) -> None:
+    """Whatever P is; and neither turn's KL moves."""
+    for rest in ([(1, 0)], [(0, 0), (0, 0), (0, 0)]):
+        made = group((0, 1), (1, 1), *rest)
+        turn_1, turn_2 = credits(make_method("adapo", reward=reward), made)
+        best = made.trajectories[int(turn_1.advantage.argmax())]
+        assert (best.rewards["correct_1"], best.rewards["correct"]) == better
+        assert float(turn_1.kl_coef) == float(turn_2.kl_coef) == 0.001
+        earned = [t.rewards["trajectory"] for t in made.trajectories]
+        assert sorted(earned[:2]) == [1.0, 1.5] and set(earned[2:]) == {-1.0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"k_01": 2.0}, {"k_01": -1.0}, {"k_11": 1.0}, {"k_10": 1.5}, {"negative": 0.0}, {"positive": 0.3}],
+)
+def test_rewards_of_the_wrong_sign_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        make_method("adapo", **options)
+
+
+def test_recipe_names_what_would_pay_for_a_wrong_end() -> None:
+    with pytest.raises(ConfigError, match=r"0->1 would earn -0.2 at P = 0"):
+        load_recipe("adapo-digits", ["method.k_01=2"])
+    with pytest.raises(ConfigError, match="is not what adapo trains with"):
+        load_recipe("adapo-digits", ["evaluation.second_turn=Really?"])
+    with pytest.raises(ConfigError, match="adapo trains second turns"):
+        load_recipe("adapo-digits", ["evaluation.second_turn=null"])
+    with pytest.raises(ConfigError, match="score is REINFORCE"):
+        load_recipe(
+            "adapo-digits",
+            ["method.name=score", "method.second_turn=Check the answer.", "learner.updates_per_rollout=2"],
+        )
+
+
+def test_metrics_say_where_the_group_stands() -> None:
+    method = make_method("adapo")
+    groups = [group((0, 0), (0, 1), (0, 0), (1, 0)), group((1, 1), (1, 1), (1, 0), (1, 1, "length"))]
+    for each in groups:
+        credits(method, each)
+    logged = method.metrics(groups)
+    assert logged["adapo/error_rate"] == pytest.approx(0.375)  # 3/4 and 0/3
+    assert logged["adapo/correcting"] == 0.5
+    assert logged["adapo/beta_1"] == pytest.approx((0.004 + 0.001) / 2)
+    assert logged["adapo/beta_2"] == pytest.approx((0.001 + 0.013) / 2)
+    assert logged["turns/delta"] == pytest.approx(logged["turns/0->1"] - logged["turns/1->0"])
+
+
+# --- SCoRe ----------------------------------------------------------------------------------------------
+
+
+def test_score_stages_by_hand() -> None:
+    made = group((1, 0), (0, 1), (1, 1), (0, 0))
+    turn_1, turn_2 = credits(make_method("score", stage=1), made)
+    assert turn_1.advantage.tolist() == turn_2.advantage.tolist() == [-0.5, 0.5, 0.5, -0.5]
+    assert (turn_1.kl_coef, turn_2.kl_coef) == (0.1, 0.01)
+    turn_1, turn_2 = credits(make_method("score", stage=2), made)
+    assert turn_1.advantage.tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert turn_2.advantage.tolist() == [-10.5, 10.5, 0.5, -0.5]  # of -10, 11, 1, 0, whose mean is 0.5
+    assert (turn_1.kl_coef, turn_2.kl_coef) == (0.01, 0.01)
+
+
+# --- fine-tuning on second turns ------------------------------------------------------------------------
+
+
+def test_demonstrated_second_turns_keep_what_is_right() -> None:
+    policy = Policy.load("builtin:digits", device="cpu")
+    task = make_task("digits-pick")
+    problems = [task.problem("train", 5, index) for index in range(4)]
+    method = make_method("turns-sft", second_turn="Check the answer.", first_weight=0.5)
+    rollout = method.rollout(policy, task, problems, [1, 2, 3, 4], SamplingConfig(group_size=6))
+    rows = [t for g in rollout.groups for t in g.trajectories if len(t.segments) == 3]
+    right = [t for t in rows if t.rewards["correct_1"] > 0]
+    assert 0 < len(right) < len(rows)
+    assert all(t.rewards["correct"] == 1 for t in rows)
+    assert all((t.segments[0].tokens == t.segments[2].tokens) == (t in right) for t in rows)
+    for made in rollout.groups:
+        valid = torch.ones(6, dtype=torch.bool)
+        second, first = method.credit(made, valid)
+        assert second.valid is not None and first.valid is not None
+        assert second.valid.tolist() == [t.rewards["correct"] > 0 for t in made.trajectories]
+        assert first.valid.tolist() == [t.rewards["correct_1"] > 0 for t in made.trajectories]
+
+
+def test_star_learns_from_corrections_only() -> None:
+    made = group((0, 1), (1, 1), (1, 0), (0, 0))
+    [credit] = credits(make_method("turns-sft", source="sampled", keep_right=False), made)
+    assert credit.valid is not None and credit.valid.tolist() == [True, False, False, False]
+    assert credit.channel == "turn_2"
+    [credit] = credits(make_method("turns-sft", source="sampled"), made)
+    assert credit.valid is not None and credit.valid.tolist() == [True, True, False, False]
+
+
+# --- training -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adapo", "score", "turns-sft"])
+def test_a_run(policy: Policy, tiny_folder: Path, tmp_path: Path, name: str) -> None:
+    """Training and a two-turn evaluation through the learner as it is, with an untrained policy's groups."""
+    from selfverify import LearnerConfig, learn
+    from selfverify.evaluation.config import EvaluationConfig
+    from selfverify.evaluation.evaluate import evaluate
+
+    fresh = Policy.load(str(tiny_folder), device="cpu")
+    assert name in METHODS
+    method = make_method(name, second_turn="Check the answer.")
+    learn(
+        fresh,
+        make_task("digits-pick"),
+        method,
+        LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
+        SamplingConfig(group_size=3, max_new_tokens=12),
+        output=tmp_path / "run",
+    )
+    checks = EvaluationConfig(problems=3, samples=2, second_turn="Check the answer.")
+    figures = evaluate(fresh, make_task("digits-pick"), checks, max_new_tokens=12)
+    assert figures["turns"]["acc@t2"] == figures["pass@1"]
+    assert figures["turns"]["delta"] == figures["turns"]["0->1"] - figures["turns"]["1->0"]
