@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from selfverify.errors import ConfigError
-from selfverify.methods import ADPOConfig
+from selfverify.methods import ADPOConfig, make_method
+from selfverify.methods.adapo import AdaPOConfig
 from selfverify.methods.monitor import group_metrics
+from selfverify.methods.score import SCoReConfig
+from selfverify.methods.turns_sft import TurnsSFTConfig
 from selfverify.policy import loading
 from selfverify.recipe import load_recipe
 from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, ADPO_PAGE = DOCS / "python.md", DOCS / "adpo.md"
+PAGE, ADPO_PAGE, ADAPO_PAGE = DOCS / "python.md", DOCS / "adpo.md", DOCS / "adapo.md"
 
 
 @pytest.fixture
@@ -31,9 +35,9 @@ def builtin_digits(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(loading, "BUILTIN", tmp_path / "builtin")
 
 
-def explained() -> set[str]:
-    """What stands in code marks in the first column of a table of docs/adpo.md."""
-    rows = re.findall(r"^\|(.*?)\|", ADPO_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+def explained(page: Path = ADPO_PAGE) -> set[str]:
+    """What stands in code marks in the first column of a table of a page."""
+    rows = re.findall(r"^\|(.*?)\|", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
@@ -51,6 +55,35 @@ def test_adpo_options_are_explained() -> None:
         row = next((line for line in page.splitlines() if line.startswith(f"| `{name}` |")), None)
         assert row is not None, f"docs/adpo.md has no row for {name}"
         assert row.split("|")[2].strip().strip("`") == default, f"{name} is {default} by default: {row}"
+
+
+def test_adapo_options_are_explained() -> None:
+    """Every option has a row; AdaPO's own (the page's first table of options) with its default."""
+    page = ADAPO_PAGE.read_text(encoding="utf-8")
+    for config in (AdaPOConfig, SCoReConfig, TurnsSFTConfig):
+        assert not config.model_fields.keys() - explained(ADAPO_PAGE)
+    for name, field in AdaPOConfig.model_fields.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        if name != "second_turn":  # a whole sentence
+            assert row.split("|")[2].strip().strip("`") == str(field.default).lower(), row
+
+
+def test_adapo_metrics_are_explained() -> None:
+    """Those of a step in which every kind of trajectory occurs."""
+    rewards = {"answer": 1.0, "answer_format": 1.0, "score_format": 1.0}
+    rows = [
+        Trajectory(
+            [Segment("turn_1", [1], finish="stop"), Segment("turn_2", [1], finish="stop")],
+            rewards=rewards | {"correct_1": first, "correct": second},
+        )
+        for first in (0.0, 1.0)
+        for second in (0.0, 1.0)
+    ]
+    group, method = Group(Problem("p", []), rows), make_method("adapo")
+    method.credit(group, torch.ones(4, dtype=torch.bool))
+    logged = method.metrics([group])
+    assert {"turns/corrected", "turns/spoiled", "reward/trajectory"} <= logged.keys()
+    assert not logged.keys() - explained() - explained(ADAPO_PAGE)
 
 
 def test_method_metrics_are_explained() -> None:

@@ -20,7 +20,9 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from selfverify.errors import DataError
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
 from selfverify.policy.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from selfverify.policy.turns import follow_up, inserted_tokens, longer_prompt
 from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import user_turn
 
@@ -135,6 +137,31 @@ def test_samples(folder: Path, policy: Policy, problems: list[Problem], temperat
             assert sample.logprobs == pytest.approx(row[: len(sample.tokens)].tolist(), abs=1e-5)
             assert not set(sample.tokens) & set(policy.suppressed_tokens)
             assert (sample.finish == "stop") == (sample.tokens[-1] in policy.stop_tokens)
+
+
+def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
+    """Each with a prompt of its own; sampled as what they are under the learner's forward."""
+    end = policy.tokenizer.eos_token_id
+    sampling = SamplingConfig(group_size=3, max_new_tokens=6, top_p=1.0)
+    prompts = policy.encode(problems)
+    follow = [follow_up(policy.loaded, problem, "Sure?") for problem in problems]
+    # As if every first turn had ended at once: an untrained model seldom ends one.
+    stop = Sample([end], [-1.0], "stop")
+    longer = [
+        longer_prompt(policy, p, [end, *inserted_tokens(stop, f)])
+        for p, f in zip(prompts, follow, strict=True)
+    ]
+    groups = policy.sample(longer, sampling, seeds=[1, 2])
+    whole = [
+        [[end, *inserted_tokens(stop, f), *sample.tokens] for sample in group]
+        for group, f in zip(groups, follow, strict=True)
+    ]
+    values = policy.logprobs(prompts, whole)
+    for group, rows, f in zip(groups, values, follow, strict=True):
+        for sample, row in zip(group, rows, strict=True):
+            found = row[len(f) :][: len(sample.tokens)]
+            assert sample.logprobs == pytest.approx(found.tolist(), abs=2e-5)
+    assert len(policy.sample_turns(prompts, follow, sampling, seeds=[1, 2])[1]) == 3
 
 
 def test_what_the_processor_refuses_names_the_problem(policy: Policy) -> None:
