@@ -158,9 +158,4 @@ class AdaPO:
             logged["adapo/error_rate"] = float(np.mean(rates))
             logged["adapo/correcting"] = float(np.mean([rate > self.config.threshold for rate in rates]))
             logged["adapo/beta_1"], logged["adapo/beta_2"] = (float(x) for x in np.mean(betas, axis=0))
-        rewards = [
-            t.rewards["trajectory"] for g in groups for t in g.trajectories if "trajectory" in t.rewards
-        ]
-        if rewards:
-            logged["reward/trajectory"] = float(np.mean(rewards))
         return logged

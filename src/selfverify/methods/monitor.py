@@ -19,6 +19,7 @@ def _auc(scores: np.ndarray, correct: np.ndarray) -> float | None:
 
 _NAMED = {
     "answer", "correct", "quality", "answer_format", "score_format", "score_opened", "verification",
+    "correct_1", "answer_format_1",
 }  # fmt: skip
 """Rewards with figures of their own; the others are the parts that a task names."""
 

@@ -15,7 +15,7 @@ from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up, inserted_tokens
-from selfverify.rollouts.single_turn import Rollout, read_response
+from selfverify.rollouts.single_turn import Rollout, read_response, verdict
 from selfverify.rollouts.two_turn import TURN_1, TURN_2, make_trajectory, roll_out_turns
 from selfverify.rollouts.types import Credit, Group, Problem
 from selfverify.tasks import Task
@@ -82,7 +82,7 @@ class TurnsSFT:
             return Turns(first, [], None)
         inserted = inserted_tokens(first, between)
         _, tagged, _ = read_response(policy, task, first)
-        if tagged.answer_ok and task.judge(problem, tagged).correct:
+        if verdict(task, problem, tagged).correct:
             return Turns(first, inserted, Sample(first.tokens, [], "stop"))
         text = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
         if "score" in task.tags:

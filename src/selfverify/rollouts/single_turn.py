@@ -50,7 +50,7 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
     finishes with ``error``: it takes no part in training, since an outage is not a failure.
     """
     text, tagged, split = read_response(policy, task, sample)
-    judged = judge_answer(task, problem, tagged) if tagged.answer_ok else _malformed(task, problem)
+    judged = verdict(task, problem, tagged)
     boundary = tagged.score_start if tagged.score_start is not None else len(text)
     segments = [Segment(ANSWER, sample.tokens[:split], sample.logprobs[:split], text[:boundary])]
     if split < len(sample.tokens):
@@ -74,8 +74,10 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
     )
 
 
-def _malformed(task: Task, problem: Problem) -> Judged:
-    """The verdict on an answer whose tags are malformed: it earns nothing."""
+def verdict(task: Task, problem: Problem, tagged: Tagged) -> Judged:
+    """What the task thinks of an answer; one whose tags are malformed earns nothing."""
+    if tagged.answer_ok:
+        return judge_answer(task, problem, tagged)
     unreadable = getattr(task, "unreadable", None)
     judged: Judged = UNREADABLE if unreadable is None else unreadable(problem)
     return judged

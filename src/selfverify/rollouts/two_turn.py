@@ -8,7 +8,7 @@ from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up
-from selfverify.rollouts.single_turn import Rollout, judge_answer, read_response
+from selfverify.rollouts.single_turn import Rollout, read_response, verdict
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import OBSERVATION, Group, Problem, Segment, Trajectory
 from selfverify.tasks import Task
@@ -19,16 +19,16 @@ TURN_1, TURN_2 = "turn_1", "turn_2"
 
 def _segment(
     policy: Policy, task: Task, problem: Problem, sample: Sample, turn: int
-) -> tuple[Segment, Tagged, Judged | None]:
+) -> tuple[Segment, Tagged, Judged]:
     text, tagged, _ = read_response(policy, task, sample)
-    judged = judge_answer(task, problem, tagged) if tagged.answer_ok else None
+    judged = verdict(task, problem, tagged)
     segment = Segment(
         (TURN_1, TURN_2)[turn],
         sample.tokens,
         sample.logprobs,
         text,
         turn=turn,
-        finish="error" if judged and judged.unjudged else sample.finish,
+        finish="error" if judged.unjudged else sample.finish,
         parsed=judged,
     )
     return segment, tagged, judged
@@ -38,15 +38,15 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, turns: Turns) 
     """Segments ``turn_1``, ``observation`` (what was inserted) and ``turn_2``, with their rewards.
 
     Rewards: ``correct_1`` and ``correct`` (the first and the second answer; a trajectory without a second one
-    ends wrong), ``answer`` (the task's, of the second), ``answer_format`` and ``score_format`` of the second
-    turn, ``answer_format_1``. A score, where the task asks for one, belongs to its turn. If one of the
-    answers cannot be judged, the trajectory finishes with ``error``.
+    ends wrong); of the second answer ``answer``, the task's ``parts``, ``answer_format`` and ``score_format``;
+    ``answer_format_1``. A score, where the task asks for one, belongs to its turn. If one of the answers
+    cannot be judged, the trajectory finishes with ``error``.
     """
     first, tagged, before = _segment(policy, task, problem, turns.first, 0)
-    segments, after = [first], None
-    format_1 = float(tagged.answer_ok)
+    segments, format_1 = [first], float(tagged.answer_ok)
     if turns.second is None:
         tagged = Tagged()
+        after = verdict(task, problem, tagged)
     else:
         words: str = policy.tokenizer.decode(turns.inserted, clean_up_tokenization_spaces=False)
         # The environment's tokens have no probability; nothing is trained on them, so that 0 does no harm.
@@ -59,15 +59,16 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, turns: Turns) 
     return Trajectory(
         segments,
         scores={"sampled": tagged.score} if tagged.score is not None else {},
-        rewards={
-            "answer": after.reward if after else 0.0,
-            "correct": float(after.correct) if after else 0.0,
-            "correct_1": float(before.correct) if before else 0.0,
+        rewards=after.parts
+        | {
+            "answer": after.reward,
+            "correct": float(after.correct),
+            "correct_1": float(before.correct),
             "answer_format": float(tagged.answer_ok),
             "answer_format_1": format_1,
             "score_format": float(tagged.score_ok),
         },
-        parsed=before if before and before.unjudged else after,
+        parsed=before if before.unjudged else after,
     )
 
 
