@@ -17,10 +17,14 @@ from selfverify.errors import ConfigError
 from selfverify.planner import Lengths, Plan, make_plan
 from selfverify.planner.memory import memory_of
 from selfverify.planner.meter import Meter
+from selfverify.planner.shapes import shapes_of
 from selfverify.policy import loading
 from selfverify.policy.flash import CpuFlash, CudaFlash
+from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
+from selfverify.policy.turns import follow_up
 from selfverify.recipe import load_recipe
+from selfverify.tasks import make_task
 
 SETTINGS = ["method.name=grpo", "learner.groups_per_step=8", "learner.micro_batch_groups=2"]
 LENGTHS = Lengths(prompt_tokens=90, image_tokens=64, response_tokens=10)
@@ -235,3 +239,14 @@ def test_text_models_have_no_images(text_folders: dict[str, Path]) -> None:
     assert "images" not in made.memory.phases and made.measured.shapes.image_tokens == 0
     with pytest.raises(ConfigError, match="reads text only"):
         make_plan(recipe, "a100", lengths=Lengths(image_tokens=8))
+
+
+@pytest.mark.parametrize("method", ["adapo", "turns-sft"])
+def test_second_turns_are_planned(method: str) -> None:
+    """Both turns at their longest, and what is put between them."""
+    words = ["method.second_turn=Check the answer.", "evaluation.second_turn=Check the answer."]
+    recipe = load_recipe("quickstart", [f"method.name={method}", *words, "sampling.max_new_tokens=20"])
+    policy = Policy.load("builtin:digits", device="cpu")
+    shapes = shapes_of(recipe, policy, 2, Lengths())
+    between = follow_up(policy.loaded, make_task("digits-pick").problem("train", 0, 0), "Check the answer.")
+    assert shapes.response_tokens == 40 + len(between)

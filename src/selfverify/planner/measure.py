@@ -132,7 +132,7 @@ class _Step:
             self._images()
             # The first batch of all is checked against the plain forward; after it, no more.
             policy.logprobs(self.shapes.prompts[:1], [[[0, 0]]])
-            if self.method.objective == "surrogate":
+            if self._samples:
                 if self.recipe.sampling.engine == "own":
                     self._sample()
                 if getattr(getattr(self.method, "config", None), "verification_credit", "") == "expected":
@@ -230,9 +230,14 @@ class _Step:
             self.policy.hidden_states(prompts, self.policy.forward.stack_continuations(rows))
         span.flops = round(span.flops * len(self.shapes.prompts) / len(prompts))
 
+    @property
+    def _samples(self) -> bool:
+        """Whether the method samples; whoever fine-tunes on second turns does."""
+        return self.method.objective == "surrogate" or "second_turn" in self.recipe.method.options
+
     def _groups(self) -> list[GroupStreams]:
         """Streams of every group, all tokens trained."""
-        if self.method.objective == "surrogate":
+        if self._samples:
             lists = [[[0] * self.shapes.response_tokens] * self.shapes.group_size] * len(self.shapes.prompts)
         else:
             lists = [[t.tokens for t in group.trajectories] for group in self._demonstrations()]

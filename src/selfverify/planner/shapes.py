@@ -12,10 +12,11 @@ from PIL import Image
 from selfverify.errors import ConfigError, DataError
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.policy.turns import follow_up
 from selfverify.recipe import Recipe
 from selfverify.rollouts.types import Problem
 from selfverify.tasks import make_task
-from selfverify.tasks.base import tell_space
+from selfverify.tasks.base import tell_space, user_turn
 
 MOST = 64
 """Problems that are made; a larger step repeats them."""
@@ -89,10 +90,13 @@ def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: Lengths) -> 
         where = f"{len(problems)} problems of {recipe.task.name}"
     else:
         prompts, where = [_made(policy, lengths)], "given"
-    response = lengths.response_tokens or recipe.sampling.max_new_tokens
-    stated = f"prompts: {where}; responses: " + (
-        "given" if lengths.response_tokens else "all as long as sampling.max_new_tokens allows"
-    )
+    response, allowed = recipe.sampling.max_new_tokens, "all as long as sampling.max_new_tokens allows"
+    if (words := recipe.method.options.get("second_turn")) is not None:
+        asked = Problem("planned", user_turn(_WORD, images=0))
+        response = 2 * response + len(follow_up(policy.loaded, asked, words))
+        allowed = "two turns, " + allowed
+    stated = f"prompts: {where}; responses: " + ("given" if lengths.response_tokens else allowed)
+    response = lengths.response_tokens or response
     return Shapes(
         _repeated(prompts, groups),
         list(islice(cycle(problems), groups)),

@@ -38,9 +38,9 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, turns: Turns) 
     """Segments ``turn_1``, ``observation`` (what was inserted) and ``turn_2``, with their rewards.
 
     Rewards: ``correct_1`` and ``correct`` (the first and the second answer; a trajectory without a second one
-    ends wrong); of the second answer ``answer``, the task's ``parts``, ``answer_format`` and ``score_format``;
-    ``answer_format_1``. A score, where the task asks for one, belongs to its turn. If one of the answers
-    cannot be judged, the trajectory finishes with ``error``.
+    ends wrong); of the second answer ``answer``, the task's ``parts``, ``answer_format`` and
+    ``score_format``; ``answer_format_1``. A score, where the task asks for one, belongs to its turn. If one
+    of the answers cannot be judged, the trajectory finishes with ``error``.
     """
     first, tagged, before = _segment(policy, task, problem, turns.first, 0)
     segments, format_1 = [first], float(tagged.answer_ok)
