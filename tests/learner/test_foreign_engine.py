@@ -183,6 +183,20 @@ def test_a_run_with_vllm_is_the_run_with_our_own_sampler(
     assert torch.cosine_similarity(moved("own"), moved("vllm"), dim=0) > 0.999
 
 
+def test_second_turns_come_from_vllm_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked twice, and what it drew behind the first turn has the learner's probabilities."""
+    vllm_standin.install(monkeypatch)
+    policy = Policy.load("builtin:digits", device="cpu")
+    config = CONFIG.model_copy(update={"steps": 1})
+    method = make_method("adapo", second_turn="Check the answer.", zero_advantage="adaptive")
+    learn(policy, make_task("digits-pick"), method, config, VLLM, output=tmp_path)
+    [row] = rows(tmp_path)
+    assert len(LLM.made[0].core.calls) == 2
+    assert row["turns/missing"] < 1 and row["tokens/trained"] > 0
+    # Behind a request it has never seen the policy would now and then write an image token, which vLLM may not.
+    assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
+
+
 @pytest.mark.usefixtures("same_draws")
 def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(tmp_path: Path) -> None:
     """It reads the starting weights from disk; what was learnt before a restart it must be sent."""
