@@ -193,7 +193,7 @@ def test_second_turns_come_from_vllm_too(tmp_path: Path, monkeypatch: pytest.Mon
     [row] = rows(tmp_path)
     assert len(LLM.made[0].core.calls) == 2
     assert row["turns/missing"] < 1 and row["tokens/trained"] > 0
-    # Behind a request it has never seen the policy would now and then write an image token, which vLLM may not.
+    # Behind a request it has never seen the policy gives image tokens some mass, which vLLM may not.
     assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
 
 

@@ -1,0 +1,57 @@
+"""Two-turn figures of an evaluation: by hand, with intervals, absent where there is one turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfverify.evaluation.metrics import paired_difference, summarise
+from selfverify.evaluation.store import CORRECT_1, Sample
+
+
+def sample(problem: int, number: int, first: int | None, second: int) -> Sample:
+    rewards = {"answer": float(second), "format": 1.0}
+    if first is not None:
+        rewards[CORRECT_1] = float(first)
+    scores: dict[str, float | None] = {"sampled": None, "greedy": None, "soft": None}
+    return Sample(
+        f"p{problem}", number, "", second, str(second), bool(second), rewards, scores, 3, -1.0, "stop", 0
+    )
+
+
+KINDS = [[(0, 0), (0, 1), (0, 1), (1, 1)], [(1, 0), (1, 1), (1, 1), (0, 0)]]
+
+
+def samples(kinds: list[list[tuple[int, int]]]) -> list[Sample]:
+    return [sample(p, n, i, j) for p, row in enumerate(kinds) for n, (i, j) in enumerate(row)]
+
+
+def test_turns_by_hand() -> None:
+    summary = summarise(samples(KINDS))
+    assert summary["turns"] == pytest.approx(
+        {
+            "acc@t1": 4 / 8,
+            "acc@t2": 5 / 8,
+            "delta": 1 / 8,
+            "0->0": 2 / 8,
+            "0->1": 2 / 8,
+            "1->0": 1 / 8,
+            "1->1": 3 / 8,
+            "corrected": 2 / 4,
+            "spoiled": 1 / 4,
+        }
+    )
+    assert summary["pass@1"] == summary["turns"]["acc@t2"]
+    low, high = summary["intervals"]["turns.delta"]
+    assert low == -0.25 and high == 0.5  # one problem's delta or the other's
+
+
+def test_what_cannot_be_measured_is_none() -> None:
+    assert summarise(samples([[(1, 1), (1, 0)]]))["turns"]["corrected"] is None
+    one_turn = [sample(0, n, None, n) for n in range(2)]
+    assert "turns" not in summarise(one_turn)
+
+
+def test_two_runs_compare_problem_by_problem() -> None:
+    copied = [[(i, i) for i, _ in row] for row in KINDS]
+    found = paired_difference(samples(copied), samples(KINDS))
+    assert found["turns.delta"]["difference"] == pytest.approx(1 / 8)
