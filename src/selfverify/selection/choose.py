@@ -127,7 +127,7 @@ def _reason(name: str, fallback: bool, votes: int, score: float | None, total: i
     return {
         "first": f"the first of {total} candidates; {known}",
         "majority": f"most votes: {agreed}",
-        "best": f"highest score: {known}; {agreed}",
+        "best": f"highest {known}; {agreed}",
         "weighted": f"most votes, weighted by score: {agreed}; its best {known}",
-        "best-of-majority": f"highest score among frequent answers: {known}; {agreed}",
+        "best-of-majority": f"highest {known} among frequent answers; {agreed}",
     }[name]
