@@ -163,6 +163,7 @@ def train(
         if happened := story(read_events(run / EVENTS_FILE)):
             _say("\n  ".join(["what happened:", *happened]))
         typer.echo(f"run: {run}")
+    ranks.stop()
 
 
 app.command()(plan)
@@ -209,7 +210,9 @@ def evaluate(
     from selfverify.run import evaluate_recipe
 
     metrics = evaluate_recipe(loaded, model=model or found, output=output)
-    if ranks.index() != 0:
+    first = ranks.index() == 0
+    ranks.stop()
+    if not first:
         return
     if as_json:
         typer.echo(json.dumps(metrics, indent=2, default=str))

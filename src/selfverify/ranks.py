@@ -5,6 +5,7 @@ Outside `accelerate launch` and torchrun there is one process, and everything he
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -22,6 +23,14 @@ def start(cpu: bool) -> None:
         from accelerate import PartialState
 
         PartialState(cpu=cpu)
+
+
+def stop() -> None:
+    """Part from the others when all is done: threads between processes must not outlive the interpreter."""
+    if count() > 1:
+        gc.collect()  # a wrapper that outlives its group may hang when it goes
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def count() -> int:

@@ -112,3 +112,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    ranks.stop()

@@ -88,7 +88,8 @@ def test_a_run_goes_on_under_another_wrapper(
     [
         ("ddp", 2, ("vision=1", "text=1")),
         ("fsdp", 2, ("vision=1", "text=1")),
-        ("ddp", 3, ("repeat=1", "groups=6")),
+        # Three processes on two cores take their time.
+        pytest.param("ddp", 3, ("repeat=1", "groups=6"), marks=pytest.mark.slow),
     ],
     ids=["tower under DDP", "tower under FSDP", "a problem twice in a step"],
 )
