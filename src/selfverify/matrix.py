@@ -60,6 +60,7 @@ def run_matrix(
         raise ConfigError(
             f"task {task.name}: these models write places in different units, and so do not share problems"
         )
+    weights = {name: policy.fingerprint() for name, policy in policies.items()}
     output.mkdir(parents=True, exist_ok=True)
     samples: dict[str, list[Sample]] = {}
     for name, policy in policies.items():
@@ -74,8 +75,8 @@ def run_matrix(
             say(f"{judge} judges the answers of {name}")
             file = output / f"{name}-by-{judge}.json"
             settings = {
-                "judge": policy.fingerprint(),
-                "samples": policies[name].fingerprint(),
+                "judge": weights[judge],
+                "samples": weights[name],
                 "form": form,
                 "task": recipe.task.model_dump(mode="json"),
                 "evaluation": config.model_dump(mode="json", exclude={"batch_problems"}),

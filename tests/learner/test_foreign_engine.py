@@ -15,13 +15,12 @@ from selfverify.errors import ConfigError
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner
 from selfverify.learner.mismatch import Mismatch
-from selfverify.learner.source import sampling_seed
 from selfverify.learner.streams import GroupStreams, make_streams
 from selfverify.learner.update import UpdateTotals
 from selfverify.methods import make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import uniforms
+from selfverify.policy.sampling import derived_seed, uniforms
 from selfverify.recipe import load_recipe
 from selfverify.rollouts.types import Credit, Group, Segment, Trajectory
 from selfverify.run import learn, train
@@ -134,7 +133,7 @@ def same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
         plain(llm, *arguments, **settings)
 
         def uniform(count: int, steps: int) -> torch.Tensor:
-            seeds = [sampling_seed(0, len(llm.core.calls) - 1, place) for place in range(2)]
+            seeds = [derived_seed(0, len(llm.core.calls) - 1, place) for place in range(2)]
             return uniforms(seeds, count // 2, steps).flatten(0, 1)
 
         llm.core.uniform = uniform  # type: ignore[method-assign]

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.learner.streams import valid_trajectories
 from selfverify.methods import make_method
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
+from selfverify.rollouts.types import Group, Problem, Segment, Trajectory, valid_trajectories
 
 EPS = 1e-4
 MALFORMED, MISSING = "malformed", "missing"

@@ -10,7 +10,7 @@ import torch
 
 from selfverify import learn as learn_run
 from selfverify.learner.config import LearnerConfig
-from selfverify.learner.streams import select, stack_choices, valid_trajectories
+from selfverify.learner.streams import select, stack_choices
 from selfverify.methods import make_method
 from selfverify.objectives import choice_probability
 from selfverify.policy.config import SamplingConfig
@@ -18,7 +18,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_distributions
 from selfverify.rollouts.single_turn import Rollout, read_rollout
 from selfverify.rollouts.tags import Tagged
-from selfverify.rollouts.types import Group, Segment, Trajectory
+from selfverify.rollouts.types import Group, Segment, Trajectory, valid_trajectories
 from selfverify.tasks import make_task
 from updating import update
 

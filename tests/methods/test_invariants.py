@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.learner.streams import GroupStreams, make_streams, select, stack, valid_trajectories
+from selfverify.learner.streams import GroupStreams, make_streams, select, stack
 from selfverify.methods import Method, make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Group, Segment, Trajectory
+from selfverify.rollouts.types import Group, Segment, Trajectory, valid_trajectories
 from selfverify.tasks import make_task
 from updating import update
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from selfverify.errors import ConfigError, DataError
-from selfverify.policy import turns as module
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import derived_seed
 from selfverify.policy.turns import Turns, follow_up, sample_turns_apart
 from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import user_turn
@@ -159,4 +159,4 @@ def test_words_that_cannot_be_inserted_are_refused(policy: Policy) -> None:
         follow_up(policy.loaded, problem, "again " * 5000)
     with pytest.raises(DataError, match="contains the image token"):
         follow_up(policy.loaded, problem, "look: <|image_pad|>")
-    assert module.turn_seed(1, 1) != module.turn_seed(2, 1)
+    assert derived_seed(1, 1) != derived_seed(2, 1)

@@ -6,13 +6,12 @@ import pytest
 from tests.rollouts.test_unjudged import Outage
 
 from selfverify.errors import DataError
-from selfverify.learner.streams import valid_trajectories
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up
 from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
-from selfverify.rollouts.types import Group, Problem, Trajectory
+from selfverify.rollouts.types import Group, Problem, Trajectory, valid_trajectories
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits_sum import DigitsSum
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from selfverify.errors import DataError
-from selfverify.learner.streams import valid_trajectories
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.single_turn import make_trajectory
 from selfverify.rollouts.tags import Tagged
-from selfverify.rollouts.types import Group, Problem
+from selfverify.rollouts.types import Group, Problem, valid_trajectories
 from selfverify.tasks.base import Judged
 from selfverify.tasks.digits_sum import DigitsSum
 

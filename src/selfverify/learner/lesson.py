@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from selfverify import ranks
-from selfverify.learner.source import Source, sampling_seed
+from selfverify.learner.source import Source
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.update import Pass, Updater, UpdateTotals, fixed_logprobs, micro_batches
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import derived_seed
 
 
 class Lesson:
@@ -58,7 +59,7 @@ class Lesson:
         if ranks.count() > 1:
             # Dropout in an adapter: each process draws its own, the same after a resumption.
             place = self.config.groups_per_step + ranks.index()
-            torch.manual_seed(sampling_seed(self.source.seed, step, place))
+            torch.manual_seed(derived_seed(self.source.seed, step, place))
         parts = [
             [int(i) for i in part]
             for part in np.array_split(np.arange(len(groups)), self.config.updates_per_rollout)

@@ -24,14 +24,14 @@ from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator, whole_loading
 from selfverify.learner.schedule import learning_rate_factor
 from selfverify.learner.source import Source
-from selfverify.learner.streams import select, valid_trajectories
+from selfverify.learner.streams import select
 from selfverify.learner.update import Updater
 from selfverify.learner.weights import load_matching
 from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
-from selfverify.rollouts.types import Group
+from selfverify.rollouts.types import Group, valid_trajectories
 from selfverify.tasks import Task
 from selfverify.tasks.base import Judged, tell_space
 

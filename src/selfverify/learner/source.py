@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-import numpy as np
-
 from selfverify import ranks
 from selfverify.errors import DataError
 from selfverify.events import note
@@ -14,16 +12,12 @@ from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import derived_seed
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.types import Group, Problem
 from selfverify.tasks import Task
 
 logger = logging.getLogger(__name__)
-
-
-def sampling_seed(seed: int, step: int, index: int) -> int:
-    """The seed of one problem's samples: the same wherever and whenever they are drawn."""
-    return int(np.random.SeedSequence([seed, step, index]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 class Source:
@@ -129,7 +123,7 @@ class Source:
         elif not problems:
             return Rollout([], [])
         # By place, so that a skipped problem does not change what the others sample.
-        seeds = [sampling_seed(self.seed, step, place) for place in problems]
+        seeds = [derived_seed(self.seed, step, place) for place in problems]
         try:
             return self.method.rollout(self.policy, self.task, [*problems.values()], seeds, self.sampling)
         except DataError:

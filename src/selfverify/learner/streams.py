@@ -56,13 +56,6 @@ class Dropped:
     all_invalid: int = 0
 
 
-def valid_trajectories(group: Group, drop_truncated: bool) -> Tensor:
-    """``[G]`` bool: trajectories that take part in this group's statistics."""
-    return torch.tensor(
-        [t.finish != "error" and not (drop_truncated and t.truncated) for t in group.trajectories]
-    )
-
-
 def _spread(value: float | Tensor, count: int) -> list[float]:
     tensor = torch.as_tensor(value, dtype=torch.float32)
     result: list[float] = tensor.expand(count).tolist()

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from selfverify.methods.base import SECOND_TURN, MethodConfig, column
-from selfverify.methods.monitor import group_metrics, turn_metrics, whole_trajectories
+from selfverify.methods.monitor import group_metrics, turn_metrics
 from selfverify.objectives import (
     RewardShape,
     dynamic_kl,
@@ -25,7 +25,7 @@ from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.two_turn import TURN_1, TURN_2, roll_out_turns
-from selfverify.rollouts.types import Credit, Group, Problem
+from selfverify.rollouts.types import Credit, Group, Problem, valid_trajectories
 from selfverify.tasks import Task
 
 _SHAPE = RewardShape()
@@ -121,7 +121,7 @@ class AdaPO:
         """
         c = self.config
         if c.drop_truncated:
-            valid = valid & whole_trajectories(group)
+            valid = valid & valid_trajectories(group, drop_truncated=True)
         first, second = column(group, "correct_1"), column(group, "correct")
         table = self._table(first, valid)
         reward = trajectory_reward(table, first, second)
@@ -149,7 +149,7 @@ class AdaPO:
         logged = group_metrics(groups) | turn_metrics(groups)
         rates, betas = [], []
         for group in groups:
-            valid = whole_trajectories(group)
+            valid = valid_trajectories(group, drop_truncated=True)
             if bool(valid.any()):
                 first = column(group, "correct_1")
                 rates.append(float(error_rate(first, valid)))

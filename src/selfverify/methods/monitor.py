@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from selfverify.rollouts.transitions import transitions
 from selfverify.rollouts.types import Group
@@ -56,11 +55,6 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         if paid:
             metrics["verification/correct_given_reward1"] = float(np.mean(paid))
     return metrics
-
-
-def whole_trajectories(group: Group) -> torch.Tensor:
-    """``[G]`` bool: trajectories with a verdict, of which no turn was cut off."""
-    return torch.tensor([t.finish != "error" and not t.truncated for t in group.trajectories])
 
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:

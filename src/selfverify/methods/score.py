@@ -13,13 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from selfverify.methods.base import SECOND_TURN, MethodConfig, column
-from selfverify.methods.monitor import group_metrics, turn_metrics, whole_trajectories
+from selfverify.methods.monitor import group_metrics, turn_metrics
 from selfverify.objectives import group_advantage
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.two_turn import TURN_1, TURN_2, roll_out_turns
-from selfverify.rollouts.types import Credit, Group, Problem
+from selfverify.rollouts.types import Credit, Group, Problem, valid_trajectories
 from selfverify.tasks import Task
 
 
@@ -78,7 +78,7 @@ class SCoRe:
         """
         c = self.config
         if c.drop_truncated:
-            valid = valid & whole_trajectories(group)
+            valid = valid & valid_trajectories(group, drop_truncated=True)
         first, second = column(group, "correct_1"), column(group, "correct")
         if c.stage == 1:
             rewards = (second, second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,11 @@ class Sample:
     tokens: list[int]
     logprobs: list[float]
     finish: Finish
+
+
+def derived_seed(*numbers: int) -> int:
+    """The seed of one thing among many, told by ``numbers``: the same wherever and whenever it is drawn."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def uniforms(seeds: list[int], group_size: int, steps: int) -> Tensor:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -18,7 +17,7 @@ from selfverify.errors import ConfigError, DataError
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt, text_only
 from selfverify.policy.loading import Loaded
-from selfverify.policy.sampling import Decoder, Sample, uniforms
+from selfverify.policy.sampling import Decoder, Sample, derived_seed, uniforms
 from selfverify.rollouts.types import Problem
 
 if TYPE_CHECKING:
@@ -102,11 +101,6 @@ def inserted_tokens(first: Sample, between: Sequence[int]) -> list[int]:
     return list(between[1:] if written else between)
 
 
-def turn_seed(seed: int, *place: int) -> int:
-    """A seed of something later in the same conversation."""
-    return int(np.random.SeedSequence([seed, *place]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
 def sample_turns(
     decoder: Decoder, prompts: Sequence[Prompt], follow_ups: Sequence[Sequence[int]], seeds: Sequence[int]
 ) -> list[list[Turns]]:
@@ -127,7 +121,7 @@ def sample_turns(
         [[t.first.tokens[: None if t.inserted else 1] + t.inserted for t in group] for group in groups]
     )
     hidden, layout = forward.extend(given, starts, layout, steps)
-    draws = uniforms([turn_seed(seed, 1) for seed in seeds], decoder.sampling.group_size, steps)
+    draws = uniforms([derived_seed(seed, 1) for seed in seeds], decoder.sampling.group_size, steps)
     second = decoder.go_on(hidden, layout, starts[:, None] + given.lengths, draws, wanted.to(forward.device))
     for group, samples in zip(groups, second, strict=True):
         for turns, sample in zip(group, samples, strict=True):
@@ -149,7 +143,11 @@ def sample_turns_apart(
         for group, between in zip(policy.sample(prompts, sampling, seeds=seeds), follow_ups, strict=True)
     ]
     goes_on = [
-        (turns, longer_prompt(policy, prompt, turns.first.tokens + turns.inserted), turn_seed(seed, 1, place))
+        (
+            turns,
+            longer_prompt(policy, prompt, turns.first.tokens + turns.inserted),
+            derived_seed(seed, 1, place),
+        )
         for prompt, group, seed in zip(prompts, groups, seeds, strict=True)
         for place, turns in enumerate(group)
         if turns.inserted

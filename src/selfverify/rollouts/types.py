@@ -121,6 +121,16 @@ class Group:
     trajectories: list[Trajectory]
 
 
+def valid_trajectories(group: Group, drop_truncated: bool) -> torch.Tensor:
+    """``[G]`` bool: trajectories that take part in this group's statistics.
+
+    Those without a verdict never do; with ``drop_truncated`` those of which a turn was cut off don't either.
+    """
+    return torch.tensor(
+        [t.finish != "error" and not (drop_truncated and t.truncated) for t in group.trajectories]
+    )
+
+
 @dataclass(slots=True)
 class Choices:
     """Tokens at which every alternative gets an advantage, not only the one that was sampled.

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-import torch
-
 from selfverify.errors import ConfigError, DataError
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
+from selfverify.policy.turns import longer_prompt
 from selfverify.rollouts.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.rollouts.types import Group, Problem, Trajectory
 from selfverify.selection.calibration import Calibration
@@ -268,20 +267,8 @@ def _continue(policy: Policy, groups: Sequence[Group]) -> Asked:
     ):
         for g, text in enumerate(_answers(group)):
             if text:
-                asked.append(((b, g), _extended(prompt, _tokens(policy, text + OPENING))))
+                asked.append(((b, g), longer_prompt(policy, prompt, _tokens(policy, text + OPENING))))
     return asked
-
-
-def _extended(prompt: Prompt, tokens: list[int]) -> Prompt:
-    start = prompt.next_position
-    positions = torch.arange(start, start + len(tokens)).expand(prompt.positions.shape[0], -1)
-    return replace(
-        prompt,
-        ids=torch.cat([prompt.ids, torch.tensor(tokens, dtype=prompt.ids.dtype)]),
-        positions=torch.cat([prompt.positions, positions.to(prompt.positions.dtype)], dim=1),
-        next_position=start + len(tokens),
-        unexpanded=[*prompt.unexpanded, *tokens],
-    )
 
 
 def _ask(policy: Policy, groups: Sequence[Group], request: str) -> Asked:

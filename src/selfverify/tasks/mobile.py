@@ -10,24 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action
 from selfverify.errors import ConfigError, DataError
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import Demonstration, Judged, Space
 from selfverify.tasks.canvas import Split
 from selfverify.tasks.coordinates import Size
-from selfverify.tasks.mobile_action import (
-    BUTTONS,
-    NEEDS,
-    STATUSES,
-    TOOL,
-    Action,
-    moved,
-    parse_tool_call,
-    read_action,
-    vote_key,
-    write_call,
-)
+from selfverify.tasks.mobile_action import TOOL, moved, parse_tool_call, read_action, vote_key, write_call
 from selfverify.tasks.mobile_scoring import PLACED, PROFILES, StepScore, counts, score_step
 from selfverify.tasks.row_fields import RowTaskConfig, one_image, space_of, text_field
 from selfverify.tasks.rows import Row, Rows, Splits
@@ -174,7 +164,7 @@ def instructions(space: Size) -> str:
     parameters = {
         "action": {
             "type": "string",
-            "enum": list(NEEDS),
+            "enum": list(ACTIONS),
             "description": "click or long_press a place; swipe from one place to another; type text into the "
             "field that has the focus; open an app by name; press a system_button or another key; wait for "
             "the screen to change; terminate when the goal is reached or cannot be.",

@@ -23,30 +23,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action
 from selfverify.tasks.coordinates import Size, convert
 from selfverify.tasks.strict_json import is_number, read_json
-
-Action = dict[str, Any]
 
 TOOL = "mobile_use"
 MAX_CHARS = 8192
 """Longer tool calls are malformed."""
 MAX_NUMBER = 100_000.0
 """Larger coordinates and times are malformed."""
-BUTTONS = ("Back", "Home", "Menu", "Enter")
-STATUSES = ("success", "failure")
-NEEDS: dict[str, tuple[str, ...]] = {
-    "key": ("text",),
-    "click": ("coordinate",),
-    "long_press": ("coordinate",),
-    "swipe": ("coordinate", "coordinate2"),
-    "type": ("text",),
-    "system_button": ("button",),
-    "open": ("text",),
-    "wait": (),
-    "terminate": ("status",),
-}
-"""Parameters without which an action is malformed."""
 _PLACES = ("coordinate", "coordinate2")
 _KEY_CELL = 0.07
 """Side of a vote's cells in screen diagonals: half of ADPO's tolerance; what shares a cell is within it."""
@@ -91,7 +76,7 @@ def read_action(value: Any) -> Action:
 
 def _kept(given: Mapping[str, Any]) -> Action:
     name = given["action"]
-    wanted = ("action", *NEEDS[name], *(("time",) if name in ("wait", "long_press") else ()))
+    wanted = ("action", *ACTIONS[name], *(("time",) if name in ("wait", "long_press") else ()))
     kept = {key: given[key] for key in wanted if key in given}
     return {key: [float(v) for v in value] if key in _PLACES else value for key, value in kept.items()}
 
@@ -99,15 +84,15 @@ def _kept(given: Mapping[str, Any]) -> Action:
 def _fault(given: Mapping[str, Any]) -> str:
     """What is wrong with a call's arguments; empty if nothing."""
     name = given.get("action")
-    if not isinstance(name, str) or name not in NEEDS:
-        return f"action has to be one of {', '.join(NEEDS)}, not {name!r:.80}"
+    if not isinstance(name, str) or name not in ACTIONS:
+        return f"action has to be one of {', '.join(ACTIONS)}, not {name!r:.80}"
     for key, value in given.items():
         check = _CHECKS.get(key)
         if check is None:
             return f"{name}: {TOOL} has no parameter {key!r:.80}"
         if not check(value):
             return f"{name}: {key} cannot be {value!r:.80}"
-    missing = [key for key in NEEDS[name] if key not in given]
+    missing = [key for key in ACTIONS[name] if key not in given]
     if missing:
         return f"{name}: {' and '.join(missing)} is missing"
     return ""

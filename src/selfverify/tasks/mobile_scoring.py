@@ -9,9 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from selfverify.data.actions import ACTIONS, Action
 from selfverify.tasks import text_rules
 from selfverify.tasks.coordinates import Size
-from selfverify.tasks.mobile_action import NEEDS, Action, swipe_direction
+from selfverify.tasks.mobile_action import swipe_direction
 from selfverify.tasks.text_rules import TextRule
 
 PLACED = ("click", "long_press")
@@ -50,7 +51,7 @@ class ScoringProfile:
     status: bool = True
     merged: Mapping[str, str] = field(default_factory=dict)
     buttons: Mapping[str, str] = field(default_factory=dict)
-    counted: frozenset[str] = frozenset(NEEDS)
+    counted: frozenset[str] = frozenset(ACTIONS)
     grounding: Literal["placed", "clicks", "typed_placed", "typed_clicks"] = "clicks"
     grounding_needs_type: bool = True
 
@@ -63,7 +64,7 @@ _AGENTCPM = ScoringProfile(
     status=False,
     merged={"long_press": "click", "terminate": "wait"},
     buttons={"Menu": "Home"},
-    counted=frozenset(NEEDS) - {"open"},
+    counted=frozenset(ACTIONS) - {"open"},
 )
 
 PROFILES: dict[str, ScoringProfile] = {

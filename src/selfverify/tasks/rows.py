@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from selfverify import data
+from selfverify.data import open_rows
 from selfverify.data.images import read_image
 from selfverify.errors import ConfigError, DataError
 from selfverify.tasks.canvas import Split
@@ -25,11 +25,6 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Row: ...
-
-
-def open_rows(path: str) -> Rows:
-    """The rows of a data file or folder; see `selfverify.data.open_rows`, also for what is raised."""
-    return data.open_rows(path)
 
 
 class Splits:
