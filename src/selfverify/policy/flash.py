@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,22 @@ from torch import Tensor
 
 Sizes = Sequence[int] | None
 """True lengths of B prompts whose keys are padded on the right; None where none is."""
+Grads = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Attention to one of the two sets of keys, in a kernel's shape.
+
+    ``own`` is R where the keys are the continuation's (causal), 0 where they are the prompt's.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    own: int
+    sizes: Sizes
+    scale: float
 
 
 class Flash(Protocol):
@@ -31,25 +48,11 @@ class Flash(Protocol):
         """Back to ``shape`` but for its last axis."""
         ...
 
-    def forward(
-        self, query: Tensor, keys: Tensor, values: Tensor, own: int, sizes: Sizes, scale: float
-    ) -> tuple[Tensor, Tensor, Any]:
-        """Output, logarithm and what `backward` takes as ``rest``; ``own`` is R, or 0 for the prompt."""
+    def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
+        """Output, logarithm and what `backward` takes as ``rest``."""
         ...
 
-    def backward(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        out: Tensor,
-        log: Tensor,
-        rest: Any,
-        own: int,
-        sizes: Sizes,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
         """Gradients of query, keys and values, for the output and logarithm of the *whole* softmax."""
         ...
 
@@ -70,45 +73,34 @@ class CpuFlash:
         return x.view(b, g, k, n, r, -1) if own else x.view(b, k, g, n, r, -1).transpose(1, 2)
 
     @staticmethod
-    def _mask(query: Tensor, keys: Tensor, own: int, sizes: Sizes) -> Tensor | None:
-        places = torch.arange(keys.shape[2])
-        if own:
-            heads = query.shape[2] // own
+    def _mask(part: Part) -> Tensor | None:
+        places = torch.arange(part.keys.shape[2])
+        if part.own:
+            heads = part.query.shape[2] // part.own
             if heads == 1:
                 return None  # the kernel's own causal rule
-            hidden = (places > torch.arange(own)[:, None]).repeat(heads, 1)
-        elif sizes is None:
+            hidden = (places > torch.arange(part.own)[:, None]).repeat(heads, 1)
+        elif part.sizes is None:
             return None
         else:
-            hidden = (places >= torch.tensor(sizes)[:, None])[:, None, None]
-        return torch.zeros(hidden.shape, dtype=query.dtype).masked_fill(hidden, torch.finfo(query.dtype).min)
+            hidden = (places >= torch.tensor(part.sizes)[:, None])[:, None, None]
+        dtype = part.query.dtype
+        return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
 
-    def forward(
-        self, query: Tensor, keys: Tensor, values: Tensor, own: int, sizes: Sizes, scale: float
-    ) -> tuple[Tensor, Tensor, Any]:
+    def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
         """See `Flash`."""
-        mask = self._mask(query, keys, own, sizes)
-        causal = bool(own) and mask is None
-        out, log = self.kernel(query, keys, values, 0.0, causal, attn_mask=mask, scale=scale)
+        mask = self._mask(part)
+        causal = bool(part.own) and mask is None
+        out, log = self.kernel(
+            part.query, part.keys, part.values, 0.0, causal, attn_mask=mask, scale=part.scale
+        )
         return out, log, mask
 
-    def backward(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        out: Tensor,
-        log: Tensor,
-        rest: Any,
-        own: int,
-        sizes: Sizes,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
         """See `Flash`."""
-        causal = bool(own) and rest is None
+        causal = bool(part.own) and rest is None
         q, k, v = self.kernel_backward(
-            grad, query, keys, values, out, log, 0.0, causal, attn_mask=rest, scale=scale
+            grad, part.query, part.keys, part.values, out, log, 0.0, causal, attn_mask=rest, scale=part.scale
         )
         return q, k, v
 
@@ -136,57 +128,47 @@ class CudaFlash:
             return x.reshape(b, g, k, n, r, -1)
         return x.reshape(b, k, n, g, r, -1).permute(0, 3, 1, 2, 4, 5)
 
-    def forward(
-        self, query: Tensor, keys: Tensor, values: Tensor, own: int, sizes: Sizes, scale: float
-    ) -> tuple[Tensor, Tensor, Any]:
+    @staticmethod
+    def _one_by_one(part: Part) -> Iterator[Part]:
+        for b, size in enumerate(part.sizes or ()):
+            at = slice(b, b + 1)
+            keys, values = part.keys[at, :, :size], part.values[at, :, :size]
+            yield Part(part.query[at], keys, values, 0, None, part.scale)
+
+    def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
         """See `Flash`."""
-        if own or sizes is None:
-            out, log, *rest, _ = self.kernel(query, keys, values, 0.0, bool(own), False, scale=scale)
+        if part.sizes is None:
+            out, log, *rest, _ = self.kernel(
+                part.query, part.keys, part.values, 0.0, bool(part.own), False, scale=part.scale
+            )
             return out, log, rest
-        parts = [
-            self.forward(q, k[:, :, :size], v[:, :, :size], 0, None, scale)
-            for q, k, v, size in zip(query.split(1), keys.split(1), values.split(1), sizes, strict=True)
-        ]
-        outs, logs, rests = zip(*parts, strict=True)
+        outs, logs, rests = zip(*map(self.forward, self._one_by_one(part)), strict=True)
         return torch.cat(outs), torch.cat(logs), rests
 
-    def backward(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        out: Tensor,
-        log: Tensor,
-        rest: Any,
-        own: int,
-        sizes: Sizes,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
         """See `Flash`."""
-        if own or sizes is None:
+        if part.sizes is None:
             lengths, dropout = rest[:4], rest[4:]
             q, k, v = self.kernel_backward(
-                grad, query, keys, values, out, log, *lengths, 0.0, bool(own), *dropout, scale=scale
+                grad,
+                part.query,
+                part.keys,
+                part.values,
+                out,
+                log,
+                *lengths,
+                0.0,
+                bool(part.own),
+                *dropout,
+                scale=part.scale,
             )
             return q, k, v
-        grads = [torch.zeros_like(x) for x in (query, keys, values)]
-        for b, size in enumerate(sizes):
-            at = slice(b, b + 1)
-            found = self.backward(
-                grad[at],
-                query[at],
-                keys[at, :, :size],
-                values[at, :, :size],
-                out[at],
-                log[at],
-                rest[b],
-                0,
-                None,
-                scale,
-            )
-            grads[0][at], grads[1][at, :, :size], grads[2][at, :, :size] = found
-        return grads[0], grads[1], grads[2]
+        q, k, v = (torch.zeros_like(x) for x in (part.query, part.keys, part.values))
+        for b, each in enumerate(self._one_by_one(part)):
+            at, size = slice(b, b + 1), each.keys.shape[2]
+            found = self.backward(each, grad[at], out[at], log[at], rest[b])
+            q[at], k[at, :, :size], v[at, :, :size] = found
+        return q, k, v
 
 
 def flash_for(query: Tensor) -> Flash | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfverify.policy.flash import Flash, Sizes
+from selfverify.policy.flash import Flash, Part, Sizes
 
 
 class MergedAttention(torch.autograd.Function):
@@ -50,8 +50,10 @@ class MergedAttention(torch.autograd.Function):
         shape = query.shape
         to_prompt, to_own = flash.rows(query, False), flash.rows(query, True)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        first, first_log, first_rest = flash.forward(to_prompt, prompt_keys, prompt_values, 0, sizes, scaling)
-        second, second_log, second_rest = flash.forward(to_own, keys, values, shape[4], None, scaling)
+        prompt = Part(to_prompt, prompt_keys, prompt_values, 0, sizes, scaling)
+        first, first_log, first_rest = flash.forward(prompt)
+        own = Part(to_own, keys, values, shape[4], None, scaling)
+        second, second_log, second_rest = flash.forward(own)
         first = flash.unrows(first, shape, False)
         second = flash.unrows(second, shape, True)
         first_log = flash.unrows(first_log.unsqueeze(-1), shape, False)
@@ -68,25 +70,20 @@ class MergedAttention(torch.autograd.Function):
         to_prompt, to_own, prompt_keys, prompt_values, keys, values, out, log = ctx.saved_tensors
         flash: Flash = ctx.flash
         shape = out.shape
-        found = []
-        for own, query, k, v in (
-            (False, to_prompt, prompt_keys, prompt_values),
-            (True, to_own, keys, values),
-        ):
-            found.append(
-                flash.backward(
-                    flash.rows(grad, own),
-                    query,
-                    k,
-                    v,
-                    flash.rows(out, own),
-                    flash.rows(log, own).squeeze(-1),
-                    ctx.rests[own],
-                    shape[4] if own else 0,
-                    None if own else ctx.sizes,
-                    ctx.scaling,
-                )
+        parts = (
+            Part(to_prompt, prompt_keys, prompt_values, 0, ctx.sizes, ctx.scaling),
+            Part(to_own, keys, values, shape[4], None, ctx.scaling),
+        )
+        found = [
+            flash.backward(
+                part,
+                flash.rows(grad, own),
+                flash.rows(out, own),
+                flash.rows(log, own).squeeze(-1),
+                rest,
             )
+            for own, part, rest in zip((False, True), parts, ctx.rests, strict=True)
+        ]
         (q1, *prompt_grads), (q2, *own_grads) = found
         own_grads = [g.unflatten(0, shape[:2]) for g in own_grads]
         query_grad = flash.unrows(q1, shape, False) + flash.unrows(q2, shape, True)
