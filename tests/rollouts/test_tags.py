@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from selfverify.rollouts import tags
 from selfverify.rollouts.tags import Tagged, parse_score, parse_tagged
 
 GOOD = "<think>2+2</think><answer>4</answer><score>0.9</score>"
@@ -240,6 +241,8 @@ def test_work_grows_with_the_text_and_not_faster(unit):
 
         def trace(frame, event, arg):
             nonlocal seen
+            if frame.f_code.co_filename != tags.__file__:  # a collector's callback may run in between
+                return None
             seen += event == "line"
             return trace
 
@@ -251,4 +254,4 @@ def test_work_grows_with_the_text_and_not_faster(unit):
             sys.settrace(previous)
         return seen
 
-    assert lines_run(unit * 200) == lines_run(unit * 20_000) < 200
+    assert 10 < lines_run(unit * 200) == lines_run(unit * 20_000) < 200
