@@ -156,19 +156,21 @@ def test_demonstrated_second_turns_keep_what_is_right() -> None:
     policy = Policy.load("builtin:digits", device="cpu")
     task = make_task("digits-pick")
     problems = [task.problem("train", 5, index) for index in range(4)]
-    method = make_method("turns-sft", second_turn="Check the answer.", first_weight=0.5)
+    method = make_method("turns-sft", second_turn="Check the answer.", rehearsal={"right": 1, "wrong": 1})
     rollout = method.rollout(policy, task, problems, [1, 2, 3, 4], SamplingConfig(group_size=6))
-    rows = [t for g in rollout.groups for t in g.trajectories if len(t.segments) == 3]
+    rows = [t for g in rollout.groups for t in g.trajectories[:6] if len(t.segments) == 3]
     right = [t for t in rows if t.rewards["correct_1"] > 0]
     assert 0 < len(right) < len(rows)
     assert all(t.rewards["correct"] == 1 for t in rows)
     assert all((t.segments[0].tokens == t.segments[2].tokens) == (t in right) for t in rows)
     for made in rollout.groups:
-        valid = torch.ones(6, dtype=torch.bool)
-        second, first = method.credit(made, valid)
-        assert second.valid is not None and first.valid is not None
-        assert second.valid.tolist() == [t.rewards["correct"] > 0 for t in made.trajectories]
-        assert first.valid.tolist() == [t.rewards["correct_1"] > 0 for t in made.trajectories]
+        assert len(made.trajectories) == 8
+        second, *rehearsed = method.credit(made, torch.ones(8, dtype=torch.bool))
+        assert second.valid is not None
+        assert second.valid.tolist() == [len(t.segments) == 3 for t in made.trajectories[:6]] + [False, False]
+        assert [credit.channel for credit in rehearsed] == ["answer", "score"]
+    figures = method.metrics(rollout.groups)
+    assert figures["turns/acc@t1"] == len(right) / 24 and figures["turns/acc@t2"] == len(rows) / 24
 
 
 def test_star_learns_from_corrections_only() -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.methods.base import SECOND_TURN, MethodConfig, column
+from selfverify.methods.base import SECOND_TURN, MethodConfig
 from selfverify.methods.monitor import turn_metrics
+from selfverify.methods.sft import SFT, SFTConfig
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up, inserted_tokens
 from selfverify.rollouts.single_turn import Rollout, read_response, verdict
-from selfverify.rollouts.two_turn import TURN_1, TURN_2, make_trajectory, roll_out_turns
-from selfverify.rollouts.types import Credit, Group, Problem
+from selfverify.rollouts.tags import SCORE_TAG
+from selfverify.rollouts.two_turn import TURN_2, make_trajectory, roll_out_turns
+from selfverify.rollouts.types import Credit, Group, Problem, Trajectory
 from selfverify.tasks import Task
 
 
@@ -34,8 +37,10 @@ class TurnsSFTConfig(MethodConfig):
         True,
         description="Learn from second turns behind a right first one, too; STaR keeps corrections only.",
     )
-    first_weight: float = Field(
-        0.0, ge=0, description="Loss weight of right first turns, so that the first answer is not forgotten."
+    rehearsal: SFTConfig | None = Field(
+        None,
+        description="Demonstrations as `sft` shows them, beside the second turns, so that "
+        "first answers and their scores are not forgotten. `{}` takes that method's defaults.",
     )
 
 
@@ -47,6 +52,7 @@ class TurnsSFT:
 
     def __init__(self, config: TurnsSFTConfig | None = None) -> None:
         self.config = config or TurnsSFTConfig()
+        self.rehearsal = SFT(self.config.rehearsal) if self.config.rehearsal else None
 
     def rollout(
         self,
@@ -56,7 +62,22 @@ class TurnsSFT:
         seeds: Sequence[int],
         sampling: SamplingConfig,
     ) -> Rollout:
-        """Sample first turns; sample the second, or write them."""
+        """Sample first turns; sample the second, or write them; put what is rehearsed behind them."""
+        made = self._turns(policy, task, problems, seeds, sampling)
+        if self.rehearsal is not None:
+            shown = self.rehearsal.rollout(policy, task, problems, seeds, sampling)
+            for group, more in zip(made.groups, shown.groups, strict=True):
+                group.trajectories += more.trajectories
+        return made
+
+    def _turns(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
         if self.config.source == "sampled":
             return roll_out_turns(policy, task, problems, seeds, sampling, self.config.second_turn)
         prompts = policy.encode(problems)
@@ -82,26 +103,33 @@ class TurnsSFT:
             return Turns(first, [], None)
         inserted = inserted_tokens(first, between)
         _, tagged, _ = read_response(policy, task, first)
-        if verdict(task, problem, tagged).correct:
+        scored = SCORE_TAG not in task.tags or tagged.score_ok
+        # What is malformed is not copied: it would be learnt from turn to turn.
+        if verdict(task, problem, tagged).correct and tagged.answer_ok and scored:
             return Turns(first, inserted, Sample(first.tokens, [], "stop"))
         text = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
-        if "score" in task.tags:
+        if SCORE_TAG in task.tags:
             # Whatever it said of the first answer: nothing is taught about scores here but their place.
             text += f"<score>{0.5 if tagged.score is None else tagged.score:.1f}</score>"
         ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Turns(first, inserted, Sample([*ids, policy.tokenizer.eos_token_id], [], "stop"))
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
-        """1 for the second turns that are learnt, and for right first turns."""
-        first, second = column(group, "correct_1") > 0, column(group, "correct") > 0
-        learnt = second if self.config.keep_right else second & ~first
+        """1 for the second turns that are learnt, and for what is rehearsed."""
+        learnt = torch.tensor([self._teaches(trajectory) for trajectory in group.trajectories])
         credits = [Credit(TURN_2, learnt.double(), valid=valid & learnt)]
-        if self.config.first_weight > 0:
-            credits.append(
-                Credit(TURN_1, first.double(), weight=self.config.first_weight, valid=valid & first)
-            )
-        return credits
+        return credits + (self.rehearsal.credit(group, valid) if self.rehearsal else [])
+
+    def _teaches(self, trajectory: Trajectory) -> bool:
+        if _rehearsed(trajectory) or not trajectory.rewards["correct"]:
+            return False
+        return self.config.keep_right or not trajectory.rewards["correct_1"]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """The turns' figures: of demonstrations, ``acc@t1`` is the policy's own and ``acc@t2`` theirs."""
-        return turn_metrics(groups)
+        turns = [replace(g, trajectories=[t for t in g.trajectories if not _rehearsed(t)]) for g in groups]
+        return turn_metrics(turns)
+
+
+def _rehearsed(trajectory: Trajectory) -> bool:
+    return "correct" not in trajectory.rewards
