@@ -129,7 +129,8 @@ def train(
 
     The folder holds ``recipe.yaml``, ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl``, ``checkpoints/``,
     the trained ``model/``, ``samples-before.jsonl``, ``samples-after.jsonl``, ``metrics.json`` and
-    ``gallery/``. A supervised method has no before and after; only its model is written.
+    ``gallery/``. A supervised method is only measured where ``before`` is given: it mostly makes what others
+    start from.
 
     Args:
         recipe: What to do.
@@ -145,7 +146,7 @@ def train(
     start_processes(recipe)
     ranks.on_first(lambda: _prepare(folder, recipe, resume))
     policy, task, method = build(recipe)
-    evaluated = method.objective == "surrogate"
+    evaluated = method.objective == "surrogate" or before is not None
 
     def progress(phase: str) -> Callable[[int, int], None] | None:
         return None if on_phase is None else lambda done, total: on_phase(phase, done, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from selfverify import LearnerConfig, learn
 from selfverify.errors import ConfigError
+from selfverify.evaluation.config import EvaluationConfig
+from selfverify.evaluation.evaluate import evaluate
 from selfverify.learner.streams import make_streams
 from selfverify.methods import METHODS, make_method
 from selfverify.policy.config import SamplingConfig
@@ -120,6 +124,11 @@ def test_recipe_names_what_would_pay_for_a_wrong_end() -> None:
             "adapo-digits",
             ["method.name=score", "method.second_turn=Check the answer.", "learner.updates_per_rollout=2"],
         )
+    with pytest.raises(ConfigError, match=r"first_stage=50 leaves nothing of learner.steps=50 for stage II"):
+        load_recipe(
+            "adapo-digits",
+            ["method.name=score", "method.second_turn=Check the answer.", "learner.steps=50"],
+        )
 
 
 def test_metrics_say_where_the_group_stands() -> None:
@@ -140,13 +149,32 @@ def test_metrics_say_where_the_group_stands() -> None:
 
 def test_score_stages_by_hand() -> None:
     made = group((1, 0), (0, 1), (1, 1), (0, 0))
-    turn_1, turn_2 = credits(make_method("score", stage=1), made)
+    method = make_method("score", first_stage=3)
+    made.step = 2
+    assert method.metrics([made])["score/stage"] == 1
+    turn_1, turn_2 = credits(method, made)
     assert turn_1.advantage.tolist() == turn_2.advantage.tolist() == [-0.5, 0.5, 0.5, -0.5]
     assert (turn_1.kl_coef, turn_2.kl_coef) == (0.1, 0.01)
-    turn_1, turn_2 = credits(make_method("score", stage=2), made)
+    made.step = 3
+    assert method.metrics([made])["score/stage"] == 2
+    turn_1, turn_2 = credits(method, made)
     assert turn_1.advantage.tolist() == [0.5, -0.5, 0.5, -0.5]
     assert turn_2.advantage.tolist() == [-10.5, 10.5, 0.5, -0.5]  # of -10, 11, 1, 0, whose mean is 0.5
     assert (turn_1.kl_coef, turn_2.kl_coef) == (0.01, 0.01)
+
+
+def test_score_goes_on_to_its_second_stage(tiny_folder: Path, tmp_path: Path) -> None:
+    """In one run, and with the reference of the first."""
+    learn(
+        Policy.load(str(tiny_folder), device="cpu"),
+        make_task("digits-pick"),
+        make_method("score", second_turn="Check the answer.", first_stage=1),
+        LearnerConfig(steps=2, groups_per_step=1),
+        SamplingConfig(group_size=2, max_new_tokens=4),
+        output=tmp_path,
+    )
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["score/stage"] for row in rows] == [1, 2]
 
 
 # --- fine-tuning on second turns ------------------------------------------------------------------------
@@ -188,10 +216,6 @@ def test_star_learns_from_corrections_only() -> None:
 @pytest.mark.parametrize("name", ["adapo", "score", "turns-sft"])
 def test_a_run(policy: Policy, tiny_folder: Path, tmp_path: Path, name: str) -> None:
     """Training and a two-turn evaluation through the learner as it is, with an untrained policy's groups."""
-    from selfverify import LearnerConfig, learn
-    from selfverify.evaluation.config import EvaluationConfig
-    from selfverify.evaluation.evaluate import evaluate
-
     fresh = Policy.load(str(tiny_folder), device="cpu")
     assert name in METHODS
     method = make_method(name, second_turn="Check the answer.")

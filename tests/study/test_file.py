@@ -31,7 +31,6 @@ from selfverify.study.file import overrides_of, plan
         ("[method.name=grpo]", "[method=grpo]", "cannot override 'method': write method.name=NAME"),
         ("[method.name=grpo]", "[method.name=gppo]", "did you mean grpo?"),
         ("[method.name=grpo]", "[method.name=grpo, method.gamma=0]", "variants.grpo on tasks.pick: "),
-        ("[method.name=grpo]", "[method.name=sft]", "method sft measures nothing"),
         ("method.gamma=0.1", "method.gama=0.1", "tasks.locate: 'method.gama=0.1' is an option of no variant"),
         ("method.gamma=0.25", "evaluation.samples=3", "cannot be compared with variants.grpo: evaluation."),
         ("  pick: []", "  pick: []\n  sum: [task.name=digits-sumo]", "did you mean digits-sum?"),

@@ -60,6 +60,8 @@ class Source:
             if ranks.count() == 1:
                 raise
             failed = error
+        for group in rollout.groups:
+            group.step = step
         if ranks.count() == 1:
             self._places, self._prompts = [], dict(enumerate(rollout.prompts))
             return rollout, [0] * len(rollout.groups)

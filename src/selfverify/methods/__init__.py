@@ -51,6 +51,13 @@ def _one_update(recipe: Any) -> list[str]:
     return []
 
 
+def _two_stages(recipe: Any) -> list[str]:
+    first, steps = recipe.method.options["first_stage"], recipe.learner.steps
+    if first >= steps:
+        return [f"method.first_stage={first} leaves nothing of learner.steps={steps} for stage II"]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class MethodEntry:
     """How to build a method: its options' class, the class itself, one line for people, a recipe check."""
@@ -73,7 +80,7 @@ METHODS: dict[str, MethodEntry] = {
         SCoReConfig,
         SCoRe,
         "two-turn REINFORCE in two stages (SCoRe)",
-        lambda recipe: _two_turns(recipe) + _one_update(recipe),
+        lambda recipe: _two_turns(recipe) + _one_update(recipe) + _two_stages(recipe),
     ),
     "sft": MethodEntry(SFTConfig, SFT, "supervised fine-tuning on a task's demonstrations (cold start)"),
     "turns-sft": MethodEntry(

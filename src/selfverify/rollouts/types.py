@@ -115,10 +115,11 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """One problem and the G trajectories sampled for it."""
+    """One problem and the G trajectories sampled for it, in training step ``step`` (from 0)."""
 
     problem: Problem
     trajectories: list[Trajectory]
+    step: int = 0
 
 
 def valid_trajectories(group: Group, drop_truncated: bool) -> torch.Tensor:
