@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("methods", "selection.verifiers"),
     ("learner", "evaluation", "solve"),
     ("recipe", "recipe_errors", "recipe_yaml"),
+    ("bootstrap",),
     ("run", "data_check"),
     ("study", "quickstart", "planner", "matrix", "cli_runs", "cli_data"),
     ("cli", "cli_plan", "cli_solve", "cli_select", "integrations"),

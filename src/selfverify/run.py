@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from selfverify import ranks
+from selfverify.bootstrap import clear_iterations, iterations
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.store import stored_settings
@@ -16,6 +18,7 @@ from selfverify.events import EVENTS_FILE
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner, StepCallback
 from selfverify.methods import Method, make_method
+from selfverify.methods.star import STaR
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
@@ -66,7 +69,7 @@ def learn(
     Returns:
         The same policy, trained.
     """
-    sampling = sampling or SamplingConfig()
+    sampling, output = sampling or SamplingConfig(), Path(output)
     checks = validation or EvaluationConfig(problems=128, samples=4, split="validation")
 
     def check(current: Policy) -> dict[str, float]:
@@ -74,19 +77,28 @@ def learn(
         figures |= {f"turns/{name}": value for name, value in figures.pop("turns", {}).items()}
         return {name: value for name, value in figures.items() if isinstance(value, float)}
 
-    loop = Learner(
-        policy, task, method, learner, sampling, Path(output), seed=seed, evaluate=check, on_step=on_step
-    )
-    try:
-        loop.run(resume=resume)
-    finally:
-        if policy.engine is not None:
-            policy.engine.close()
-            policy.engine = None
-    if save_as is not None:
-        loop.save_model(Path(output) / save_as)
-    loop.parallel.release()
+    parts: Iterable[tuple[Path, Task, LearnerConfig]] = [(output, task, learner)]
+    if isinstance(method, STaR):
+        parts = iterations(policy, task, method, learner, sampling, output, seed, resume)
+    before = 0
+    for folder, given, part in parts:
+        tell = None if on_step is None else partial(_later, on_step, before)
+        loop = Learner(policy, given, method, part, sampling, folder, seed, evaluate=check, on_step=tell)
+        try:
+            loop.run(resume=resume)
+        finally:
+            if policy.engine is not None:
+                policy.engine.close()
+                policy.engine = None
+        if save_as is not None:
+            loop.save_model(output / save_as)
+        loop.parallel.release()
+        before += part.steps
     return policy
+
+
+def _later(on_step: StepCallback, before: int, step: int, *figures: Any) -> None:
+    on_step(before + step, *figures)
 
 
 def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
@@ -207,6 +219,7 @@ def _clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for samples in folder.glob("samples-*.jsonl"):
         samples.unlink()
+    clear_iterations(folder)
     for name in ("checkpoints", "model", "gallery"):
         shutil.rmtree(folder / name, ignore_errors=True)
 

@@ -148,12 +148,12 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
     # As if every first turn had ended at once: an untrained model seldom ends one.
     stop = Sample([end], [-1.0], "stop")
     longer = [
-        longer_prompt(policy, p, [end, *inserted_tokens(stop, f)])
+        longer_prompt(policy, p, [end, *inserted_tokens(stop.tokens, f)])
         for p, f in zip(prompts, follow, strict=True)
     ]
     groups = policy.sample(longer, sampling, seeds=[1, 2])
     whole = [
-        [[end, *inserted_tokens(stop, f), *sample.tokens] for sample in group]
+        [[end, *inserted_tokens(stop.tokens, f), *sample.tokens] for sample in group]
         for group, f in zip(groups, follow, strict=True)
     ]
     values = policy.logprobs(prompts, whole)

@@ -13,6 +13,7 @@ from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.methods.score import SCoRe, SCoReConfig
 from selfverify.methods.sft import SFT, SFTConfig
+from selfverify.methods.star import STaR, STaRConfig
 from selfverify.methods.turns_sft import TurnsSFT, TurnsSFTConfig
 
 
@@ -58,6 +59,14 @@ def _two_stages(recipe: Any) -> list[str]:
     return []
 
 
+def _own_engine(recipe: Any) -> list[str]:
+    if recipe.sampling.engine != "own":
+        return [
+            f"sampling.engine={recipe.sampling.engine}: {recipe.method.name} samples before it trains: own"
+        ]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class MethodEntry:
     """How to build a method: its options' class, the class itself, one line for people, a recipe check."""
@@ -83,10 +92,16 @@ METHODS: dict[str, MethodEntry] = {
         lambda recipe: _two_turns(recipe) + _one_update(recipe) + _two_stages(recipe),
     ),
     "sft": MethodEntry(SFTConfig, SFT, "supervised fine-tuning on a task's demonstrations (cold start)"),
+    "star": MethodEntry(
+        STaRConfig,
+        STaR,
+        "collect what further turns correct, learn from it, repeat (STaR)",
+        lambda recipe: _measures_what_it_trains(recipe) + _own_engine(recipe),
+    ),
     "turns-sft": MethodEntry(
         TurnsSFTConfig,
         TurnsSFT,
-        "supervised fine-tuning on second turns (two-turn cold start, STaR)",
+        "supervised fine-tuning on second turns (two-turn cold start)",
         _measures_what_it_trains,
     ),
 }

@@ -31,8 +31,8 @@ class SCoReConfig(MethodConfig):
     first_stage: int = Field(
         50,
         ge=0,
-        description="Steps of stage I, in which only the second answer is rewarded and the first turn is held "
-        "by `first_kl`. From then on (stage II) both are rewarded, the second with a bonus for what it "
+        description="Steps of stage I, in which only the second answer is rewarded and the first turn is "
+        "held by `first_kl`. From then on (stage II) both are rewarded, the second with a bonus for what it "
         "changed.",
     )
     alpha: float = Field(

@@ -101,7 +101,7 @@ class TurnsSFT:
     ) -> Turns:
         if first.finish != "stop":
             return Turns(first, [], None)
-        inserted = inserted_tokens(first, between)
+        inserted = inserted_tokens(first.tokens, between)
         _, tagged, _ = read_response(policy, task, first)
         scored = SCORE_TAG not in task.tags or tagged.score_ok
         # What is malformed is not copied: it would be learnt from turn to turn.

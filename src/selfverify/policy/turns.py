@@ -95,9 +95,9 @@ def _refuse_image_tokens(loaded: Loaded, problem: Problem, words: str) -> None:
             raise DataError(f"problem {problem.id}: the second turn's prompt contains the image token {mark}")
 
 
-def inserted_tokens(first: Sample, between: Sequence[int]) -> list[int]:
-    """``between`` without the end of the assistant's message, where the model has written that itself."""
-    written = first.tokens and between and first.tokens[-1] == between[0]
+def inserted_tokens(said: Sequence[int], between: Sequence[int]) -> list[int]:
+    """``between`` without the end of the assistant's message, where the model has ``said`` that itself."""
+    written = said and between and said[-1] == between[0]
     return list(between[1:] if written else between)
 
 
@@ -110,7 +110,7 @@ def sample_turns(
     starts = torch.tensor([prompt.next_position for prompt in prompts], device=forward.device)
     first = decoder.run(last, layout, starts, list(seeds))
     groups = [
-        [Turns(s, [] if s.finish == "length" else inserted_tokens(s, between), None) for s in group]
+        [Turns(s, [] if s.finish == "length" else inserted_tokens(s.tokens, between), None) for s in group]
         for group, between in zip(first, follow_ups, strict=True)
     ]
     wanted = torch.tensor([[t.first.finish != "length" for t in group] for group in groups])
@@ -139,7 +139,7 @@ def sample_turns_apart(
 ) -> list[list[Turns]]:
     """The same where no prompt can be shared (an unknown family, vLLM): every second turn has its own."""
     groups = [
-        [Turns(s, [] if s.finish != "stop" else inserted_tokens(s, between), None) for s in group]
+        [Turns(s, [] if s.finish != "stop" else inserted_tokens(s.tokens, between), None) for s in group]
         for group, between in zip(policy.sample(prompts, sampling, seeds=seeds), follow_ups, strict=True)
     ]
     goes_on = [

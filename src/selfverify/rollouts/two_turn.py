@@ -1,13 +1,17 @@
-"""Two-turn rollouts: an answer, a fixed request to evaluate it, and the answer to that (AdaPO Eq. 1)."""
+"""Two-turn rollouts: an answer, a fixed request to evaluate it, and the answer to that (AdaPO Eq. 1).
+
+More turns of the same kind can follow (STaR).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from selfverify.policy.config import SamplingConfig
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.turns import Turns, follow_up
+from selfverify.policy.turns import Turns, follow_up, inserted_tokens, longer_prompt
 from selfverify.rollouts.single_turn import Rollout, read_response, verdict
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import OBSERVATION, Group, Problem, Segment, Trajectory
@@ -23,7 +27,7 @@ def _segment(
     text, tagged, _ = read_response(policy, task, sample)
     judged = verdict(task, problem, tagged)
     segment = Segment(
-        (TURN_1, TURN_2)[turn],
+        f"turn_{turn + 1}",
         sample.tokens,
         sample.logprobs,
         text,
@@ -32,6 +36,12 @@ def _segment(
         parsed=judged,
     )
     return segment, tagged, judged
+
+
+def _observation(policy: Policy, inserted: list[int], turn: int) -> Segment:
+    words: str = policy.tokenizer.decode(inserted, clean_up_tokenization_spaces=False)
+    # The environment's tokens have no probability; nothing is trained on them, so that 0 does no harm.
+    return Segment(OBSERVATION, inserted, [0.0] * len(inserted), words, author="environment", turn=turn)
 
 
 def make_trajectory(policy: Policy, task: Task, problem: Problem, turns: Turns) -> Trajectory:
@@ -48,10 +58,7 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, turns: Turns) 
         tagged = Tagged()
         after = verdict(task, problem, tagged)
     else:
-        words: str = policy.tokenizer.decode(turns.inserted, clean_up_tokenization_spaces=False)
-        # The environment's tokens have no probability; nothing is trained on them, so that 0 does no harm.
-        zeros = [0.0] * len(turns.inserted)
-        segments.append(Segment(OBSERVATION, turns.inserted, zeros, words, author="environment", turn=1))
+        segments.append(_observation(policy, turns.inserted, 1))
         second, tagged, after = _segment(policy, task, problem, turns.second, 1)
         segments.append(second)
     if first.finish == "error":
@@ -102,3 +109,45 @@ def roll_out_turns(
         for problem, row in zip(problems, sampled, strict=True)
     ]
     return Rollout(prompts, groups)
+
+
+def ask_again(
+    policy: Policy,
+    task: Task,
+    conversations: Sequence[tuple[Problem, Prompt, Trajectory]],
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    words: str,
+) -> list[Trajectory]:
+    """Every conversation with one more turn, whose answer then is the one that counts.
+
+    Each has a prompt of its own, which is prefilled.
+
+    Args:
+        policy: Samples.
+        task: Judges.
+        conversations: A problem, its prompt, and what has been said since; no turn was cut off.
+        seeds: One per conversation.
+        sampling: ``max_new_tokens`` is the turn's limit; the group size is not used.
+        words: What the turn is asked.
+    """
+    inserted = [
+        inserted_tokens(t.segments[-1].tokens, follow_up(policy.loaded, problem, words))
+        for problem, _, t in conversations
+    ]
+    prompts = [
+        longer_prompt(policy, prompt, t.tokens + between)
+        for (_, prompt, t), between in zip(conversations, inserted, strict=True)
+    ]
+    one = sampling.model_copy(update={"group_size": 1})
+    longer = []
+    sampled = policy.sample(prompts, one, seeds=seeds)
+    for (problem, _, before), between, [sample] in zip(conversations, inserted, sampled, strict=True):
+        turn = before.segments[-1].turn + 1
+        segment, tagged, judged = _segment(policy, task, problem, sample, turn)
+        rewards = before.rewards | {"answer": judged.reward, "correct": float(judged.correct)}
+        rewards |= {"answer_format": float(tagged.answer_ok), "score_format": float(tagged.score_ok)}
+        segments = [*before.segments, _observation(policy, between, turn), segment]
+        scores = {"sampled": tagged.score} if tagged.score is not None else {}
+        longer.append(Trajectory(segments, scores, rewards, judged))
+    return longer

@@ -1,0 +1,207 @@
+"""STaR: which conversations are kept, what of them is learnt, and that a killed run ends like a whole one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from selfverify import LearnerConfig, learn
+from selfverify.bootstrap import CONVERSATIONS_FILE, Conversations
+from selfverify.errors import ConfigError, DataError
+from selfverify.methods import make_method
+from selfverify.methods.star import CONVERSATION
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.policy.turns import Turns, follow_up
+from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.two_turn import make_trajectory
+from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
+from selfverify.tasks import make_task
+
+WORDS = "Check the answer."
+
+
+class Scripted:
+    """Says of each sample what is right and what is wrong in every turn, in the model's own tokens."""
+
+    def __init__(self, policy: Policy, scripts: Sequence[str]) -> None:
+        self.policy, self.task, self.scripts = policy, make_task("digits-pick"), scripts
+        self.asked: list[list[str]] = []
+
+    def say(self, problem: Problem, right: str) -> Sample:
+        tokenizer = self.policy.tokenizer
+        if right == "c":
+            return Sample(tokenizer("<think>", add_special_tokens=False)["input_ids"], [], "length")
+        pieces = self.task.demonstrate(problem, np.random.default_rng(0), wrong=False).pieces
+        text = "".join(piece for _, piece in pieces)
+        text = text if right == "1" else "<think>0</think><answer>0 0 0</answer>"
+        ids = tokenizer(f"{text}<score>0.5</score>", add_special_tokens=False)["input_ids"]
+        return Sample([*ids, tokenizer.eos_token_id], [], "stop")
+
+    def first_two(self, policy: Policy, task: Any, problems: Any, seeds: Any, *rest: Any) -> Rollout:
+        groups = []
+        for problem in problems:
+            between = follow_up(policy.loaded, problem, WORDS)
+            made = [
+                Turns(self.say(problem, s[0]), between[1:], self.say(problem, s[1]))
+                if s[0] != "c"
+                else Turns(self.say(problem, "c"), [], None)
+                for s in self.scripts
+            ]
+            groups.append(Group(problem, [make_trajectory(policy, task, problem, t) for t in made]))
+        return Rollout(policy.encode(problems), groups)
+
+    def sample(self, prompts: Any, sampling: SamplingConfig, *, seeds: Sequence[int]) -> list[list[Sample]]:
+        """A further turn: what it is asked is on record."""
+        assert sampling.group_size == 1 and len(set(seeds)) == len(prompts)
+        self.asked.append([self.policy.tokenizer.decode(p.ids) for p in prompts])
+        going = [s for s in self.scripts if s[:2] == "00"]
+        return [[self.say(self.problem, s[2])] for s in going]
+
+
+def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of turns 1, 2, 3 (1 right, 0 wrong, c cut off): corrected in either round, and never the others."""
+    scripts = ["11", "10", "01", "001", "000", "c", "0c", "00c"]
+    script = Scripted(policy, scripts)
+    script.problem = problem = script.task.problem("train", 0, 0)  # type: ignore[attr-defined]
+    monkeypatch.setattr("selfverify.methods.star.roll_out_turns", script.first_two)
+    monkeypatch.setattr(policy, "sample", script.sample)
+    sampling = SamplingConfig(group_size=len(scripts))
+
+    def kept(**options: Any) -> list[Trajectory]:
+        method = make_method("star", second_turn=WORDS, **options)
+        [found] = method.collect(policy, script.task, [problem], [7], sampling)
+        return found
+
+    two, three = kept()
+    assert [len(two.segments), len(three.segments)] == [3, 5]
+    assert [s.channel for s in three.segments] == ["turn_1", "observation", "turn_2", "observation", "turn_3"]
+    assert [s.turn for s in three.segments] == [0, 1, 1, 2, 2]
+    assert three.rewards["correct"] == 1 and three.rewards["correct_1"] == 0
+    [asked] = script.asked
+    assert len(asked) == 3 and all(text.count(WORDS) == 2 for text in asked)
+    # The prompt, all that was said, and what the template puts between: nothing else, nothing twice.
+    assert asked[0].endswith(three.segments[3].text) and three.segments[3].text == three.segments[1].text
+    assert [len(t.segments) for t in kept(rounds=1)] == [3]
+    assert [t.rewards["correct_1"] for t in kept(keep_right=True)] == [1, 0, 0]
+
+
+def conversation(turns: int) -> Trajectory:
+    segments = [Segment("turn_1", [40, 41], finish="stop")]
+    for turn in range(1, turns):
+        segments.append(Segment("observation", [42], author="environment", turn=turn))
+        segments.append(Segment(f"turn_{turn + 1}", [43, 44], turn=turn, finish="stop"))
+    return Trajectory(segments)
+
+
+def test_only_the_last_turn_is_learnt() -> None:
+    made = Group(Problem("p", []), [conversation(2), conversation(3)])
+    credits = make_method("star").credit(made, torch.tensor([True, True]))
+    assert [credit.channel for credit in credits] == ["turn_2", "turn_3"]
+    assert [credit.valid.tolist() for credit in credits if credit.valid is not None] == [
+        [True, False],
+        [False, True],
+    ]
+    assert make_method("star").metrics([made]) == {"star/rounds": 1.5}
+
+
+def test_every_epoch_shows_every_conversation() -> None:
+    kept = [(index, conversation(2)) for index in (3, 3, 8, 9, 11)]
+    task = Conversations(make_task("digits-pick"), kept, seed=4)
+    orders = []
+    for epoch in range(2):
+        shown = [task.problem("train", 0, epoch * 5 + place) for place in range(5)]
+        assert {id(p.meta[CONVERSATION]) for p in shown} == {id(c) for _, c in kept}
+        orders.append([p.id for p in shown])
+    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+    assert CONVERSATION not in task.problem("test", 0, 0).meta
+
+
+# --- a run ----------------------------------------------------------------------------------------------
+
+
+class Corrects:
+    """Stands for sampling: every third problem has a conversation that is worth learning from."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.calls, self.stop_at = 0, stop_at
+
+    def __call__(self, policy: Policy, task: Any, problems: Sequence[Problem], *rest: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.stop_at:
+            raise KeyboardInterrupt
+        return [[conversation(2)] if int(p.id.rsplit("/")[-1]) % 3 == 0 else [] for p in problems]
+
+
+def run(
+    model: Path, output: Path, collect: Corrects, resume: bool = False, stop_at: int | None = None
+) -> Any:
+    method = make_method("star", problems=9, epochs=2)
+    method.collect = collect  # type: ignore[attr-defined]
+    shown = []
+
+    def on_step(step: int, *figures: Any) -> None:
+        shown.append(step)
+        if step == stop_at:
+            raise KeyboardInterrupt
+
+    config = LearnerConfig(steps=20, groups_per_step=2, micro_batch_groups=3, checkpoint_every=1)
+    policy = Policy.load(str(model), device="cpu")
+    learn(
+        policy, make_task("digits-pick"), method, config, SamplingConfig(group_size=2), output=output,
+        resume=resume, on_step=on_step, save_as="model",
+    )  # fmt: skip
+    assert shown[-1] == 6
+    return policy.fingerprint()
+
+
+def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path: Path) -> None:
+    """Three of nine conversations, twice, two a step: three steps an iteration."""
+    whole = run(tiny_folder, tmp_path / "whole", Corrects())
+    torn = tmp_path / "torn"
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_folder, torn, Corrects(stop_at=2))
+    with (torn / "iteration-1" / CONVERSATIONS_FILE).open("a") as file:
+        file.write('[[{"chan')  # as a kill leaves it
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_folder, torn, Corrects(), resume=True, stop_at=5)
+    collect = Corrects()
+    assert run(tiny_folder, torn, collect, resume=True) == whole
+    assert collect.calls == 0, "nothing is sampled twice"
+    logs = [(folder / "metrics.jsonl").read_text() for folder in (tmp_path / "whole", torn)]
+    assert logs[0] == logs[1]
+    rows = [json.loads(line) for line in logs[0].splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["star/iteration"] for row in rows] == [1, 1, 1, 2, 2, 2]
+    assert (torn / "model" / "model.safetensors").is_file()
+
+
+def test_files_of_another_run_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "iteration-1" / CONVERSATIONS_FILE
+    path.parent.mkdir()
+    path.write_text('{"weights": "other"}\n')
+    with pytest.raises(ConfigError, match="conversations of other weights or settings; delete"):
+        run(tiny_folder, tmp_path, Corrects(), resume=True)
+    path.write_text("not JSON\n")
+    with pytest.raises(DataError, match="is corrupt"):
+        run(tiny_folder, tmp_path, Corrects(), resume=True)
+
+
+def test_nothing_to_learn_from_is_said(tiny_folder: Path, tmp_path: Path) -> None:
+    """An untrained policy corrects nothing."""
+    with pytest.raises(DataError, match="in 2 problems x 2 conversations no answer was corrected"):
+        learn(
+            Policy.load(str(tiny_folder), device="cpu"),
+            make_task("digits-pick"),
+            make_method("star", problems=2, second_turn=WORDS),
+            LearnerConfig(steps=1),
+            SamplingConfig(group_size=2, max_new_tokens=4),
+            output=tmp_path,
+        )
