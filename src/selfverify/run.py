@@ -27,6 +27,8 @@ from selfverify.recipe import Recipe, to_yaml
 from selfverify.tasks import Task, make_task
 
 GALLERY_PROBLEMS = 128
+VALIDATION = EvaluationConfig(problems=128, samples=4, split="validation")
+"""What is measured during training; in a recipe with as many turns as its evaluation."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -63,14 +65,14 @@ def learn(
         resume: Go on from the newest checkpoint in ``output``. Load the policy anew first: the KL
             reference is the policy as it is passed in.
         on_step: Called after every step with its number, metrics and timings.
-        validation: What ``learner.evaluate_every`` measures.
+        validation: What ``learner.evaluate_every`` measures; default `VALIDATION`.
         save_as: Folder within ``output`` for the trained model; None does not save it apart.
 
     Returns:
         The same policy, trained.
     """
     sampling, output = sampling or SamplingConfig(), Path(output)
-    checks = validation or EvaluationConfig(problems=128, samples=4, split="validation")
+    checks = validation or VALIDATION
 
     def check(current: Policy) -> dict[str, float]:
         figures = evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens)
@@ -175,6 +177,7 @@ def train(
         seed=recipe.seed,
         resume=resume,
         on_step=on_step,
+        validation=VALIDATION.model_copy(update={"second_turn": recipe.evaluation.second_turn}),
         save_as="model",
     )
     if evaluated:

@@ -10,6 +10,7 @@ from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up
+from selfverify.rollouts.single_turn import before_score
 from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
 from selfverify.rollouts.types import Group, Problem, Trajectory, valid_trajectories
 from selfverify.tasks.base import user_turn
@@ -45,6 +46,20 @@ def test_channels_and_rewards(policy: Policy) -> None:
     assert (made.rewards["correct_1"], made.rewards["correct"]) == (0.0, 1.0)
     assert trajectory(policy, RIGHT, "nonsense").rewards["correct"] == 0.0
     assert made.parsed.answer == RIGHT
+
+
+def test_a_score_of_its_own(policy: Policy) -> None:
+    """The same tokens and rewards; the second turn's score, closing tag and end token are cut off it."""
+    turns = Turns(said(policy, WRONG), follow_up(policy.loaded, PROBLEM, "Sure?"), said(policy, RIGHT))
+    whole = make_trajectory(policy, TASK, PROBLEM, turns)
+    made = make_trajectory(policy, TASK, PROBLEM, turns, split_score=True)
+    assert [s.channel for s in made.segments] == ["turn_1", "observation", "turn_2", "score"]
+    assert [s.turn for s in made.segments] == [0, 1, 1, 1]
+    assert made.tokens == whole.tokens and made.text == whole.text and made.logprobs == whole.logprobs
+    assert made.rewards == whole.rewards and made.scores == whole.scores == {"sampled": 0.5}
+    assert made.finish == "stop" and made.segments[2].text.endswith("<score>")
+    assert before_score(made) == whole.tokens[: -len(made.segments[-1].tokens)]
+    assert before_score(whole) is None
 
 
 def test_cut_off_first_turn_has_no_second(policy: Policy) -> None:

@@ -71,14 +71,14 @@ def evaluation_batch(
     first: int,
     second_turn: str | None = None,
 ) -> list[list[Sample]]:
-    """Samples of a batch of problems with their scores read all three ways (in one turn only)."""
+    """Samples of a batch of problems with their scores read all three ways."""
     seeds = [seed * 1_000_003 + first + i for i in range(len(problems))]
     rollout: Rollout
     if second_turn is None:
         rollout = roll_out(policy, task, problems, seeds, sampling)
-        read_rollout(policy, rollout)
     else:
-        rollout = roll_out_turns(policy, task, problems, seeds, sampling, second_turn)
+        rollout = roll_out_turns(policy, task, problems, seeds, sampling, second_turn, split_score=True)
+    read_rollout(policy, rollout)
     continuous = task.kind == "continuous"
     return [
         [

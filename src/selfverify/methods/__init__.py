@@ -8,6 +8,7 @@ from typing import Any
 
 from selfverify.errors import ConfigError
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
+from selfverify.methods.adapo_adpo import AdaPOADPO, AdaPOADPOConfig
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.grpo import GRPO, GRPOConfig
@@ -80,6 +81,12 @@ class MethodEntry:
 METHODS: dict[str, MethodEntry] = {
     "adapo": MethodEntry(
         AdaPOConfig, AdaPO, "a second turn re-examines the first; adaptive rewards and KL (AdaPO)", _two_turns
+    ),
+    "adapo-adpo": MethodEntry(
+        AdaPOADPOConfig,
+        AdaPOADPO,
+        "AdaPO whose second turn also writes a score, which learns as in ADPO",
+        _two_turns,
     ),
     "adpo": MethodEntry(
         ADPOConfig, ADPO, "answers and scores learn from separate advantages (ADPO)", _needs_a_group

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from selfverify.rollouts.transitions import transitions
-from selfverify.rollouts.types import Group
+from selfverify.rollouts.types import Group, Trajectory
 
 
 def _auc(scores: np.ndarray, correct: np.ndarray) -> float | None:
@@ -66,11 +66,17 @@ def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rows = [t for group in groups for t in group.trajectories if t.finish != "error"]
     found = transitions([t.rewards["correct_1"] > 0 for t in rows], [t.rewards["correct"] > 0 for t in rows])
     logged = {f"turns/{name}": value for name, value in found.items()}
-    repeated = [t for t in rows if len(t.segments) > 1 and t.segments[0].tokens == t.segments[-1].tokens]
+    repeated = [t for t in rows if len(t.segments) > 1 and _last_turn(t) == t.segments[0].tokens]
     if rows:
         logged["turns/repeated"] = len(repeated) / len(rows)
         logged["turns/missing"] = float(np.mean([len(t.segments) == 1 for t in rows]))
     return logged
+
+
+def _last_turn(trajectory: Trajectory) -> list[int]:
+    """The second turn's tokens, with those of a score in a segment of its own."""
+    own = [s.tokens for s in trajectory.segments[1:] if s.author == "policy"]
+    return [token for tokens in own for token in tokens]
 
 
 def _group_auc(group: Group, verifier: str) -> float | None:

@@ -57,6 +57,16 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
         segments.append(Segment(SCORE, sample.tokens[split:], sample.logprobs[split:], text[boundary:]))
     segments[-1].finish = "error" if judged.unjudged else sample.finish
     segments[0].parsed = judged
+    return Trajectory(
+        segments,
+        scores={"sampled": tagged.score} if tagged.score is not None else {},
+        rewards=answer_rewards(tagged, judged),
+        parsed=judged,
+    )
+
+
+def answer_rewards(tagged: Tagged, judged: Judged) -> dict[str, float]:
+    """A judged answer's rewards by name, as `make_trajectory` lists them."""
     rewards = judged.parts | {
         "answer": judged.reward,
         "correct": float(judged.correct),
@@ -64,14 +74,7 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
         "score_format": float(tagged.score_ok),
         "score_opened": float(tagged.score_start is not None),
     }
-    if judged.quality is not None:
-        rewards["quality"] = judged.quality
-    return Trajectory(
-        segments,
-        scores={"sampled": tagged.score} if tagged.score is not None else {},
-        rewards=rewards,
-        parsed=judged,
-    )
+    return rewards if judged.quality is None else rewards | {"quality": judged.quality}
 
 
 def verdict(task: Task, problem: Problem, tagged: Tagged) -> Judged:
@@ -112,15 +115,20 @@ def roll_out(
     return Rollout(prompts, groups)
 
 
+def before_score(trajectory: Trajectory) -> list[int] | None:
+    """The tokens up to and with ``<score>``; None where no well-formed score has a segment of its own."""
+    *before, last = trajectory.segments
+    if "sampled" not in trajectory.scores or last.channel != SCORE:
+        return None
+    return [token for segment in before for token in segment.tokens]
+
+
 def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> None:
     """Read the score distribution behind every answer whose score is well formed.
 
     It becomes ``parsed`` of the score's segment, its decodings ``scores["greedy"]`` and ``["soft"]``.
     """
-    prefixes = [
-        [t.segments[0].tokens if "sampled" in t.scores else None for t in group.trajectories]
-        for group in rollout.groups
-    ]
+    prefixes = [[before_score(t) for t in group.trajectories] for group in rollout.groups]
     readings = read_scores(policy, rollout.prompts, prefixes, temperature)
     for group, row in zip(rollout.groups, readings, strict=True):
         for trajectory, reading in zip(group.trajectories, row, strict=True):

@@ -12,7 +12,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up, inserted_tokens, longer_prompt
-from selfverify.rollouts.single_turn import Rollout, read_response, verdict
+from selfverify.rollouts.single_turn import SCORE, Rollout, answer_rewards, read_response, verdict
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import OBSERVATION, Group, Problem, Segment, Trajectory
 from selfverify.tasks import Task
@@ -21,21 +21,25 @@ from selfverify.tasks.base import Judged
 TURN_1, TURN_2 = "turn_1", "turn_2"
 
 
-def _segment(
-    policy: Policy, task: Task, problem: Problem, sample: Sample, turn: int
-) -> tuple[Segment, Tagged, Judged]:
-    text, tagged, _ = read_response(policy, task, sample)
+def _turn(
+    policy: Policy, task: Task, problem: Problem, sample: Sample, turn: int, split: bool = False
+) -> tuple[list[Segment], Tagged, Judged]:
+    """A turn's segments: one, or with ``split`` another one of channel ``score`` where a score was opened."""
+    text, tagged, boundary = read_response(policy, task, sample)
     judged = verdict(task, problem, tagged)
-    segment = Segment(
-        f"turn_{turn + 1}",
-        sample.tokens,
-        sample.logprobs,
-        text,
-        turn=turn,
-        finish="error" if judged.unjudged else sample.finish,
-        parsed=judged,
-    )
-    return segment, tagged, judged
+    if not split:
+        boundary = len(sample.tokens)
+    start = len(text) if tagged.score_start is None or not split else tagged.score_start
+    segments = [
+        Segment(f"turn_{turn + 1}", sample.tokens[:boundary], sample.logprobs[:boundary], text[:start])
+    ]
+    if boundary < len(sample.tokens):
+        segments.append(Segment(SCORE, sample.tokens[boundary:], sample.logprobs[boundary:], text[start:]))
+    for segment in segments:
+        segment.turn = turn
+    segments[0].parsed = judged
+    segments[-1].finish = "error" if judged.unjudged else sample.finish
+    return segments, tagged, judged
 
 
 def _observation(policy: Policy, inserted: list[int], turn: int) -> Segment:
@@ -44,37 +48,33 @@ def _observation(policy: Policy, inserted: list[int], turn: int) -> Segment:
     return Segment(OBSERVATION, inserted, [0.0] * len(inserted), words, author="environment", turn=turn)
 
 
-def make_trajectory(policy: Policy, task: Task, problem: Problem, turns: Turns) -> Trajectory:
+def make_trajectory(
+    policy: Policy, task: Task, problem: Problem, turns: Turns, split_score: bool = False
+) -> Trajectory:
     """Segments ``turn_1``, ``observation`` (what was inserted) and ``turn_2``, with their rewards.
 
     Rewards: ``correct_1`` and ``correct`` (the first and the second answer; a trajectory without a second one
-    ends wrong); of the second answer ``answer``, the task's ``parts``, ``answer_format`` and
-    ``score_format``; ``answer_format_1``. A score, where the task asks for one, belongs to its turn. If one
-    of the answers cannot be judged, the trajectory finishes with ``error``.
+    ends wrong); of the second answer ``answer``, ``quality`` and the task's ``parts`` as in one turn,
+    ``answer_format``, ``score_format`` and ``score_opened``; ``answer_format_1``. A score, where the task
+    asks for one, belongs to its turn; with ``split_score`` that of the second turn is a segment ``score`` of
+    its own. If one of the answers cannot be judged, the trajectory finishes with ``error``.
     """
-    first, tagged, before = _segment(policy, task, problem, turns.first, 0)
-    segments, format_1 = [first], float(tagged.answer_ok)
+    segments, tagged, before = _turn(policy, task, problem, turns.first, 0)
+    format_1 = float(tagged.answer_ok)
     if turns.second is None:
         tagged = Tagged()
         after = verdict(task, problem, tagged)
     else:
         segments.append(_observation(policy, turns.inserted, 1))
-        second, tagged, after = _segment(policy, task, problem, turns.second, 1)
-        segments.append(second)
-    if first.finish == "error":
+        second, tagged, after = _turn(policy, task, problem, turns.second, 1, split_score)
+        segments += second
+    if before.unjudged:
         segments[-1].finish = "error"
     return Trajectory(
         segments,
         scores={"sampled": tagged.score} if tagged.score is not None else {},
-        rewards=after.parts
-        | {
-            "answer": after.reward,
-            "correct": float(after.correct),
-            "correct_1": float(before.correct),
-            "answer_format": float(tagged.answer_ok),
-            "answer_format_1": format_1,
-            "score_format": float(tagged.score_ok),
-        },
+        rewards=answer_rewards(tagged, after)
+        | {"correct_1": float(before.correct), "answer_format_1": format_1},
         parsed=before if before.unjudged else after,
     )
 
@@ -86,6 +86,7 @@ def roll_out_turns(
     seeds: Sequence[int],
     sampling: SamplingConfig,
     words: str,
+    split_score: bool = False,
 ) -> Rollout:
     """Sample a group of two-turn trajectories for each problem and judge both answers.
 
@@ -96,6 +97,7 @@ def roll_out_turns(
         seeds: One per problem.
         sampling: ``max_new_tokens`` is each turn's limit.
         words: What the second turn is asked.
+        split_score: See `make_trajectory`.
 
     Raises:
         ConfigError: The chat template cannot continue a conversation.
@@ -105,7 +107,7 @@ def roll_out_turns(
     between = [follow_up(policy.loaded, problem, words) for problem in problems]
     sampled = policy.sample_turns(prompts, between, sampling, seeds=seeds)
     groups = [
-        Group(problem, [make_trajectory(policy, task, problem, turns) for turns in row])
+        Group(problem, [make_trajectory(policy, task, problem, turns, split_score) for turns in row])
         for problem, row in zip(problems, sampled, strict=True)
     ]
     return Rollout(prompts, groups)
@@ -144,10 +146,8 @@ def ask_again(
     sampled = policy.sample(prompts, one, seeds=seeds)
     for (problem, _, before), between, [sample] in zip(conversations, inserted, sampled, strict=True):
         turn = before.segments[-1].turn + 1
-        segment, tagged, judged = _segment(policy, task, problem, sample, turn)
-        rewards = before.rewards | {"answer": judged.reward, "correct": float(judged.correct)}
-        rewards |= {"answer_format": float(tagged.answer_ok), "score_format": float(tagged.score_ok)}
-        segments = [*before.segments, _observation(policy, between, turn), segment]
+        said, tagged, judged = _turn(policy, task, problem, sample, turn)
+        segments = [*before.segments, _observation(policy, between, turn), *said]
         scores = {"sampled": tagged.score} if tagged.score is not None else {}
-        longer.append(Trajectory(segments, scores, rewards, judged))
+        longer.append(Trajectory(segments, scores, before.rewards | answer_rewards(tagged, judged), judged))
     return longer

@@ -20,6 +20,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.policy.turns import longer_prompt
+from selfverify.rollouts.single_turn import before_score
 from selfverify.rollouts.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.rollouts.types import Group, Problem, Trajectory
 from selfverify.selection.calibration import Calibration
@@ -103,10 +104,7 @@ class Soft:
 
     def score(self, groups: Sequence[Group]) -> Scores:
         """See `Verifier`."""
-        prefixes = [
-            [t.segments[0].tokens if "sampled" in t.scores else None for t in group.trajectories]
-            for group in groups
-        ]
+        prefixes = [[before_score(t) for t in group.trajectories] for group in groups]
         return _read(self.policy, [group.problem for group in groups], prefixes, self.decoding)
 
 

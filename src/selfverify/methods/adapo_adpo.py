@@ -1,0 +1,80 @@
+"""AdaPO and ADPO together: a second turn re-examines the first answer and says how sure it is of its own.
+
+Neither paper has it. A trajectory has four segments: `turn_1`, `observation` and `turn_2`, whose tokens learn
+as in AdaPO, and `score`, which learns ADPO's verification reward of the second answers. Three credits on
+disjoint tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import model_validator
+from torch import Tensor
+
+from selfverify.methods.adapo import AdaPO, AdaPOConfig
+from selfverify.methods.adpo import ADPO, ADPOConfig
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.single_turn import SCORE, Rollout, read_rollout
+from selfverify.rollouts.two_turn import roll_out_turns
+from selfverify.rollouts.types import Credit, Group, Problem
+from selfverify.tasks import Task
+
+
+class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):
+    """AdaPO's options, and those of ADPO's score channel. `kl` is AdaPO's; `score_kl` is `kl` by default."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any channel can have a KL term."""
+        return self.kl > 0 or (self.score_kl or 0) > 0 or (self.reward == "adaptive" and self.kl_scale > 0)
+
+    @model_validator(mode="after")
+    def _check(self) -> AdaPOADPOConfig:
+        _ = self.shape
+        if self.credit == "entangled":
+            raise ValueError("credit: entangled has one advantage for all channels, and this method three")
+        if self.verification_credit != "normalised" and self.verification != "pairwise":
+            raise ValueError(
+                f"verification_credit: {self.verification_credit} is a sum over pairs; use verification: "
+                "pairwise"
+            )
+        return self
+
+
+class AdaPOADPO:
+    """See the module's docstring."""
+
+    name = "adapo-adpo"
+    objective: Literal["surrogate"] = "surrogate"
+
+    def __init__(self, config: AdaPOADPOConfig | None = None) -> None:
+        self.config = config or AdaPOADPOConfig()
+        self.turns, self.scores = AdaPO(self.config), ADPO(self.config)
+
+    def rollout(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
+        """Sample two-turn trajectories; for the expected credit, read the second answers' scores."""
+        words = self.config.second_turn
+        rollout = roll_out_turns(policy, task, problems, seeds, sampling, words, split_score=True)
+        if self.config.verification_credit == "expected":
+            read_rollout(policy, rollout, sampling.temperature)
+        return rollout
+
+    def credit(self, group: Group, valid: Tensor) -> list[Credit]:
+        """AdaPO's two credits, and ADPO's for the score, over the same valid trajectories."""
+        turns = self.turns.credit(group, valid)
+        kept = valid if turns[0].valid is None else turns[0].valid
+        return [*turns, *(credit for credit in self.scores.credit(group, kept) if credit.channel == SCORE)]
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """AdaPO's figures, which hold those of scores where there are any."""
+        return self.turns.metrics(groups)

@@ -1,0 +1,90 @@
+"""AdaPO and ADPO in one: three credits by hand, on tokens of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from selfverify import LearnerConfig, learn
+from selfverify.learner.streams import make_streams
+from selfverify.methods import make_method
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
+from selfverify.tasks import make_task
+
+
+def trajectory(first: int, second: int, score: float, finish: str = "stop") -> Trajectory:
+    segments = [
+        Segment("turn_1", [5, 6], [-1.0, -1.0]),
+        Segment("observation", [7], [0.0], author="environment", turn=1),
+        Segment("turn_2", [8, 9, 9], [-1.0] * 3, turn=1),
+        Segment("score", [3, 2], [-1.0] * 2, turn=1, finish=finish),  # type: ignore[arg-type]
+    ]
+    names = ("answer", "correct", "correct_1", "answer_format", "score_format", "score_opened")
+    rewards = dict(zip(names, (second, second, first, 1.0, 1.0, 1.0), strict=True))
+    return Trajectory(segments, {"sampled": score}, rewards)
+
+
+GROUP = [(0, 0, 0.9), (0, 1, 0.6), (1, 1, 0.8), (0, 0, 0.7)]
+
+
+def test_three_credits_by_hand() -> None:
+    """R^p by pairs of a right and a wrong second answer; the turns' credits are AdaPO's."""
+    made = Group(Problem("p", []), [trajectory(*kind) for kind in GROUP])
+    valid = torch.ones(4, dtype=torch.bool)
+    method = make_method("adapo-adpo", score_kl=0.05, score_weight=2.0)
+    turn_1, turn_2, score = method.credit(made, valid)
+    for own, alone in zip((turn_1, turn_2), make_method("adapo").credit(made, valid), strict=True):
+        torch.testing.assert_close(own.advantage, alone.advantage)
+        assert (own.channel, float(own.kl_coef)) == (alone.channel, float(alone.kl_coef))
+    # 0.9 (wrong) stands below no right score; 0.6 (right) above no wrong one; 0.8 above 0.7; 0.7 below 0.8.
+    reward = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(score.advantage, (reward - 0.25) / (reward.std() + 1e-4))
+    assert (score.channel, score.kl_coef, score.weight) == ("score", 0.05, 2.0)
+
+
+def test_each_credit_has_tokens_of_its_own() -> None:
+    made = Group(Problem("p", []), [trajectory(*kind) for kind in GROUP])
+    credits = make_method("adapo-adpo").credit(made, torch.ones(4, dtype=torch.bool))
+    streams = make_streams(Prompt("p", torch.tensor([1]), torch.tensor([[0]])), made, credits)
+    assert streams.channel[0].tolist() == [0, 0, -1, 1, 1, 1, 2, 2]
+    for number, columns in enumerate(([0, 1], [3, 4, 5], [6, 7])):
+        expected = credits[number].advantage.float()[:, None].expand(4, len(columns))
+        torch.testing.assert_close(streams.advantage[:, columns], expected)
+
+
+def test_what_was_cut_off_is_nobodys_contrast() -> None:
+    """Also not the score's: its right answer would have been the only one."""
+    rows = [trajectory(*GROUP[0]), trajectory(0, 1, 0.95, "length"), trajectory(*GROUP[3])]
+    credits = make_method("adapo-adpo").credit(Group(Problem("p", []), rows), torch.ones(3, dtype=torch.bool))
+    assert not any(credit.teaches for credit in credits)
+    assert all(c.valid is not None and c.valid.tolist() == [True, False, True] for c in credits)
+
+
+def test_what_cannot_be_combined_is_refused() -> None:
+    for options in (
+        {"credit": "entangled"},
+        {"k_01": 2.0},
+        {"verification": "binary", "verification_credit": "concordance"},
+    ):
+        with pytest.raises(ValidationError):
+            make_method("adapo-adpo", **options)
+
+
+@pytest.mark.parametrize("credit", ["normalised", "concordance", "expected"])
+def test_a_run(tiny_folder: Path, tmp_path: Path, credit: str) -> None:
+    fresh = Policy.load(str(tiny_folder), device="cpu")
+    learn(
+        fresh,
+        make_task("digits-pick"),
+        make_method("adapo-adpo", second_turn="Check the answer.", verification_credit=credit),
+        LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
+        SamplingConfig(group_size=3, max_new_tokens=12),
+        output=tmp_path / "run",
+    )
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
