@@ -13,6 +13,7 @@ from selfverify import ranks
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import CORRECT_1, Sample, SampleStore
+from selfverify.evaluation.turn_categories import turns_by_category
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import ANSWER, Rollout, read_rollout, roll_out
@@ -107,7 +108,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure a policy: pass@1, majority@N, best@N, oracle@N, verification AUC and AP, with intervals.
 
-    With a ``second_turn`` all of them are of the second answers, and there is a table ``turns``.
+    With a ``second_turn`` all of them are of the second answers, and there is a table ``turns``; with
+    problems whose ``meta["categories"]`` has lists of values by column another one, ``turns_by_category``.
 
     Args:
         policy: What to measure.
@@ -156,6 +158,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Of several processes each samples its share of every batch; the first one keeps the file."""
     boxes: dict[str, Any] | None = {} if task.kind == "continuous" else None
+    categories: dict[str, dict[str, list[str]]] = {}
     samples: list[Sample] = []
     first_process = ranks.index() == 0
     archive: SampleStore | None = None
@@ -174,6 +177,7 @@ def _measure(
             batch = [task.problem(config.split, 0, index) for index in range(first, last)]
             if boxes is not None:
                 boxes |= {problem.id: problem.target for problem in batch}
+            categories |= {problem.id: problem.meta.get("categories", {}) for problem in batch}
             if not all(p.id in finished for p in batch):
                 start = first + ranks.index() * config.batch_problems
                 own = batch[start - first : start - first + config.batch_problems]
@@ -190,7 +194,13 @@ def _measure(
                             archive.append(rows)
             if progress and first_process:
                 progress(last, config.problems)
-        return ranks.on_first(lambda: summarise(archive.samples if archive else samples, boxes))
+
+        def summary() -> dict[str, Any]:
+            found = archive.samples if archive else samples
+            by_category = turns_by_category(found, categories)
+            return summarise(found, boxes) | ({"turns_by_category": by_category} if by_category else {})
+
+        return ranks.on_first(summary)
     finally:
         if archive:
             archive.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -24,7 +25,9 @@ PALETTE = {
     "wrong": "#d9651f", "best": "#0f8b6d", "best2": "#72bfa8", "majority": "#7a5cc4", "pass": "#8b95a3",
     "oracle": "#b8901c", "extra": "#c2417f", "sky": "#37a6c8", "earth": "#7a4f32", "lime": "#8aa82b",
 }  # fmt: skip
-RUN_COLOURS = ("best", "majority", "wrong", "right", "oracle", "extra", "sky", "earth", "lime")
+RUN_COLOURS = (
+    "best", "majority", "wrong", "right", "oracle", "extra", "sky", "earth", "lime", "ink", "pass", "best2",
+)  # fmt: skip
 
 RULES = {
     "oracle": ("perfect choice", "oracle", "--"),
@@ -140,6 +143,52 @@ def draw_lines(
     axes.margins(x=0.01)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     _label_ends(axes, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """What second turns change for one model.
+
+    Args:
+        name: Written beside it.
+        colour: As a value of `PALETTE`.
+        spoiled: M_1->0, the share of all answers that were right first and wrong then.
+        corrected: M_0->1, the share that were wrong first and right then.
+        seeds: The same pairs of each training seed.
+    """
+
+    name: str
+    colour: str
+    spoiled: float
+    corrected: float
+    seeds: Sequence[tuple[float, float]] = ()
+
+
+def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
+    """AdaPO's Fig. 4: corrected against spoiled; the area is |delta|, and a hollow bubble loses by its turn.
+
+    On the dotted line as much is corrected as is spoiled.
+    """
+    pairs = [pair for p in points for pair in ((p.spoiled, p.corrected), *p.seeds)]
+    top = max((max(pair) for pair in pairs), default=0.0) * 1.15 + 0.005
+    axes.plot([0, top], [0, top], ":", color=PALETTE["muted"], lw=1, zorder=1)
+    for point in points:
+        delta = point.corrected - point.spoiled
+        face = point.colour if delta >= 0 else "none"
+        place = ([point.spoiled], [point.corrected])
+        axes.scatter(*place, s=30 + 6000 * abs(delta), c=face, edgecolors=point.colour, alpha=0.6, zorder=2)
+        if point.seeds:
+            spoiled, corrected = zip(*point.seeds, strict=True)
+            axes.scatter(spoiled, corrected, s=9, color=point.colour, zorder=3)
+        axes.annotate(
+            f"{point.name} {delta * 100:+.1f}".replace("-", "\u2212"), (point.spoiled, point.corrected),
+            xytext=(7, 7), textcoords="offset points", color=point.colour, fontsize=9, zorder=4,
+        )  # fmt: skip
+    _finish(axes, title, "spoiled: right first, wrong then (of all)", percent=True)
+    axes.set_ylabel("corrected: wrong first, right then (of all)")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    axes.set_xlim(-0.03 * top, top)
+    axes.set_ylim(-0.03 * top, top)
 
 
 def running_mean(values: np.ndarray, reach: int) -> np.ndarray:

@@ -13,11 +13,15 @@ from PIL import Image
 
 from selfverify.evaluation.metrics import HEADLINE
 from selfverify.evaluation.run_data import RunData
-from selfverify.evaluation.store import Sample
+from selfverify.evaluation.store import CORRECT_1, Sample
 from selfverify.evaluation.table import SampleTable
 from selfverify.selection.rules import best_weights, cluster_boxes, majority_weights
 
 KINDS = {
+    "corrected": ("Second turns correct more", 5),
+    "spoiled": ("Second turns spoil more", 5),
+    "even": ("Second turns correct as many as they spoil", 1),
+    "unchanged": ("Second turns change nothing", 1),
     "wins": ("Own score beats the vote", 5),
     "fails": ("The vote beats the own score", 4),
     "missed": ("A right answer, missed by both", 2),
@@ -57,7 +61,11 @@ def gallery(run: RunData, limit: int = 12) -> list[dict[str, Any]]:
         cards.append(
             {
                 "id": problem,
-                "kind": _kind(right, float(vote[row] @ right), float(best[row] @ right)),
+                "kind": (
+                    _kind(right, float(vote[row] @ right), float(best[row] @ right))
+                    if np.isnan(table.correct_1).all()
+                    else _turns_kind(table.correct_1[row], right)
+                ),
                 "question": entry.get("question", ""),
                 "target": _shown(entry.get("target")),
                 "image": image,
@@ -87,6 +95,21 @@ def _kind(right: np.ndarray, vote: float, best: float) -> str:
     return "both" if best > 0.5 else "missed"
 
 
+def _turns_kind(first: np.ndarray, second: np.ndarray) -> str:
+    corrected, spoiled = int((second > first).sum()), int((second < first).sum())
+    if corrected == spoiled:
+        return "even" if corrected else "unchanged"
+    return "corrected" if corrected > spoiled else "spoiled"
+
+
+def _change(sample: Sample) -> str | None:
+    """What the second of two turns did to the answer's being right, if anything."""
+    first = sample.rewards.get(CORRECT_1)
+    if first is None or (first > 0) == sample.correct:
+        return None
+    return "corrected" if sample.correct else "spoiled"
+
+
 def _rows(samples: list[Sample], vote: np.ndarray, best: np.ndarray) -> list[dict[str, Any]]:
     """One row per sample, highest score first; ``vote`` and ``best`` as in `selfverify.selection.rules`."""
     samples = sorted(samples, key=lambda sample: sample.sample)
@@ -97,6 +120,7 @@ def _rows(samples: list[Sample], vote: np.ndarray, best: np.ndarray) -> list[dic
             "text": sample.text,
             "score": sample.scores.get(HEADLINE),
             "correct": sample.correct,
+            "change": _change(sample),
             "vote": bool(voted > 0),
             "best": bool(chosen > 0),
         }

@@ -14,7 +14,7 @@ from selfverify.errors import DataError
 from selfverify.evaluation import figures
 from selfverify.evaluation.gallery import KINDS, gallery
 from selfverify.evaluation.run_data import STAGES, RunData, load_run
-from selfverify.evaluation.wording import STAGE_TITLES, comparison, sentence, table, tiles
+from selfverify.evaluation.wording import STAGE_TITLES, comparison, sentence, table, tiles, turn_categories
 
 LEARNING_CURVES = {
     "reward/answer": ("Answer reward", "Mean reward of the answers, format part included.", False),
@@ -88,6 +88,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                 "sentence": sentence(run),
                 "tiles": tiles(run),
                 "table": table(run),
+                "turn_categories": turn_categories(run),
                 "gallery": gallery(run),
                 "settings": sorted((key, _plain(value)) for key, value in _flat(run.settings)),
                 "happened": run.happened,
@@ -99,6 +100,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
         small="small" if len(runs) == 1 else "",
         stages=[(stage, STAGE_TITLES[stage]) for stage in STAGES],
         accuracy=list(_accuracy(runs)),
+        turns=list(_turns(runs)),
         training=list(_training(runs)),
         signal=list(_signal(runs)),
         scores=list(_scores(runs)),
@@ -157,6 +159,41 @@ def _accuracy(runs: Sequence[RunData]) -> Iterator[Chart]:
             partial(figures.draw_accuracy, curves=curves, title=title, limits=limits),
             f"Accuracy by samples per problem, {run.name}, {stage} training",
         )
+
+
+def _turns(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """AdaPO's Fig. 4, all runs in one chart, and its Fig. 2, a chart per run."""
+    points = []
+    for index, run in enumerate(runs):
+        for stage in STAGES:
+            found = run.summaries.get(stage, {}).get("turns")
+            if found:
+                strong = stage == "after" or "turns" not in run.summaries.get("after", {})
+                colour = figures.RUN_COLOURS[index % len(figures.RUN_COLOURS)] if strong else "pass"
+                name = stage if len(runs) == 1 else f"{run.name}, {stage}"
+                shade = figures.PALETTE[colour]
+                points.append(figures.Bubble(name, shade, found["1->0"], found["0->1"]))
+    if points:
+        yield _chart(
+            partial(figures.draw_bubbles, points=points, title="Corrected and spoiled"),
+            "Shares of answers that second turns corrected and spoiled",
+            "As many are corrected as are spoiled on the dotted line. A bubble is as large as the change in "
+            "accuracy, and hollow where it is a loss (AdaPO's Fig. 4).",
+            size=(4.8, 4.2),
+        )
+    for run in runs:
+        lines = []
+        for turn, colour in (("1", "pass"), ("2", "best")):
+            steps, values = run.turn_accuracy(turn)
+            if len(steps):
+                lines.append((f"turn {turn}", colour, steps, values))
+        if lines:
+            title = _title(runs, run, "Both turns over training")
+            yield _chart(
+                partial(figures.draw_lines, lines=lines, title=title, percent=True),
+                f"Accuracy of both turns over training, {run.name}",
+                "Of validation problems where they were measured, else of training's (AdaPO's Fig. 2).",
+            )
 
 
 def _training(runs: Sequence[RunData]) -> Iterator[Chart]:

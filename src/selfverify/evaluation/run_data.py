@@ -61,6 +61,15 @@ class RunData:
         numbers = [float(v) if isinstance(v, (int, float)) else np.nan for v in values]
         return steps, np.array([v if np.isfinite(v) else np.nan for v in numbers])
 
+    def turn_accuracy(self, turn: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and accuracies ``[T]`` of a turn: of validation problems if measured, else logged."""
+        for name in (f"eval/turns/acc@t{turn}", f"turns/acc@t{turn}"):
+            steps, values = self.series(name)
+            known = ~np.isnan(values)
+            if known.any():
+                return steps[known], values[known]
+        return np.zeros(0), np.zeros(0)
+
     def scores(self, stage: str) -> tuple[np.ndarray, np.ndarray]:
         """Soft scores of the right and of the wrong answers."""
         scored = [(s.scores.get(HEADLINE), s.correct) for s in self.samples.get(stage, ())]

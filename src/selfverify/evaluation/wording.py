@@ -29,6 +29,15 @@ class Metric:
 
 
 METRICS: dict[str, Metric] = {
+    "turns.acc@t1": Metric("First answers (acc@t1)", "Share of first answers that are right."),
+    "turns.acc@t2": Metric("Second answers (acc@t2)", "Share that is right after the second turn."),
+    "turns.delta": Metric("Change by the second turn (Δ)", "acc@t2 − acc@t1, which is M₀→₁ − M₁→₀."),
+    "turns.0->1": Metric("Corrected (M₀→₁)", "Of all answers: wrong first, right then."),
+    "turns.1->0": Metric("Spoiled (M₁→₀)", "Of all answers: right first, wrong then.", better=False),
+    "turns.1->1": Metric("Kept right (1→1)", "Of all answers: right in both turns.", better=False),
+    "turns.0->0": Metric("Kept wrong (0→0)", "Of all answers: wrong in both turns.", better=False),
+    "turns.corrected": Metric("Corrected, of wrong ones", "How many of the wrong first answers."),
+    "turns.spoiled": Metric("Spoiled, of right ones", "How many of the right first answers.", better=False),
     "pass@1": Metric("Single answer (pass@1)", "Share of sampled answers that are right."),
     "majority@{n}": Metric(
         "Majority vote of {n}", "The answer given most often, as a baseline without scores."
@@ -74,6 +83,7 @@ METRICS: dict[str, Metric] = {
 """Rows of the table, by their name in a summary; a dot leads into a sub-dictionary."""
 
 _TILES = ("pass@1", "majority@{n}", "best@{n}", "within_problem_auc")
+_TURN_TILES = ("turns.acc@t1", "turns.acc@t2", "turns.0->1", "turns.1->0")
 
 
 def total(run: RunData) -> int | None:
@@ -88,6 +98,8 @@ def sentence(run: RunData) -> str:
     """What happened, in one sentence with its figures."""
     stage = "after" if "after" in run.summaries else "before"
     found, n = run.summaries.get(stage, {}), total(run)
+    if "turns" in found:
+        return _turns_sentence(found, stage)
     best, majority = found.get(f"best@{n}"), found.get(f"majority@{n}")
     if found.get("pass@1") is None:
         return "This run has no evaluation yet."
@@ -119,10 +131,23 @@ def sentence(run: RunData) -> str:
     return f"{text}, so {verdict} by {abs(lead) * 100:.1f} points{known}."
 
 
+def _turns_sentence(found: dict[str, Any], stage: str) -> str:
+    turns = found["turns"]
+    interval = (found.get("intervals") or {}).get("turns.delta")
+    known = f" (95\u00a0% interval {_points(interval[0])} to {_points(interval[1])})" if interval else ""
+    return (
+        f"{_when(stage)} {_percent(turns['acc@t1'])} of the first and {_percent(turns['acc@t2'])} of the "
+        f"second answers to {found.get('problems', '?')} held-out problems are right, a change of "
+        f"{_points(turns['delta'])} points{known}: {_percent(turns['0->1'])} of all answers are corrected "
+        f"and {_percent(turns['1->0'])} spoiled."
+    )
+
+
 def tiles(run: RunData) -> list[dict[str, Any]]:
     """The few figures that matter most: title, before, after, and the direction of the change."""
     rows = {row["name"]: row for row in table(run)}
-    return [rows[name] for name in _TILES if name in rows]
+    names = _TURN_TILES if "turns.acc@t1" in rows else _TILES
+    return [rows[name] for name in names if name in rows]
 
 
 def table(run: RunData) -> list[dict[str, Any]]:
@@ -143,6 +168,35 @@ def table(run: RunData) -> list[dict[str, Any]]:
     return rows
 
 
+_TURN_HEADS = {
+    "acc@t1": "acc@t1", "acc@t2": "acc@t2", "delta": "Δ", "0->1": "M₀→₁", "1->0": "M₁→₀", "1->1": "1→1",
+    "0->0": "0→0", "corrected": "corrected", "spoiled": "spoiled",
+}  # fmt: skip
+
+
+def turn_categories(run: RunData) -> dict[str, Any] | None:
+    """Two-turn figures by category of the later stage that has them: by column, a row of text per value."""
+    for stage in reversed(STAGES):
+        found = run.summaries.get(stage, {}).get("turns_by_category")
+        if not found:
+            continue
+        columns = [
+            (column, [(value, _turn_cells(figures)) for value, figures in of.items()])
+            for column, of in found.items()
+        ]
+        heads = ["problems", *_TURN_HEADS.values()]
+        return {"stage": STAGE_TITLES[stage].lower(), "heads": heads, "columns": columns}
+    return None
+
+
+def _turn_cells(figures: dict[str, Any]) -> list[str]:
+    shown = [str(figures["problems"])]
+    for name in _TURN_HEADS:
+        value = figures.get(name)
+        shown.append("–" if value is None else _points(value) if name == "delta" else _percent(value))
+    return shown
+
+
 def comparison(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     """One row per metric with a cell per run, as in `table`: after training where there is such a figure."""
     rows: dict[str, dict[str, Any]] = {}
@@ -159,7 +213,7 @@ def _cell(summary: dict[str, Any], key: str, metric: Metric) -> dict[str, str] |
     if value is None:
         return None
     interval = (summary.get("intervals") or {}).get(key)
-    if key.startswith("best_over"):
+    if key.startswith("best_over") or key == "turns.delta":
         shown, unit = _points(value), " points"
         ends = [_points(end) for end in interval or ()]
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ CURVES = {
 Runs = Mapping[str, Mapping[int, RunData]]
 """By variant and seed."""
 
+Drawings = Mapping[str, tuple[Callable[[list[Axes], Any], None], tuple[float, float], tuple[int, int], Any]]
+"""By name: what draws on panels, the size in inches, rows and columns of panels, and what is drawn."""
+
 
 def draw_figures(folder: Path, task: str, results: Mapping[str, Any], runs: Runs) -> list[Path]:
     """Write a task's three figures, ``<task>-training.png``, ``-verification.png`` and ``-scores.png``.
@@ -40,15 +43,20 @@ def draw_figures(folder: Path, task: str, results: Mapping[str, Any], runs: Runs
         results: Of the task, from `selfverify.study.results.task_results`.
         runs: Those that the results are of.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     rows = len(results["variants"]) + 1
     columns = min(3, len(runs))
     lines = -(-len(runs) // columns)
-    drawings = {
+    drawings: Drawings = {
         "training": (training_curves, (11.0, 6.6), (2, 2), runs),
         "verification": (verification_points, (12.0, 1.2 + 0.34 * rows), (1, 3), results),
         "scores": (score_histograms, (3.9 * columns, 2.7 * lines), (lines, columns), runs),
     }
+    return draw_panels(folder, task, drawings)
+
+
+def draw_panels(folder: Path, task: str, drawings: Drawings) -> list[Path]:
+    """Write ``<task>-<name>.png`` for each drawing."""
+    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, (draw, size, grid, content) in drawings.items():
         paths.append(folder / f"{task}-{name}.png")
@@ -78,16 +86,18 @@ def seed_mean(runs: Mapping[int, RunData], name: str) -> tuple[np.ndarray, np.nd
         return steps, np.nanmean(values, axis=0)
 
 
-def training_curves(panels: list[Axes], runs: Runs) -> None:
-    """A chart per logged metric, a line per variant: the mean over seeds."""
-    for axes, (name, (title, percent)) in zip(panels, CURVES.items(), strict=True):
+def training_curves(
+    panels: list[Axes], runs: Runs, curves: Mapping[str, tuple[str, bool]] = CURVES, limits: bool = True
+) -> None:
+    """A chart per logged metric, a line per variant: the mean over seeds. ``limits``: shares from 0 to 1."""
+    for axes, (name, (title, percent)) in zip(panels, curves.items(), strict=True):
         lines = []
         for variant, colour in colours(runs).items():
             steps, values = seed_mean(runs[variant], name)
             if not np.isnan(values).all():
                 lines.append(("", colour, steps, values))
         draw_lines(axes, lines, title, percent=percent)
-        if percent:
+        if percent and limits:
             axes.set_ylim(0, 1.02)
     # One key for all charts: names at the lines' ends would stand far from lines that end close together.
     handles = [Line2D([], [], color=PALETTE[colour], label=label) for label, colour in colours(runs).items()]

@@ -34,7 +34,8 @@ from selfverify.run import write_json
 from selfverify.selection.rules import best_weights
 from selfverify.study.figures import draw_figures
 from selfverify.study.file import BEFORE, Run, Study
-from selfverify.study.table import markdown
+from selfverify.study.table import markdown, two_turns
+from selfverify.study.turn_figures import draw_turn_figures
 from selfverify.tasks import make_task
 
 Floats = NDArray[np.float64]
@@ -81,7 +82,8 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
             before = read_samples(first)[1]
             samples = {v: {k: run.samples["after"] for k, run in of.items()} for v, of in found.items()}
             tasks[task] = task_results(before, samples, recipes, study.baseline)
-            draw_figures(output / "figures", task, tasks[task], found)
+            draw = draw_turn_figures if two_turns(tasks[task]) else draw_figures
+            draw(output / "figures", task, tasks[task], found)
     results = {
         "study": study.name,
         "recipe": Path(study.recipe).stem,
@@ -164,7 +166,9 @@ def measure_samples(
     table = SampleTable.from_samples(samples, order)
     total = table.correct.shape[1]
     found: dict[str, Statistic] = {
-        name: statistic for name, statistic in statistics(table, boxes).items() if "." not in name
+        name: statistic
+        for name, statistic in statistics(table, boxes).items()
+        if "." not in name or name.startswith("turns.")
     }
     sampled = table.scores["sampled"]
     found["score_is_1"] = mean_statistic(_row_mean(np.where(np.isnan(sampled), np.nan, sampled >= 1)))

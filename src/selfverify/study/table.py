@@ -17,13 +17,19 @@ class Column:
         name: The metric; ``{n}`` stands for the number of samples per problem.
         title: Its heading.
         percent: Shown as a percentage.
-        better: Whether more is better: the best gets bold print, and an interval is shown.
+        better: Whether more is better or worse: an interval is shown, and differences are.
+        bold: Whether the highest gets bold print.
+        signed: A difference itself, shown with its sign.
+        seeds: Whether the standard deviation over seeds is shown.
     """
 
     name: str
     title: str
     percent: bool = True
     better: bool = True
+    bold: bool = True
+    signed: bool = False
+    seeds: bool = False
 
     @property
     def heading(self) -> str:
@@ -34,7 +40,7 @@ class Column:
 _PASS = Column("pass@1", "pass@1")
 _MAJORITY = Column("majority@{n}", "majority@{n}")
 _BEST = Column("best@{n}", "best@{n}")
-_GAIN = Column("best_over_majority@{n}", "best − majority")
+_GAIN = Column("best_over_majority@{n}", "best − majority", signed=True)
 _WITHIN = Column("within_problem_auc", "within-problem AUC", percent=False)
 _AUC = Column("auc", "AUC", percent=False)
 _AP = Column("ap", "AP", percent=False)
@@ -55,9 +61,27 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 }  # fmt: skip
 """By kind of task: what its table shows."""
 
+TWO_TURNS: tuple[Column, ...] = (
+    Column("turns.acc@t1", "acc@t1", seeds=True), Column("turns.acc@t2", "acc@t2", seeds=True),
+    Column("turns.delta", "Δ", seeds=True, signed=True),
+    Column("turns.0->1", "M₀→₁", bold=False, seeds=True),
+    Column("turns.1->0", "M₁→₀", bold=False, seeds=True),
+    Column("turns.1->1", "1→1", better=False), Column("turns.0->0", "0→0", better=False),
+    Column("turns.corrected", "corrected", bold=False), Column("turns.spoiled", "spoiled", bold=False),
+    Column("majority@{n}", "majority@{n}"), _WITHIN, Column("format_rate", "well-formed", better=False),
+)  # fmt: skip
+"""What the table of a task in two turns shows. Neither M is best when it is highest or lowest: whoever copies
+the first answer spoils none."""
+
 NOTE = (
     "Held-out problems; mean over the training seeds [95 % interval: bootstrap over problems]. The intervals "
     "do not cover how training varies between seeds: `results.json` has every seed's figure. Best in bold."
+)
+TURNS_NOTE = (
+    "Two turns: all figures but acc@t1 are of second answers. Δ = acc@t2 − acc@t1 = M₀→₁ − M₁→₀. M₀→₁ "
+    "(corrected), M₁→₀ (spoiled), 1→1 and 0→0 are shares of all answers; corrected is one of wrong first "
+    "ones, spoiled of right ones. ± is the standard deviation over seeds. *before* is the policy that all "
+    "runs start from, prompted."
 )
 
 
@@ -68,6 +92,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts += [
             f"## {label}: {task['task']}",
             f"{task['problems']} problems, {task['samples_per_problem']} samples each.",
+            *([TURNS_NOTE] if two_turns(task) else []),
             task_table(task),
         ]
         if any(variant.get("difference") for variant in task["variants"].values()):
@@ -81,10 +106,19 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def two_turns(task: Mapping[str, Any]) -> bool:
+    """Whether a task's runs were measured in two turns."""
+    return "turns.acc@t1" in task[BEFORE]["metrics"]
+
+
+def _columns(task: Mapping[str, Any]) -> tuple[Column, ...]:
+    return TWO_TURNS if two_turns(task) else COLUMNS[task["kind"]]
+
+
 def task_table(task: Mapping[str, Any]) -> str:
     """One row per variant, below that of the policy before training."""
-    columns, n = COLUMNS[task["kind"]], task["samples_per_problem"]
-    sweep = task["kind"] == "continuous"
+    columns, n = _columns(task), task["samples_per_problem"]
+    sweep = task["kind"] == "continuous" and not two_turns(task)
     rows = {BEFORE: task[BEFORE], **task["variants"]}
     if sweep:  # by margin, whatever the variants are called; without one first
         rows = dict(sorted(rows.items(), key=lambda item: item[1].get("method", {}).get("gamma", -1.0)))
@@ -104,7 +138,7 @@ def task_table(task: Mapping[str, Any]) -> str:
 
 def difference_table(task: Mapping[str, Any]) -> str:
     """One row per variant except the baseline."""
-    columns = [column for column in COLUMNS[task["kind"]] if column.better]
+    columns = [column for column in _columns(task) if column.better]
     n = task["samples_per_problem"]
     body = []
     for label, row in task["variants"].items():
@@ -122,7 +156,7 @@ def difference_table(task: Mapping[str, Any]) -> str:
 
 def _best(rows: Mapping[str, Any], name: str, column: Column) -> list[str]:
     """The rows with the highest figure as it is printed: what looks equal is bold together."""
-    if not column.better:
+    if not column.better or not column.bold:
         return []
     shown = {
         label: round(figure["mean"], 3)
@@ -136,7 +170,7 @@ def _cell(figure: Mapping[str, Any] | None, name: str, column: Column, sign: str
     if figure is None or figure[name] is None:
         return "–"
     # A difference of rates is itself one that has a sign.
-    sign = "+" if column is _GAIN else sign
+    sign = "+" if column.signed else sign
 
     def write(value: float) -> str:
         text = f"{value * 100:{sign}.1f}" if column.percent else f"{value:{sign}.3f}"
@@ -144,6 +178,8 @@ def _cell(figure: Mapping[str, Any] | None, name: str, column: Column, sign: str
 
     interval = figure["interval"] if column.better else None
     spread = f" [{write(interval[0])}, {write(interval[1])}]" if interval else ""
+    if column.seeds and figure.get("seed_std") is not None:
+        spread += f" ± {figure['seed_std'] * 100:.1f}"
     return write(figure[name]) + spread
 
 
