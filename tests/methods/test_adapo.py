@@ -84,6 +84,20 @@ def test_cut_off_trajectories_leave_before_p() -> None:
     assert not any(c.teaches for c in none_left)
 
 
+@pytest.mark.parametrize("name", ["adapo", "score"])
+def test_a_first_turn_that_was_cut_off_leaves_too(name: str) -> None:
+    """It has no second one, and would count as 0->0."""
+    cut = Trajectory([Segment("turn_1", [5], [-1.0], finish="length")])
+    cut.rewards = {"answer": 0.0, "correct": 0.0, "correct_1": 0.0, "answer_format": 0.0, "score_format": 0.0}
+    whole = group((1, 1), (0, 1), (0, 0))
+    with_cut = Group(whole.problem, [*whole.trajectories, cut])
+    method = make_method(name)
+    for expected, found in zip(credits(method, whole), credits(method, with_cut), strict=True):
+        assert found.advantage.tolist() == [*expected.advantage.tolist(), 0.0]
+        assert found.valid is not None and found.valid.tolist() == [True, True, True, False]
+    assert method.metrics([with_cut])["turns/missing"] == 0.25
+
+
 @pytest.mark.parametrize("kinds", [[(1, 1), (0, 1), (0, 1)], [(0, 0), (1, 0), (0, 0)]])
 def test_second_answers_that_agree_teach_nothing(kinds: list[tuple[int, int]]) -> None:
     assert not any(c.teaches for c in credits(make_method("adapo"), group(*kinds)))

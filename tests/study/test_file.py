@@ -83,3 +83,19 @@ def test_the_built_in_study_is_complete() -> None:
     assert [run.variant for run in runs if run.task == "sum"] == [
         "grpo", "adpo", "binary", "entangled", "class_mean", "concordance",
     ]  # fmt: skip
+
+
+def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cold start is another recipe's work, and need not be there."""
+    monkeypatch.setattr("selfverify.recipe._model_path_faults", lambda path: [])
+    runs = plan(load_study("study-adapo-digits"), Path("out"))
+    assert len({run.seed for run in runs}) == 3
+    methods = {run.variant: run.recipe.method for run in runs}
+    assert {method.name for method in methods.values()} == {
+        "sft", "star", "grpo", "score", "adapo", "adapo-adpo",
+    }  # fmt: skip
+    assert [methods[v].options["reward"] for v in ("fixed-correction", "fixed-preservation", "no-arm")] == [
+        "fixed-correction", "fixed-preservation", "fixed",
+    ]  # fmt: skip
+    assert methods["no-dynamic-kl"].options["kl_scale"] == 0
+    assert {m.options.get("second_turn") for m in methods.values()} == {None, "Check the answer."}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from samples import sample
 from selfverify.errors import DataError
 from selfverify.evaluation.metrics import paired_difference
-from selfverify.evaluation.store import Sample
+from selfverify.evaluation.run_data import RunData
+from selfverify.evaluation.store import CORRECT_1, Sample
 from selfverify.recipe import load_recipe
 from selfverify.study.results import difference, measure_samples, pooled, task_results
 from selfverify.study.table import difference_table, task_table
+from selfverify.study.turn_figures import CURVES as TURN_CURVES
+from selfverify.study.turn_figures import draw_turn_figures
 
 
 def answers(*rows: tuple[list[int], list[float]]) -> list[Sample]:
@@ -117,3 +122,41 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
     found["variants"]["other"]["difference"]["auc"]["interval"] = [0.1, 0.4]
     other = difference_table(found).splitlines()[2].split(" | ")
     assert other[head.index("AUC")] == "**+0.250 [+0.100, +0.400]**"
+
+
+def test_two_turns_have_a_table_of_their_own() -> None:
+    """By hand: 2 of 4 first answers are right; one is spoiled, and with seed 1 one is corrected, too."""
+
+    def turns(*kinds: tuple[int, int]) -> list[Sample]:
+        return [
+            sample(f"p{n // 2}", n % 2, bool(j), 0.5, rewards={"answer": j, "format": 1.0, CORRECT_1: i})
+            for n, (i, j) in enumerate(kinds)
+        ]
+
+    recipe = load_recipe("quickstart", ["evaluation.problems=2"])
+    start = turns((1, 1), (0, 0), (1, 1), (0, 0))
+    other = {0: turns((1, 0), (0, 0), (1, 1), (0, 0)), 1: turns((1, 0), (0, 1), (1, 1), (0, 0))}
+    recipes = {"ours": recipe, "other": recipe}
+    found = task_results(start, {"ours": {0: start, 1: start}, "other": other}, recipes, "ours", n=100)
+    figures = found["variants"]["other"]["metrics"]
+    assert figures["turns.acc@t2"]["mean"] == pytest.approx((0.25 + 0.5) / 2)
+    assert figures["turns.1->0"]["mean"] == 0.25 and figures["turns.0->1"]["mean"] == 0.125
+    assert figures["turns.delta"]["per_seed"] == {"0": -0.25, "1": 0.0}
+    assert found["variants"]["other"]["difference"]["turns.delta"]["difference"] == pytest.approx(-0.125)
+    head, _, before, _, row = (line.split(" | ") for line in task_table(found).splitlines())
+    assert [name.removesuffix(" (%)") for name in head[2:8]] == [
+        "acc@t1", "acc@t2", "Δ", "M₀→₁", "M₁→₀", "1→1",
+    ]  # fmt: skip
+    # p0 lost a right answer with one seed of two; p1 changed nothing.
+    assert row[4] == "−12.5 [−25.0, +0.0] ± 17.7" and row[6] == "25.0 [0.0, 50.0] ± 0.0"
+    assert before[4] == "**+0.0 [+0.0, +0.0]**"
+
+
+def test_two_turn_figures_are_drawn(tmp_path: Path) -> None:
+    steps = [{"step": k, **dict.fromkeys(TURN_CURVES, 0.1 * k)} for k in (1, 2)]
+    runs = {name: {0: RunData(name, tmp_path, steps=steps)} for name in ("ours", "other")}
+    metrics = {f"turns.{kind}": {"mean": 0.1, "per_seed": {"0": 0.1}} for kind in ("0->1", "1->0")}
+    results = {"before": {"metrics": metrics}, "variants": {name: {"metrics": metrics} for name in runs}}
+    drawn = draw_turn_figures(tmp_path, "pick", results, runs)
+    assert [path.name for path in drawn] == ["pick-training.png", "pick-turns.png", "pick-bubbles.png"]
+    assert all(path.stat().st_size > 5000 for path in drawn)
