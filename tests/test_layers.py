@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("policy",),
     ("tasks",),
     ("rollouts.single_turn",),
-    ("rollouts.two_turn",),
+    ("rollouts.two_turn", "selection.second_turns"),
     ("methods", "selection.verifiers"),
     ("learner", "evaluation", "solve"),
     ("recipe", "recipe_errors", "recipe_yaml"),

@@ -18,11 +18,13 @@ from selfverify.errors import DataError
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
+from selfverify.policy.turns import Turns
+from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
 from selfverify.selection.adaptive import Stopping
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import Options
 from selfverify.selection.verifiers import Inline
-from selfverify.solve import FreeQuestion, free_problem, open_image, solve
+from selfverify.solve import FreeQuestion, candidate_of, free_problem, open_image, solve
 from selfverify.tasks import make_task
 
 
@@ -177,3 +179,45 @@ def test_images_that_are_none_or_too_large(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"huge\.png.*(pixels|size)"):
         open_image(huge)
+
+
+def test_solve_in_two_turns(policy: Policy) -> None:
+    """Second answers are the candidates; the first ones are shown beside them."""
+    task = make_task("digits-pick")
+    problem = task.problem("test", 0, 0)
+    asked: Any = make_task("digits-pick")
+    sampling = SamplingConfig(group_size=3, max_new_tokens=12)
+    rollout = roll_out_turns(policy, asked, [problem], [0], sampling, "Check the answer.", split_score=True)
+    found = solve(
+        policy, task, problem, Inline(), stopping=Stopping("never", start=3, max_samples=3),
+        sampling=sampling, second_turn="Check the answer.",
+    )  # fmt: skip
+    drawn = rollout.groups[0].trajectories
+    assert [c.text for c in found.candidates] == [t.text for t in drawn]
+    assert [c.tokens for c in found.candidates] == [t.written for t in drawn]
+
+
+def test_candidates_of_two_turns_by_hand(policy: Policy) -> None:
+    task = make_task("digits-pick")
+    problem = task.problem("test", 0, 0)
+
+    def said(answer: str, logprob: float) -> Sample:
+        text = f"<think>.</think><answer>{answer}</answer><score>0.5</score>"
+        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
+        return Sample(ids, [logprob] * len(ids), "stop")
+
+    first, second = said("1 2 3", -2.0), said("4 5 6", -0.5)
+    made = make_trajectory(policy, task, problem, Turns(first, [7, 8], second), split_score=True)
+    candidate = candidate_of(made, "sampled", continuous=False)
+    assert (candidate.first, candidate.answer) == ([1, 2, 3], [4, 5, 6])
+    assert (candidate.score, candidate.logprob) == (0.5, -0.5)
+    assert candidate.tokens == len(first.tokens) + len(second.tokens), "what was inserted was not written"
+
+
+def test_the_command_in_two_turns(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Policy, "load", lambda *_, **__: policy)
+    arguments = ["solve", "--task", "digits-pick", "--turns", "2", "--second-turn", "Check the answer."]
+    result = CliRunner().invoke(app, [*arguments, "-n", "2", "--max-new-tokens", "8", "--json"])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.output)["candidates"]) == 2
+    assert CliRunner().invoke(app, [*arguments, "--turns", "3"]).exit_code == 2

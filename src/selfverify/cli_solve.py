@@ -31,8 +31,18 @@ def solve(
     ] = "weighted",
     verifier: Annotated[
         str,
-        typer.Option(help="`soft`, `greedy`, `inline`, `repeated:K`, `judge:MODEL` or `ask:MODEL`."),
+        typer.Option(
+            help="`soft`, `greedy`, `inline`, `repeated:K`, `turns:K` (how often a second turn keeps the "
+            "answer), `judge:MODEL` or `ask:MODEL`."
+        ),
     ] = "soft",
+    turns: Annotated[
+        int, typer.Option(min=1, max=2, help="2: every answer is re-examined, and the second one counts.")
+    ] = 1,
+    second_turn: Annotated[
+        str | None,
+        typer.Option(help="What second turns are asked: as in training. By default AdaPO's sentence."),
+    ] = None,
     stop: Annotated[
         str, typer.Option(help="Stop early: `never`, `beta` (by votes) or `posterior` (by scores).")
     ] = "never",
@@ -68,6 +78,8 @@ def solve(
     - `selfverify solve --task digits-pick --index 3 --save-image pick.png`
 
     - `selfverify solve --image pick.png --answers set "Pick 3 of the digits shown that add up to 13."`
+
+    - `selfverify solve --model runs/mine/model --turns 2 --image cat.png "How many cats are shown?"`
 
     - `selfverify solve --model runs/mine/model --image cat.png "What is this?" -n 12 --stop beta --json`
     """
@@ -108,10 +120,11 @@ def solve(
 
     from selfverify.policy.config import SamplingConfig
     from selfverify.policy.policy import Policy
+    from selfverify.policy.turns import SECOND_TURN
     from selfverify.selection.verifiers import make_verifier
 
     sampling = SamplingConfig(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens)
-    policy = Policy.load(model)
+    policy, words = Policy.load(model), second_turn or SECOND_TURN
     use = {"verifier": verifier, "strategy": strategy, "options": asdict(options), "samples_per_problem": n}
     fitted = find_calibration(calibration, model, use, all_samples=stop == "never" and budget_tokens is None)
     shown = _Shown(quiet=as_json)
@@ -120,13 +133,14 @@ def solve(
             policy,
             asked,
             problem,
-            make_verifier(verifier, policy),
+            make_verifier(verifier, policy, asked, words),
             strategy=strategy,
             options=options,
             stopping=stopping,
             sampling=sampling,
             seed=seed,
             calibration=fitted,
+            second_turn=words if turns == 2 else None,
             on_candidate=shown.add,
         )
     if as_json:
@@ -191,6 +205,8 @@ class _Shown:
     def add(self, candidate: Candidate) -> None:
         """One more."""
         answer = "unreadable" if candidate.answer is None else shown_answer(candidate.answer)
+        if candidate.first is not None:
+            answer = f"{shown_answer(candidate.first)} → {answer}"
         numbers = [candidate.score, candidate.logprob]
         self.table.add_row(
             Text(str(self.count)),

@@ -15,8 +15,9 @@ from selfverify.data.images import FORMATS, read_image
 from selfverify.errors import DataError
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import roll_out
+from selfverify.rollouts.single_turn import answer_segment, roll_out
 from selfverify.rollouts.tags import Tagged
+from selfverify.rollouts.two_turn import TURN_1, roll_out_turns
 from selfverify.rollouts.types import Problem, Trajectory
 from selfverify.selection.adaptive import Stopping, sample_adaptively
 from selfverify.selection.answers import Kind, read_answer
@@ -121,14 +122,17 @@ class Solution:
 def candidate_of(trajectory: Trajectory, verifier: str, continuous: bool) -> Candidate:
     """A judged and verified trajectory as a candidate."""
     judged: Judged | None = trajectory.parsed
-    logprobs = trajectory.segments[0].logprobs
+    logprobs = answer_segment(trajectory).logprobs
+    opening = trajectory.segments[0]
+    first: Judged | None = opening.parsed if opening.channel == TURN_1 else None
     return Candidate(
         answer=judged.answer if judged else None,
         key=None if judged is None or continuous else judged.key,
         score=trajectory.scores.get(verifier),
         logprob=sum(logprobs) / len(logprobs) if logprobs else None,
-        tokens=len(trajectory.tokens),
+        tokens=trajectory.written,
         text=trajectory.text,
+        first=first.answer if first else None,
     )
 
 
@@ -144,6 +148,7 @@ def solve(
     sampling: SamplingConfig | None = None,
     seed: int = 0,
     calibration: Calibration | None = None,
+    second_turn: str | None = None,
     on_candidate: Callable[[Candidate], None] | None = None,
 ) -> Solution:
     """Sample candidates, have them verified, choose one.
@@ -159,6 +164,7 @@ def solve(
         sampling: Temperature, top-p and length; its group size is not used.
         seed: Of the sampling.
         calibration: Turns the choice's confidence into a probability.
+        second_turn: What is asked behind every answer; the answer to that then is the candidate (AdaPO).
         on_candidate: Called with each candidate when it is there.
 
     Raises:
@@ -174,7 +180,12 @@ def solve(
     def draw(n: int) -> list[Candidate]:
         # The prompt is prefilled again for every batch: few large ones are faster than many small ones.
         config = sampling.model_copy(update={"group_size": n})
-        rollout = roll_out(policy, task, [problem], [seed * 1_000_003 + len(trajectories)], config)  # type: ignore[arg-type]
+        asked: Any = task
+        seeds = [seed * 1_000_003 + len(trajectories)]
+        if second_turn is None:
+            rollout = roll_out(policy, asked, [problem], seeds, config)
+        else:
+            rollout = roll_out_turns(policy, asked, [problem], seeds, config, second_turn, split_score=True)
         verify(rollout.groups, verifier)
         drawn = rollout.groups[0].trajectories
         trajectories.extend(drawn)

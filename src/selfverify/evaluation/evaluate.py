@@ -56,7 +56,7 @@ def _sample(
             "greedy": trajectory.scores.get("greedy"),
             "soft": trajectory.scores.get("soft"),
         },
-        tokens=len(trajectory.tokens),
+        tokens=trajectory.written,
         logprob=sum(logprobs) / len(logprobs) if logprobs else None,
         finish=trajectory.finish,
         seed=seed,

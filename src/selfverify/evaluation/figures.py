@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 PALETTE = {
@@ -121,7 +122,11 @@ def draw_histogram(axes: Axes, right: np.ndarray, wrong: np.ndarray, title: str)
 
 
 def draw_lines(
-    axes: Axes, lines: Sequence[tuple[str, str, np.ndarray, np.ndarray]], title: str, percent: bool = False
+    axes: Axes,
+    lines: Sequence[tuple[str, str, np.ndarray, np.ndarray]],
+    title: str,
+    percent: bool = False,
+    smoothed: bool = True,
 ) -> None:
     """Values over training steps: the values themselves pale, their running mean strong.
 
@@ -130,12 +135,14 @@ def draw_lines(
         lines: Name (empty: no label at the end), colour name, steps ``[T]`` and values ``[T]``, NaN as a gap.
         title: Above the chart.
         percent: Whether the values are shares.
+        smoothed: Without, the values themselves are strong, and marked: for few of them.
     """
     ends = []
     for name, colour, steps, values in lines:
-        smooth = running_mean(values, max(1, len(values) // 15))
-        axes.plot(steps, values, color=PALETTE[colour], lw=1, alpha=0.28)
-        axes.plot(steps, smooth, color=PALETTE[colour], lw=2)
+        smooth = running_mean(values, max(1, len(values) // 15)) if smoothed else values
+        if smoothed:
+            axes.plot(steps, values, color=PALETTE[colour], lw=1, alpha=0.28)
+        axes.plot(steps, smooth, color=PALETTE[colour], lw=2, marker=None if smoothed else "o", ms=3.5)
         finite = smooth[~np.isnan(smooth)]
         if name and len(finite):
             ends.append((float(finite[-1]), name, PALETTE[colour]))
@@ -169,26 +176,29 @@ def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
 
     On the dotted line as much is corrected as is spoiled.
     """
-    pairs = [pair for p in points for pair in ((p.spoiled, p.corrected), *p.seeds)]
-    top = max((max(pair) for pair in pairs), default=0.0) * 1.15 + 0.005
-    axes.plot([0, top], [0, top], ":", color=PALETTE["muted"], lw=1, zorder=1)
+    places = np.array([pair for p in points for pair in ((p.spoiled, p.corrected), *p.seeds)])
+    right, top = places.max(0) * 1.2 + 0.01 if len(places) else (1.0, 1.0)
+    axes.plot([0, 1], [0, 1], ":", color=PALETTE["muted"], lw=1, zorder=1)
+    handles = []
     for point in points:
         delta = point.corrected - point.spoiled
         face = point.colour if delta >= 0 else "none"
-        place = ([point.spoiled], [point.corrected])
-        axes.scatter(*place, s=30 + 6000 * abs(delta), c=face, edgecolors=point.colour, alpha=0.6, zorder=2)
-        if point.seeds:
-            spoiled, corrected = zip(*point.seeds, strict=True)
-            axes.scatter(spoiled, corrected, s=9, color=point.colour, zorder=3)
-        axes.annotate(
-            f"{point.name} {delta * 100:+.1f}".replace("-", "\u2212"), (point.spoiled, point.corrected),
-            xytext=(7, 7), textcoords="offset points", color=point.colour, fontsize=9, zorder=4,
+        axes.scatter(
+            [point.spoiled], [point.corrected], s=30 + 6000 * abs(delta), c=face, edgecolors=point.colour,
+            alpha=0.6, zorder=2,
         )  # fmt: skip
-    _finish(axes, title, "spoiled: right first, wrong then (of all)", percent=True)
-    axes.set_ylabel("corrected: wrong first, right then (of all)")
+        dots = [(point.spoiled, point.corrected), *point.seeds]
+        axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=point.colour, zorder=3)
+        change = f"{delta * 100:+.1f}".replace("-", "\u2212")
+        shown: Any = {"markerfacecolor": face, "markeredgecolor": point.colour}
+        handles.append(Line2D([], [], marker="o", ls="", label=f"{point.name} {change}", **shown))
+    _finish(axes, title, "spoiled: right first, wrong then", percent=True)
+    axes.set_ylabel("corrected: wrong first, right then")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    axes.set_xlim(-0.03 * top, top)
-    axes.set_ylim(-0.03 * top, top)
+    axes.set_xlim(-0.05 * right, right)
+    axes.set_ylim(-0.05 * top, top)
+    # Names beside the bubbles would cover each other where bubbles lie close.
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
 
 
 def running_mean(values: np.ndarray, reach: int) -> np.ndarray:

@@ -42,6 +42,9 @@ LEARNING_CURVES = {
 }  # fmt: skip
 """Logged metrics that a report draws if they are there: title, explanation, whether it is a share."""
 
+MANY_POINTS = 40
+"""A curve of more points is drawn with its running mean."""
+
 SIGNAL_CURVES = {
     "verification/correct_given_reward1": ("right, given reward 1", "right"),
     "verification/score_is_1": ("score is 1", "wrong"),
@@ -189,8 +192,9 @@ def _turns(runs: Sequence[RunData]) -> Iterator[Chart]:
                 lines.append((f"turn {turn}", colour, steps, values))
         if lines:
             title = _title(runs, run, "Both turns over training")
+            many = len(lines[0][2]) > MANY_POINTS
             yield _chart(
-                partial(figures.draw_lines, lines=lines, title=title, percent=True),
+                partial(figures.draw_lines, lines=lines, title=title, percent=True, smoothed=many),
                 f"Accuracy of both turns over training, {run.name}",
                 "Of validation problems where they were measured, else of training's (AdaPO's Fig. 2).",
             )

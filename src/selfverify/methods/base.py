@@ -16,12 +16,6 @@ from selfverify.tasks import Task
 
 Objective = Literal["surrogate", "likelihood"]
 
-SECOND_TURN = (
-    "There might be an error in the solution, please evaluate the previous solution and provide a final "
-    "answer."
-)
-"""AdaPO's fixed self-evaluation prompt (its section on implementation details)."""
-
 
 class MethodConfig(BaseModel):
     """Options of a method; every method adds its own."""

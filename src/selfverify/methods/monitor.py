@@ -33,7 +33,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "accuracy": float(np.mean([t.rewards["correct"] for t in rows])),
         "format/answer": float(np.mean([t.rewards["answer_format"] for t in rows])),
         "format/score": float(np.mean([t.rewards["score_format"] for t in rows])),
-        "tokens/response": float(np.mean([len(t.tokens) for t in rows])),
+        "tokens/response": float(np.mean([t.written for t in rows])),
         "truncated": float(np.mean([t.truncated for t in rows])),
     }
     for name in sorted({name for t in rows for name in t.rewards} - _NAMED):

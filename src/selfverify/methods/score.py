@@ -13,11 +13,12 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from selfverify.methods.base import SECOND_TURN, MethodConfig, column
+from selfverify.methods.base import MethodConfig, column
 from selfverify.methods.monitor import group_metrics, turn_metrics
 from selfverify.objectives import group_advantage
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
+from selfverify.policy.turns import SECOND_TURN
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.two_turn import TURN_1, TURN_2, roll_out_turns
 from selfverify.rollouts.types import Credit, Group, Problem, valid_trajectories

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.methods.base import SECOND_TURN, MethodConfig
+from selfverify.methods.base import MethodConfig
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
+from selfverify.policy.turns import SECOND_TURN
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.two_turn import ask_again, roll_out_turns
 from selfverify.rollouts.types import Credit, Group, Problem, Trajectory

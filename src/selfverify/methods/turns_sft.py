@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.methods.base import SECOND_TURN, MethodConfig
+from selfverify.methods.base import MethodConfig
 from selfverify.methods.monitor import turn_metrics
 from selfverify.methods.sft import SFT, SFTConfig
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.turns import Turns, follow_up, inserted_tokens
+from selfverify.policy.turns import SECOND_TURN, Turns, follow_up, inserted_tokens
 from selfverify.rollouts.single_turn import Rollout, read_response, verdict
 from selfverify.rollouts.tags import SCORE_TAG
 from selfverify.rollouts.two_turn import TURN_2, make_trajectory, roll_out_turns

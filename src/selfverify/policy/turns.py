@@ -23,6 +23,11 @@ from selfverify.rollouts.types import Problem
 if TYPE_CHECKING:
     from selfverify.policy.policy import Policy
 
+SECOND_TURN = (
+    "There might be an error in the solution, please evaluate the previous solution and provide a final "
+    "answer."
+)
+"""AdaPO's fixed self-evaluation prompt (its section on implementation details)."""
 _ANSWER = "ANSWER"
 
 

@@ -115,12 +115,16 @@ def roll_out(
     return Rollout(prompts, groups)
 
 
+def answer_segment(trajectory: Trajectory) -> Segment:
+    """The segment with the answer that counts: that of the last turn."""
+    return [segment for segment in trajectory.segments if segment.channel != SCORE][-1]
+
+
 def before_score(trajectory: Trajectory) -> list[int] | None:
-    """The tokens up to and with ``<score>``; None where no well-formed score has a segment of its own."""
-    *before, last = trajectory.segments
-    if "sampled" not in trajectory.scores or last.channel != SCORE:
+    """The tokens up to and with ``<score>``; None without a well-formed score, or with one inside a turn."""
+    if "sampled" not in trajectory.scores or trajectory.segments[-1].channel not in (ANSWER, SCORE):
         return None
-    return [token for segment in before for token in segment.tokens]
+    return [token for segment in trajectory.segments if segment.channel != SCORE for token in segment.tokens]
 
 
 def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> None:

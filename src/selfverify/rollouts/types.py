@@ -82,6 +82,11 @@ class Trajectory:
         return [token for segment in self.segments for token in segment.tokens]
 
     @property
+    def written(self) -> int:
+        """How many tokens the policy wrote."""
+        return sum(len(segment.tokens) for segment in self.segments if segment.author == "policy")
+
+    @property
     def logprobs(self) -> list[float]:
         """All sampling log-probabilities in order; empty unless every segment has them."""
         if any(len(s.logprobs) != len(s.tokens) for s in self.segments):

@@ -24,6 +24,7 @@ class Candidate:
         logprob: Mean log-probability of the answer's tokens, where there is one.
         tokens: Tokens it took to write.
         text: Everything that was written.
+        first: The answer of the first of two turns, as ``answer`` is that of the second; None in one turn.
     """
 
     answer: Any
@@ -32,6 +33,7 @@ class Candidate:
     logprob: float | None = None
     tokens: int = 0
     text: str = ""
+    first: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

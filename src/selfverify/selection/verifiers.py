@@ -19,11 +19,13 @@ from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
-from selfverify.policy.turns import longer_prompt
-from selfverify.rollouts.single_turn import before_score
+from selfverify.policy.turns import SECOND_TURN, longer_prompt
+from selfverify.rollouts.single_turn import answer_segment, before_score
 from selfverify.rollouts.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.rollouts.types import Group, Problem, Trajectory
 from selfverify.selection.calibration import Calibration
+from selfverify.selection.second_turns import SecondTurns
+from selfverify.tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -202,10 +204,13 @@ class Calibrated:
         ]
 
 
-def make_verifier(spec: str, policy: Policy) -> Verifier:
+def make_verifier(
+    spec: str, policy: Policy, task: Task | None = None, second_turn: str = SECOND_TURN
+) -> Verifier:
     """A verifier from its description; ``policy`` is the one that writes the answers.
 
-    ``inline``, ``soft``, ``greedy``, ``repeated`` or ``repeated:K``, ``judge:MODEL``, ``ask:MODEL``.
+    ``inline``, ``soft``, ``greedy``, ``repeated`` or ``repeated:K``, ``judge:MODEL``, ``ask:MODEL``; with the
+    ``task`` that reads answers ``turns`` or ``turns:K``, which asks ``second_turn``.
 
     Raises:
         ConfigError: It is none of these.
@@ -215,14 +220,17 @@ def make_verifier(spec: str, policy: Policy) -> Verifier:
         return Inline()
     if spec in ("soft", "greedy"):
         return Soft(policy, "soft" if spec == "soft" else "greedy")
-    if kind == "repeated" and (not rest or (rest.isascii() and rest.isdigit() and 0 < int(rest) <= 256)):
+    counted = not rest or (rest.isascii() and rest.isdigit() and 0 < int(rest) <= 256)
+    if kind == "repeated" and counted:
         return Repeated(policy, int(rest or 4), name=spec)
+    if kind == "turns" and counted and task is not None:
+        return SecondTurns(policy, task, second_turn, int(rest or 4), name=spec)
     if kind in ("judge", "ask") and rest:
         judge = policy if rest == policy.config.path else Policy.load(policy.config.for_model(rest))
         return Judge(judge, spec, "ask" if kind == "ask" else "continue")
     raise ConfigError(
-        f"there is no verifier {spec!r}; verifiers: inline, soft, greedy, repeated:K (K at most 256), "
-        "judge:MODEL, ask:MODEL"
+        f"there is no verifier {spec!r}; verifiers: inline, soft, greedy, repeated:K and turns:K (K at "
+        "most 256), judge:MODEL, ask:MODEL"
     )
 
 
@@ -243,7 +251,7 @@ def _answers(group: Group) -> list[str]:
 
 def _answer_text(trajectory: Trajectory) -> str:
     """The answer without what follows its last tag: the opened score, or the token that ended it."""
-    text = trajectory.segments[0].text.removesuffix(OPENING)
+    text = answer_segment(trajectory).text.removesuffix(OPENING)
     ends = [match.end() for match in _CLOSED.finditer(text)]
     return text[: ends[-1]] if ends else text
 

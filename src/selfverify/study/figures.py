@@ -27,6 +27,9 @@ CURVES = {
 }
 """Logged metrics that are drawn (ADPO's Fig. 2 and 7, and what follows): title, whether it is a share."""
 
+FEW = 20
+"""A curve of so many points is drawn without a running mean."""
+
 Runs = Mapping[str, Mapping[int, RunData]]
 """By variant and seed."""
 
@@ -87,17 +90,20 @@ def seed_mean(runs: Mapping[int, RunData], name: str) -> tuple[np.ndarray, np.nd
 
 
 def training_curves(
-    panels: list[Axes], runs: Runs, curves: Mapping[str, tuple[str, bool]] = CURVES, limits: bool = True
+    panels: list[Axes], runs: Runs, curves: Mapping[str, tuple[str, bool]] = CURVES, narrow: bool = False
 ) -> None:
-    """A chart per logged metric, a line per variant: the mean over seeds. ``limits``: shares from 0 to 1."""
+    """A chart per metric, a line per variant: the mean over seeds. ``narrow``: shares not from 0 to 1."""
     for axes, (name, (title, percent)) in zip(panels, curves.items(), strict=True):
         lines = []
         for variant, colour in colours(runs).items():
             steps, values = seed_mean(runs[variant], name)
-            if not np.isnan(values).all():
-                lines.append(("", colour, steps, values))
-        draw_lines(axes, lines, title, percent=percent)
-        if percent and limits:
+            known = ~np.isnan(values)
+            if known.any():
+                # What is measured now and then has no gaps in between.
+                kept = known if known.sum() <= len(known) / 2 else np.ones_like(known)
+                lines.append(("", colour, steps[kept], values[kept]))
+        draw_lines(axes, lines, title, percent, smoothed=all(len(line[2]) > FEW for line in lines))
+        if percent and not narrow:
             axes.set_ylim(0, 1.02)
     # One key for all charts: names at the lines' ends would stand far from lines that end close together.
     handles = [Line2D([], [], color=PALETTE[colour], label=label) for label, colour in colours(runs).items()]

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from selfverify.evaluation.figures import PALETTE, Bubble, draw_bubbles, draw_lines
-from selfverify.study.figures import Drawings, Runs, colours, draw_panels, seed_mean, training_curves
+from selfverify.study.figures import FEW, Drawings, Runs, colours, draw_panels, seed_mean, training_curves
 from selfverify.study.file import BEFORE
 
 CURVES = {
@@ -36,7 +36,7 @@ def draw_turn_figures(folder: Path, task: str, results: Mapping[str, Any], runs:
     lines = -(-len(runs) // columns)
     validated = any(not np.isnan(_curve(of, "turns/acc@t1", True)[1]).all() for of in runs.values())
     curves = {_name(name, validated): shown for name, shown in CURVES.items()}
-    training = partial(training_curves, curves=curves, limits=False)
+    training = partial(training_curves, curves=curves, narrow=True)
     drawings: Drawings = {
         "training": (training, (11.0, 6.6), (2, 2), runs),
         "turns": (
@@ -60,7 +60,7 @@ def accuracy_curves(panels: list[Axes], runs: Runs, validated: bool) -> None:
             if not np.isnan(found).all():
                 lines.append((f"turn {turn}", colour, steps, found))
                 values.append(found)
-        draw_lines(axes, lines, variant, percent=True)
+        draw_lines(axes, lines, variant, percent=True, smoothed=any(len(line[2]) > FEW for line in lines))
     known = np.concatenate(values) if values else np.zeros(1)
     low, high = float(np.nanmin(known)), float(np.nanmax(known))
     for axes in panels[: len(runs)]:
