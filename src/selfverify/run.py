@@ -11,6 +11,7 @@ from typing import Any
 
 from selfverify import ranks
 from selfverify.bootstrap import clear_iterations, iterations
+from selfverify.errors import ConfigError
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate, write_gallery
 from selfverify.evaluation.store import stored_settings
@@ -104,12 +105,21 @@ def _later(on_step: StepCallback, before: int, step: int, *figures: Any) -> None
 
 
 def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
-    """The policy, the task and the method that a recipe names."""
-    return (
-        Policy.load(recipe.policy),
-        make_task(recipe.task.name, **recipe.task.options),
-        make_method(recipe.method.name, **recipe.method.options),
-    )
+    """The policy, the task and the method that a recipe names.
+
+    Raises:
+        ConfigError: A data file is missing; that shows before a model is loaded.
+    """
+    task = make_task(recipe.task.name, **recipe.task.options)
+    method = make_method(recipe.method.name, **recipe.method.options)
+    splits = getattr(task, "splits", None)
+    for split in ("train", recipe.evaluation.split) if splits is not None else ():
+        if splits.paths.get(split) is not None:
+            try:
+                splits.rows(split)
+            except ConfigError as error:
+                raise ConfigError(f"task.{split}: {error}") from None
+    return Policy.load(recipe.policy), task, method
 
 
 def measure(

@@ -19,8 +19,10 @@ from selfverify.methods import METHODS, make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.policy.turns import SECOND_TURN
 from selfverify.recipe import load_recipe
 from selfverify.rollouts.types import Credit, Group, Problem, Segment, Trajectory
+from selfverify.run import build
 from selfverify.tasks import make_task
 
 
@@ -222,6 +224,43 @@ def test_star_learns_from_corrections_only() -> None:
     assert credit.channel == "turn_2"
     [credit] = credits(make_method("turns-sft", source="sampled"), made)
     assert credit.valid is not None and credit.valid.tolist() == [True, True, False, False]
+
+
+# --- the paper's settings ---------------------------------------------------------------------------------
+
+
+def test_the_papers_recipes() -> None:
+    """Table 4 and Appendix B, but for the signs of K; all are measured in the paper's second turn."""
+    found = {name: load_recipe(f"adapo-math{name}") for name in ("", "-grpo", "-score", "-sft", "-star")}
+    adapo = found[""]
+    options = adapo.method.options
+    assert [options[k] for k in ("k_01", "k_11", "k_10", "k_00", "threshold", "kl", "kl_scale")] == [
+        1.0, -1.0, 0.5, -0.5, 0.6, 0.001, 0.01,
+    ]  # fmt: skip
+    assert (adapo.learner.clip_low, adapo.learner.clip_high, adapo.learner.learning_rate) == (
+        0.25,
+        0.25,
+        5e-7,
+    )
+    sampling = adapo.sampling
+    assert (sampling.group_size, sampling.temperature, sampling.top_p) == (8, 1.0, 0.99)
+    assert sampling.max_new_tokens == 5000
+    rates = {name: recipe.learner.learning_rate for name, recipe in found.items()}
+    assert rates == {"": 5e-7, "-grpo": 2e-6, "-score": 2e-5, "-sft": 2e-5, "-star": 2e-5}
+    score = found["-score"].method.options
+    assert (score["alpha"], score["kl"], score["first_kl"]) == (10, 0.01, 0.1)
+    for name in ("-sft", "-star"):
+        learner = found[name].learner
+        assert (learner.groups_per_step, learner.schedule) == (32, "linear")
+    star = found["-star"].method.options
+    assert (star["iterations"], star["rounds"], star["epochs"]) == (2, 2, 2)
+    assert {recipe.evaluation.second_turn for recipe in found.values()} == {SECOND_TURN}
+
+
+def test_missing_data_is_said_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Policy, "load", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(ConfigError, match=r"task\.train: there is no file or folder data/adapo/train"):
+        build(load_recipe("adapo-math"))
 
 
 # --- training -------------------------------------------------------------------------------------------
