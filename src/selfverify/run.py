@@ -112,7 +112,7 @@ def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
     """
     task = make_task(recipe.task.name, **recipe.task.options)
     method = make_method(recipe.method.name, **recipe.method.options)
-    splits = getattr(task, "splits", None)
+    splits: Any = getattr(task, "splits", None)
     for split in ("train", recipe.evaluation.split) if splits is not None else ():
         if splits.paths.get(split) is not None:
             try:
