@@ -33,6 +33,7 @@ ROWS = (
     ("pass@1", "pass@1", "one sample"),
     ("majority@8", "majority@8", "most frequent of 8"),
     ("best@8", "best@8", "highest own score of 8"),
+    ("weighted@8", "weighted@8", "most votes of 8, weighted by score"),
     ("oracle@8", "oracle@8", "any of 8 right"),
     ("within-problem AUC", "within_problem_auc", "right above wrong, same problem"),
     ("AUC", "auc", "right above wrong, all samples"),

@@ -203,11 +203,13 @@ def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
     run = load_run(run_dir)
     after, before = run.summaries["after"], run.summaries["before"]
     before["best@8"], after["best@8"], after["majority@8"] = 0.70, 0.80, 0.75
+    after["weighted@8"] = 0.85
     after["intervals"]["best_over_majority@8"] = [0.02, 0.08]
     assert sentence(run).replace("\u00a0", " ") == (
         "After training, the answer that the model itself scores highest among 8 is right on 80.0 % of 120 "
         "held-out problems, 10.0 points more than before; a majority vote over the same answers reaches "
-        "75.0 %, so self-verification wins by 5.0 points (95 % interval +2.0 to +8.0)."
+        "75.0 %, so self-verification wins by 5.0 points (95 % interval +2.0 to +8.0). "
+        "Votes weighted by the scores reach 85.0 %."
     )  # fmt: skip
     after["intervals"]["best_over_majority@8"] = [-0.01, 0.08]
     assert "a difference within chance" in sentence(run)

@@ -32,8 +32,8 @@ RUN_COLOURS = (
 
 RULES = {
     "oracle": ("perfect choice", "oracle", "--"),
-    "best": ("own score", "best", "-"),
-    "best_sampled": ("sampled score", "best2", "-"),
+    "weighted": ("vote by score", "best", "-"),
+    "best": ("own score", "best2", "-"),
     "majority": ("majority vote", "majority", "-"),
     "pass@1": ("single answer", "pass", "--"),
 }
@@ -92,7 +92,7 @@ def draw_accuracy(
         values = curves.get(rule)
         if values is None:
             continue
-        front = 3 if rule == "best" else 2
+        front = 3 if rule == "weighted" else 2
         counts = np.arange(1, len(values) + 1)
         axes.plot(counts, values, style, color=PALETTE[colour], zorder=front, lw=2.6 if front == 3 else 1.7)
         ends.append((values[-1], f"{label} {values[-1]:.0%}", PALETTE[colour]))

@@ -82,7 +82,7 @@ METRICS: dict[str, Metric] = {
 }
 """Rows of the table, by their name in a summary; a dot leads into a sub-dictionary."""
 
-_TILES = ("pass@1", "majority@{n}", "best@{n}", "within_problem_auc")
+_TILES = ("pass@1", "majority@{n}", "weighted@{n}", "within_problem_auc")
 _TURN_TILES = ("turns.acc@t1", "turns.acc@t2", "turns.0->1", "turns.1->0")
 
 
@@ -122,13 +122,14 @@ def sentence(run: RunData) -> str:
     interval = (found.get("intervals") or {}).get(f"best_over_majority@{n}")
     text += f"; a majority vote over the same answers reaches {_percent(majority)}"
     lead = best - majority
+    weighted = found.get(f"weighted@{n}")
+    both = f" Votes weighted by the scores reach {_percent(weighted)}." if weighted is not None else ""
     if interval and interval[0] <= 0 <= interval[1]:
-        return (
-            f"{text}, a difference within chance ({_points(interval[0])} to {_points(interval[1])} points)."
-        )
+        chance = f"({_points(interval[0])} to {_points(interval[1])} points)"
+        return f"{text}, a difference within chance {chance}.{both}"
     known = f" (95\u00a0% interval {_points(interval[0])} to {_points(interval[1])})" if interval else ""
     verdict = "self-verification wins" if lead > 0 else "self-verification does not pay yet and loses"
-    return f"{text}, so {verdict} by {abs(lead) * 100:.1f} points{known}."
+    return f"{text}, so {verdict} by {abs(lead) * 100:.1f} points{known}.{both}"
 
 
 def _turns_sentence(found: dict[str, Any], stage: str) -> str:
