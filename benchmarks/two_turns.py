@@ -1,18 +1,20 @@
 """A two-turn step (AdaPO) against a one-turn step (GRPO) whose turn may take as many tokens.
 
-The built-in digits policy, which ends its answers itself, on 8 `digits-pick` problems; G samples each, at
-most 32 tokens a turn (its answers take about 24), T = 1, top-p 0.99, a frozen reference, one update, the
-whole batch in one micro-batch. A step is everything from the problems to the optimiser's step: preprocessing,
-sampling, reference log-probs, loss, backward, update. Second turns are asked `--words`, whose tokens and the
-template's own are part of the two-turn step.
+Same tiny Qwen2.5-VL with a frozen vision tower, same `digits-pick` problems, 8 x G responses, T = 1, top-p
+0.99, a frozen reference, one update, the whole batch in one micro-batch. A step is everything from the
+problems to the optimiser's step: preprocessing, sampling, reference log-probs, loss, backward, update.
 
-Both sides draw the same problems and seeds, and with a learning rate of nearly 0 the same first turns, in
-every step. Answers are right by a checksum of their tokens, so that every group teaches something. Steps come
-in pairs, each side first in every other pair; the ratio is the median over pairs.
+Every turn is made to end with its 24th token, on both sides: random weights would end none, and a first turn
+that is cut off has no second. Second turns are asked ``--words``; these and the template's own tokens
+(printed as ``between``) are part of the two-turn step. Answers are right by a checksum of their tokens. Both
+sides draw the same problems and seeds, and with a learning rate of nearly 0 the same first turns. Steps come
+in pairs, each side first in every other pair; the ratio is the median over pairs. ``bound`` is the ratio of
+the tokens that pass through the model in an update, (P + G (2 R + between)) / (P + G R).
 
-``--cpu-time`` counts what the process got instead of what the clock says.
+``--images`` takes 2 problems whose image alone takes 1,024 tokens. ``--cpu-time`` counts what the process got
+instead of what the clock says.
 
-    python benchmarks/two_turns.py [--quick] [--repeats 7] [--threads 1] [--cpu-time]
+    python benchmarks/two_turns.py [--quick] [--images] [--repeats 7] [--threads 1] [--cpu-time]
 """
 
 from __future__ import annotations
@@ -24,18 +26,52 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import PROBLEMS, PreparedTask, arguments, finish, make_problems, parse, show
+import torch
+from common import (
+    PROBLEMS,
+    RESPONSE_TOKENS,
+    PreparedTask,
+    arguments,
+    finish,
+    make_image_problems,
+    make_problems,
+    model_folder,
+    parse,
+    show,
+)
 from our_step import checksum
+from torch import Tensor
 
+import selfverify.policy.policy as policy_module
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Decoder, Sample
+from selfverify.policy.turns import follow_up
 from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.types import Problem
 
-MODEL, TURN_TOKENS = "builtin:digits", 32
+IMAGE_PROBLEMS = 2
+
+
+class Timed(Decoder):
+    """Ends every turn with its last token, and none before."""
+
+    def go_on(self, *args: Any, **more: Any) -> list[list[Sample]]:
+        """See `Decoder.go_on`."""
+        self.left = self.sampling.max_new_tokens
+        return super().go_on(*args, **more)
+
+    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Decoder.choose`."""
+        tokens, logprobs = super().choose(hidden, uniform)
+        self.left -= 1
+        end, other = self.stop[0], self.stop[0] - 1
+        early = tokens.where(~torch.isin(tokens, self.stop), other)
+        return (early if self.left else torch.full_like(tokens, int(end))), logprobs
 
 
 def graded(rollout: Rollout) -> Rollout:
@@ -78,50 +114,74 @@ def step(learner: Learner, clock: Callable[[], float]) -> tuple[dict[str, float]
     return parts, metrics["tokens/response"]
 
 
+def compare(
+    folder: str, problems: Sequence[Problem], group: int, options: Any
+) -> tuple[dict[str, list[float]], float]:
+    """Median seconds of a step, its rollout and its update for each side, and the median ratio over pairs."""
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    methods = {
+        "one turn": OneTurn(GRPOConfig(kl=0.001)),
+        "two turns": TwoTurns(AdaPOConfig(second_turn=options.words)),
+    }
+    config = LearnerConfig(
+        steps=1000, groups_per_step=len(problems), micro_batch_groups=len(problems), learning_rate=1e-12,
+        drop_zero_advantage=False,
+    )  # fmt: skip
+    sampling = SamplingConfig(group_size=group, top_p=0.99, max_new_tokens=RESPONSE_TOKENS)
+    with tempfile.TemporaryDirectory() as out:
+        learners = {
+            name: Learner(
+                Policy.load(folder, device="cpu"), PreparedTask(problems), method, config, sampling,
+                Path(out) / name, options.seed,
+            )
+            for name, method in methods.items()
+        }  # fmt: skip
+        pairs = []
+        for turn in range(options.repeats + 1):  # the first warms up
+            order = list(learners) if turn % 2 else [*learners][::-1]
+            done = {name: step(learners[name], clock) for name in order}
+            for name, (_, written) in done.items():
+                if written != RESPONSE_TOKENS * (1 + (name == "two turns")):
+                    raise SystemExit(f"{name}: {written} tokens a response")
+            pairs += [{name: parts for name, (parts, _) in done.items()}] if turn else []
+    seconds = {
+        name: [statistics.median(pair[name][part] for pair in pairs) for part in pairs[0][name]]
+        for name in methods
+    }
+    return seconds, statistics.median(p["two turns"]["step"] / p["one turn"]["step"] for p in pairs)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, and print one row per prompt length and G."""
+    """Measure, and print two rows per setting."""
     parser = arguments(__doc__)
     parser.add_argument("--words", default="Check the answer.", help="what the second turn is asked")
+    parser.add_argument("--images", action="store_true", help="2 problems with an image of 1,024 tokens")
     parser.add_argument("--cpu-time", action="store_true", help="time of the process instead of the clock's")
     options = parse(parser, argv)
-    clock = time.process_time if options.cpu_time else time.perf_counter
-    rows, ratios = [], {}
-    for prompt in options.prompts:
-        problems = make_problems(Policy.load(MODEL, device="cpu"), PROBLEMS, prompt)
-        for group in options.groups:
-            methods = {
-                "one turn": OneTurn(GRPOConfig(kl=0.001)),
-                "two turns": TwoTurns(AdaPOConfig(second_turn=options.words, drop_truncated=False)),
-            }
-            config = LearnerConfig(
-                steps=1000, groups_per_step=PROBLEMS, micro_batch_groups=PROBLEMS, learning_rate=1e-12,
-                drop_zero_advantage=False,
-            )  # fmt: skip
-            sampling = SamplingConfig(group_size=group, top_p=0.99, max_new_tokens=TURN_TOKENS)
-            with tempfile.TemporaryDirectory() as out:
-                learners = {
-                    name: Learner(
-                        Policy.load(MODEL, device="cpu"), PreparedTask(problems), method, config, sampling,
-                        Path(out) / name, options.seed,
-                    )
-                    for name, method in methods.items()
-                }  # fmt: skip
-                pairs = []
-                for turn in range(options.repeats + 1):  # the first warms up
-                    order = list(learners) if turn % 2 else [*learners][::-1]
-                    done = {name: step(learners[name], clock) for name in order}
-                    pairs += [done] if turn else []
-            label = f"{prompt}/{group}"
-            ratios[label] = statistics.median(
-                pair["two turns"][0]["step"] / pair["one turn"][0]["step"] for pair in pairs
+    policy_module.Decoder = Timed  # type: ignore[attr-defined]
+    rows: list[list[Any]] = []
+    ratios = {}
+    with model_folder(options.seed) as folder:
+        policy = Policy.load(folder, device="cpu")
+        for prompt in [None] if options.images else options.prompts:
+            problems = (
+                make_image_problems(policy, IMAGE_PROBLEMS)
+                if prompt is None
+                else make_problems(policy, PROBLEMS, prompt)
             )
-            for name in learners:
-                seconds = [statistics.median(p[name][0][part] for p in pairs) for part in pairs[0][name][0]]
-                tokens = statistics.mean(p[name][1] for p in pairs)
-                rows.append([label, name, *seconds, tokens, ratios[label] if name == "two turns" else ""])
+            length = statistics.mean(len(policy.encoder.prompt(problem).ids) for problem in problems)
+            between = len(follow_up(policy.loaded, problems[0], options.words)) - 1
+            for group in options.groups:
+                seconds, ratio = compare(folder, problems, group, options)
+                once = length + group * RESPONSE_TOKENS
+                bound = (length + group * (2 * RESPONSE_TOKENS + between)) / once
+                label = f"P = {length:.0f}, G = {group}"
+                ratios[label] = ratio
+                rows.append([label, "one turn", *seconds["one turn"], "", ""])
+                rows.append([label, "two turns", *seconds["two turns"], ratio, bound])
     show(
-        f"One training step of {PROBLEMS} problems x G",
-        ["prompt/G", "", "step s", "rollout s", "update s", "tokens a response", "x one turn"],
+        f"One training step, R = {RESPONSE_TOKENS} tokens a turn, between = {between}",
+        ["setting", "", "step s", "rollout s", "update s", "x one turn", "bound"],
         rows,
     )
     finish({"two_turns_over_one": ratios}, options)

@@ -16,8 +16,10 @@ import torch
 from selfverify.errors import ConfigError
 from selfverify.methods import ADPOConfig, make_method
 from selfverify.methods.adapo import AdaPOConfig
+from selfverify.methods.adapo_adpo import AdaPOADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.methods.score import SCoReConfig
+from selfverify.methods.star import STaRConfig
 from selfverify.methods.turns_sft import TurnsSFTConfig
 from selfverify.policy import loading
 from selfverify.recipe import load_recipe
@@ -60,8 +62,9 @@ def test_adpo_options_are_explained() -> None:
 def test_adapo_options_are_explained() -> None:
     """Every option has a row; AdaPO's own (the page's first table of options) with its default."""
     page = ADAPO_PAGE.read_text(encoding="utf-8")
-    for config in (AdaPOConfig, SCoReConfig, TurnsSFTConfig):
+    for config in (AdaPOConfig, SCoReConfig, STaRConfig, TurnsSFTConfig):
         assert not config.model_fields.keys() - explained(ADAPO_PAGE)
+    assert not AdaPOADPOConfig.model_fields.keys() - explained() - explained(ADAPO_PAGE)
     for name, field in AdaPOConfig.model_fields.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         if name != "second_turn":  # a whole sentence
@@ -84,6 +87,8 @@ def test_adapo_metrics_are_explained() -> None:
     logged = method.metrics([group])
     assert {"turns/corrected", "turns/spoiled", "reward/trajectory"} <= logged.keys()
     assert not logged.keys() - explained() - explained(ADAPO_PAGE)
+    others = make_method("score").metrics([group]).keys() | make_method("star").metrics([group]).keys()
+    assert not others - explained() - explained(ADAPO_PAGE)
 
 
 def test_method_metrics_are_explained() -> None:
