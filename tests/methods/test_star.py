@@ -41,8 +41,9 @@ class Scripted:
             return Sample(tokenizer("<think>", add_special_tokens=False)["input_ids"], [], "length")
         pieces = self.task.demonstrate(problem, np.random.default_rng(0), wrong=False).pieces
         text = "".join(piece for _, piece in pieces)
-        text = text if right == "1" else "<think>0</think><answer>0 0 0</answer>"
-        ids = tokenizer(f"{text}<score>0.5</score>", add_special_tokens=False)["input_ids"]
+        text = text if right in "1m" else "<think>0</think><answer>0 0 0</answer>"
+        score = "0.5" if right in "01" else "high"
+        ids = tokenizer(f"{text}<score>{score}</score>", add_special_tokens=False)["input_ids"]
         return Sample([*ids, tokenizer.eos_token_id], [], "stop")
 
     def first_two(self, policy: Policy, task: Any, problems: Any, seeds: Any, *rest: Any) -> Rollout:
@@ -67,8 +68,8 @@ class Scripted:
 
 
 def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of turns 1, 2, 3 (1 right, 0 wrong, c cut off): corrected in either round, and never the others."""
-    scripts = ["11", "10", "01", "001", "000", "c", "0c", "00c"]
+    """Of turns 1, 2, 3 (1 right, 0 wrong, m right with a malformed score, c cut off): what was corrected."""
+    scripts = ["11", "10", "01", "0m", "001", "000", "c", "0c", "00c"]
     script = Scripted(policy, scripts)
     script.problem = problem = script.task.problem("train", 0, 0)  # type: ignore[attr-defined]
     monkeypatch.setattr("selfverify.methods.star.roll_out_turns", script.first_two)

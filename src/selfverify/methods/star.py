@@ -78,8 +78,10 @@ class STaR:
                 going = [(n, t) for (n, _), t in zip(going, again, strict=True)]
             going = [(n, t) for n, t in going if not t.truncated and t.finish != "error"]
             for n, trajectory in going:
-                corrected = trajectory.rewards["correct_1"] == 0
-                if trajectory.rewards["correct"] > 0 and (corrected or self.config.keep_right):
+                rewards = trajectory.rewards
+                # What is malformed behind a right answer would be learnt, too.
+                whole = rewards["correct"] > 0 and rewards["score_opened"] <= rewards["score_format"]
+                if whole and (rewards["correct_1"] == 0 or self.config.keep_right):
                     kept[n].append(trajectory)
             going = [(n, t) for n, t in going if t.rewards["correct"] == t.rewards["correct_1"] == 0]
         return kept
