@@ -150,7 +150,10 @@ def test_learner_knows_no_method() -> None:
 def test_methods_do_not_know_each_other() -> None:
     """A method shares `base` and `monitor` with the others, and nothing else, unless it is made of them."""
     shared = {"methods.base", "methods.monitor"}
-    made_of = {"methods.adapo_adpo": {"methods.adapo", "methods.adpo"}}
+    made_of = {
+        "methods.adapo_adpo": {"methods.adapo", "methods.adpo"},
+        "methods.turns_sft": {"methods.sft"},
+    }
     for name in MODULES:
         if name.startswith("methods.") and name not in shared:
             others = {target for target, _ in imports(name) if target.startswith("methods")}
