@@ -97,8 +97,10 @@ def iterations(
                 "learn from; sample more (method.problems, sampling.group_size, method.rounds), or start "
                 "from a model that corrects some"
             )
-        steps = math.ceil(method.config.epochs * len(kept) / learner.groups_per_step)
-        shorter = learner.model_copy(update={"steps": min(steps, learner.steps)})
+        steps = min(math.ceil(method.config.epochs * len(kept) / learner.groups_per_step), learner.steps)
+        # Measured at its end, at least, where a run is measured while it trains.
+        every = min(learner.evaluate_every, steps)
+        shorter = learner.model_copy(update={"steps": steps, "evaluate_every": every})
         yield folder, Conversations(task, kept, own), shorter
         ranks.on_first(partial(join_logs, output, number))
 
