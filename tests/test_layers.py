@@ -16,18 +16,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("events",),
     ("workers", "data"),
     ("objectives", "selection", "rollouts.transitions"),
-    ("rollouts.types", "rollouts.tags"),
-    ("policy",),
+    ("rollouts.types", "rollouts.tags", "rollouts.requests"),
+    ("policy", "remote"),
     ("tasks",),
     ("rollouts.single_turn",),
     ("rollouts.two_turn", "selection.second_turns"),
     ("methods", "selection.verifiers"),
     ("learner", "evaluation", "solve"),
+    ("serving",),
     ("recipe", "recipe_errors", "recipe_yaml"),
     ("bootstrap",),
     ("run", "data_check"),
     ("study", "quickstart", "planner", "matrix", "cli_runs", "cli_data"),
-    ("cli", "cli_plan", "cli_solve", "cli_select", "integrations"),
+    ("cli", "cli_plan", "cli_solve", "cli_select", "cli_serve", "integrations"),
     ("__main__",),
 )
 """From the bottom up. A part imports itself and parts of lower rows, never its row's other parts."""
@@ -38,6 +39,7 @@ ONE_PART = {
     "cli_plan": "cli",
     "cli_solve": "cli",
     "cli_select": "cli",
+    "cli_serve": "cli",
 }
 """Files that stand beside a module instead of in a folder, and belong to it."""
 

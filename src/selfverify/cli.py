@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from selfverify import __version__, cli_data
 from selfverify.cli_plan import plan
 from selfverify.cli_select import calibrate, matrix
+from selfverify.cli_serve import serve
 from selfverify.cli_solve import solve
 from selfverify.errors import ConfigError, SelfVerifyError
 
@@ -168,6 +169,7 @@ def train(
 
 app.command()(plan)
 app.command()(solve)
+app.command()(serve)
 app.command()(calibrate)
 app.command()(matrix)
 

@@ -174,13 +174,10 @@ def find_calibration(
         if path is None:
             return None
         raise ConfigError(f"{path} was fitted on full sets of samples, which early stopping does not draw")
-    for name, asked in use.items():
-        fitted = (found.fitted_on or {}).get(name)
-        if fitted != asked:
-            if path is None:
-                return None
-            raise ConfigError(f"{path} was fitted with {name} {fitted!r}, and this is {asked!r}")
-    return found
+    misfit = found.misfit(use)
+    if misfit and path is not None:
+        raise ConfigError(f"{path} was fitted with {misfit}")
+    return None if misfit else found
 
 
 class _Shown:

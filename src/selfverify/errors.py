@@ -19,3 +19,29 @@ class SamplingError(SelfVerifyError):
 
 class DataError(SelfVerifyError):
     """A problem, image or file that cannot be used; the message names it."""
+
+
+class ServerError(SelfVerifyError):
+    """A model server that cannot be reached, refuses, or answers with what cannot be used.
+
+    Args:
+        message: What happened.
+        status: The HTTP status that fits it, the server's own where it gave one.
+        code: OpenAI's name of the fault, such as ``model_not_found``.
+        retry: Whether the same request may succeed a moment later.
+        retry_after: Seconds after which the server wants to be asked again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 502,
+        code: str | None = None,
+        retry: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retry = retry
+        self.retry_after = retry_after

@@ -22,7 +22,7 @@ from selfverify.policy.forward import Continuation, Continuations, Forward
 from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.offload import offloaded
 from selfverify.policy.root import Root, enter, enter_whole
-from selfverify.policy.sampling import Decoder, Sample
+from selfverify.policy.sampling import Decoder, GivenUp, Sample
 from selfverify.policy.turns import Turns, sample_turns, sample_turns_apart
 from selfverify.policy.unshared import generate
 from selfverify.policy.vllm import VLLMEngine
@@ -179,7 +179,12 @@ class Policy:
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig | None = None, *, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig | None = None,
+        *,
+        seeds: Sequence[int],
+        given_up: GivenUp | None = None,
     ) -> list[list[Sample]]:
         """G samples for each prompt; the prompt is prefilled once.
 
@@ -187,6 +192,8 @@ class Policy:
             prompts: B encoded prompts.
             sampling: Group size, temperature, top-p, length limit.
             seeds: One per prompt; a prompt's samples depend on its own seed only. vLLM takes no seeds.
+            given_up: Asked before every token for the prompts (by their place) that need no more samples:
+                theirs end there. Only families that share prompts can be asked.
 
         Returns:
             B lists of G samples.
@@ -205,10 +212,14 @@ class Policy:
         if not prompts:
             return []
         with self._evaluating(), self._as_started():
-            return self._inside(lambda: self._sample(prompts, sampling, seeds))
+            return self._inside(lambda: self._sample(prompts, sampling, seeds, given_up))
 
     def _sample(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        seeds: Sequence[int],
+        given_up: GivenUp | None,
     ) -> list[list[Sample]]:
         self._check_head()
         if not self.loaded.family.shares_prompts:
@@ -216,7 +227,7 @@ class Policy:
         last, layout = self.forward.prefill(prompts)
         starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
         decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
-        return decoder.run(last, layout, starts, list(seeds))
+        return decoder.run(last, layout, starts, list(seeds), given_up)
 
     @torch.no_grad()
     def sample_turns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,9 @@ from selfverify.policy.config import SamplingConfig
 from selfverify.policy.forward import Forward
 from selfverify.policy.shared_attention import SharedLayout
 from selfverify.rollouts.types import Finish
+
+GivenUp = Callable[[], Collection[int]]
+"""Says which problems of a batch need no more samples."""
 
 
 @dataclass(slots=True)
@@ -85,7 +89,12 @@ class Decoder:
         return tokens, chosen
 
     def run(
-        self, last_hidden: Tensor, layout: SharedLayout, starts: Tensor, seeds: list[int]
+        self,
+        last_hidden: Tensor,
+        layout: SharedLayout,
+        starts: Tensor,
+        seeds: list[int],
+        given_up: GivenUp | None = None,
     ) -> list[list[Sample]]:
         """Sample from prefilled prompts.
 
@@ -94,6 +103,7 @@ class Decoder:
             layout: The prefilled layout.
             starts: ``[B]`` position of the first new token.
             seeds: One per problem.
+            given_up: See `go_on`.
 
         Returns:
             B lists of G samples.
@@ -103,7 +113,8 @@ class Decoder:
             "decode", layout.prompt_lengths, layout.prompt_width, g, steps, 0, layout.prompt_keys
         )
         hidden = last_hidden[:, None].expand(b, g, -1)
-        return self.go_on(hidden, layout, starts[:, None].expand(b, g), uniforms(seeds, g, steps))
+        draws = uniforms(seeds, g, steps)
+        return self.go_on(hidden, layout, starts[:, None].expand(b, g), draws, given_up=given_up)
 
     def go_on(
         self,
@@ -112,6 +123,7 @@ class Decoder:
         starts: Tensor,
         draws: Tensor,
         wanted: Tensor | None = None,
+        given_up: GivenUp | None = None,
     ) -> list[list[Sample]]:
         """Sample on from where each continuation is.
 
@@ -121,6 +133,8 @@ class Decoder:
             starts: ``[B, G]`` position of the first new token.
             draws: ``[B, G, steps]`` of `uniforms`.
             wanted: ``[B, G]`` bool; what is sampled of the others means nothing. None: all are.
+            given_up: Asked before every token for problems that nobody waits for any more; their samples are
+                cut off there.
 
         Returns:
             B lists of G samples.
@@ -137,6 +151,9 @@ class Decoder:
         slots = torch.arange(g, device=device).expand(b, g)
         for step in range(steps):
             rows = problems[:, None]
+            if given_up is not None:
+                for problem in given_up():
+                    ended[problem] = torch.where(ended[problem] < 0, step, ended[problem])
             chosen, chosen_logprobs = self.choose(hidden, draws[rows, slots, step])
             tokens[rows, slots, step] = chosen
             logprobs[rows, slots, step] = chosen_logprobs

@@ -127,22 +127,28 @@ def sample_adaptively(
     """
     candidates: list[Candidate] = []
     while True:
-        room = stopping.max_samples - len(candidates)
-        if room < 1:
-            return candidates, "samples"
-        wanted = min(stopping.step if candidates else stopping.start, room)
-        if stopping.max_tokens is not None and candidates:
-            used = sum(candidate.tokens for candidate in candidates)
-            mean = max(used / len(candidates), 1.0)
-            wanted = min(wanted, int((stopping.max_tokens - used) / mean))
-            if wanted < 1:
-                return candidates, "tokens"
+        wanted, spent = next_draw(candidates, stopping)
+        if not wanted:
+            return candidates, spent
         drawn = draw(wanted)
         candidates += drawn
         if candidates and is_sure(candidates, stopping, strategy, options):
             return candidates, "confident"
         if len(drawn) < wanted:
             return candidates, "exhausted"
+
+
+def next_draw(candidates: Sequence[Candidate], stopping: Stopping) -> tuple[int, str]:
+    """How many more candidates the budget allows now; for 0 also what is spent: ``samples`` or ``tokens``."""
+    room = stopping.max_samples - len(candidates)
+    if room < 1:
+        return 0, "samples"
+    wanted = min(stopping.step if candidates else stopping.start, room)
+    if stopping.max_tokens is not None and candidates:
+        used = sum(candidate.tokens for candidate in candidates)
+        mean = max(used / len(candidates), 1.0)
+        wanted = min(wanted, int((stopping.max_tokens - used) / mean))
+    return (wanted, "") if wanted > 0 else (0, "tokens")
 
 
 def is_sure(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +55,14 @@ class Calibration:
             found: Floats = np.where(np.isnan(values), np.nan, np.interp(values, self.x, self.y))
             return found
         return 1.0 / (1.0 + np.exp(-_logit(values) / self.temperature))
+
+    def misfit(self, use: Mapping[str, Any]) -> str | None:
+        """The first of the settings ``use`` that it was not fitted for, and what it was fitted for."""
+        for name, asked in use.items():
+            fitted = (self.fitted_on or {}).get(name)
+            if fitted != asked:
+                return f"{name} {fitted!r}, and this is {asked!r}"
+        return None
 
     def save(self, path: Path) -> None:
         """Write the JSON file."""

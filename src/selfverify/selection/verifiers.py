@@ -20,6 +20,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.policy.turns import SECOND_TURN, longer_prompt
+from selfverify.rollouts.requests import CHECK, RATE
 from selfverify.rollouts.single_turn import answer_segment, before_score
 from selfverify.rollouts.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.rollouts.types import Group, Problem, Trajectory
@@ -34,14 +35,6 @@ OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
 
 _CLOSED = re.compile(r"</(?!s>)[a-z_]+>")
 """A closing tag; ``</s>`` is how some models end."""
-
-RATE = "Is the answer above right? Rate it in <score></score>: 1 is surely right, 0 is surely wrong."
-"""What a judge is asked about an answer when it has to say a score at once."""
-CHECK = (
-    "Check the answer above against the question in <think></think>, then rate it in <score></score>: "
-    "1 is surely right, 0 is surely wrong."
-)
-"""What a judge is asked when it may think before."""
 
 Form = Literal["continue", "ask"]
 """How a judge sees an answer: as its own words, of which the score is next; or as a turn of the conversation,

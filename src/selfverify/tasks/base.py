@@ -9,15 +9,10 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from selfverify.rollouts.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
 from selfverify.tasks.canvas import Split
-
-SCORE_INSTRUCTION = (
-    "Reason in <think></think>, answer in <answer></answer>, "
-    "then rate in <score></score> from 0 to 1 how sure you are."
-)
-"""ADPO Table 1's request in our words."""
 
 
 def _ordered(value: tuple[float, float]) -> tuple[float, float]:

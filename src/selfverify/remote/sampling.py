@@ -1,0 +1,212 @@
+"""N candidates from a server: by its ``n``, as one stream, or in N requests where it knows no ``n``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from selfverify.errors import ServerError
+from selfverify.remote.client import OpenAIClient, gather_or_cancel
+from selfverify.remote.replies import Reply
+from selfverify.remote.usage import Usage, estimated_tokens
+
+Mode = Literal["n", "separate", "stream"]
+"""How candidates are asked for: all in one reply, each in its own, or all in one stream, so that each is
+there when it is finished."""
+
+_REFUSES_N = (400, 422, 501)
+"""Statuses with which a server may refuse ``n`` above 1, or ``stream`` together with it."""
+
+
+class ServerSampler:
+    """Draws candidates, and remembers which models are given one at a time."""
+
+    def __init__(self, client: OpenAIClient) -> None:
+        self.client = client
+        self.one_by_one: set[str] = set()
+        """Models whose server ignored or refused ``n``."""
+
+    async def draw(
+        self,
+        body: Mapping[str, Any],
+        n: int,
+        deliver: Callable[[Reply], None],
+        usage: Usage,
+        mode: Mode = "n",
+        first: int = 0,
+    ) -> ServerError | None:
+        """Draw up to ``n`` candidates, each delivered once, when it is there.
+
+        Args:
+            body: The request, without ``n`` and ``stream``.
+            n: How many.
+            deliver: Gets each.
+            usage: Counts.
+            mode: See `Mode`.
+            first: How many were drawn before; a ``seed`` in the body is raised by it, since the same seed
+                would give the same candidates again.
+
+        Returns:
+            What happened to the missing ones, if there are any.
+
+        Raises:
+            ServerError: There is not a single one.
+        """
+        delivered = 0
+        fault: ServerError | None = None
+
+        def count(reply: Reply) -> None:
+            nonlocal delivered
+            delivered += 1
+            deliver(reply)
+
+        model = str(body.get("model"))
+        if n > 1 and mode != "separate" and model not in self.one_by_one:
+            try:
+                draw = self._streamed if mode == "stream" else self._at_once
+                await draw(_seeded(body, first), n, count, usage)
+            except ServerError as error:
+                fault = error
+                if error.status not in _REFUSES_N and not (delivered and error.retry):
+                    if delivered:
+                        return error
+                    raise
+        if delivered < n:
+            refused = fault is not None and fault.status in _REFUSES_N
+            try:
+                # If it was ``n`` that a server refused, one request without it shows.
+                at_first = 1 if refused else n - delivered
+                later = await self._separately(body, at_first, count, usage, first + delivered)
+            except ServerError as error:
+                if delivered:
+                    return error
+                raise (fault if refused and fault else error) from None
+            if refused:
+                self.one_by_one.add(model)
+                if n > delivered:
+                    later = await self._separately(body, n - delivered, count, usage, first + delivered)
+            fault = later
+        return fault if delivered < n else None
+
+    async def _at_once(
+        self, body: dict[str, Any], n: int, deliver: Callable[[Reply], None], usage: Usage
+    ) -> None:
+        reply = await self.client.chat(body | {"n": n})
+        choices = reply["choices"]
+        for found in read_choices(reply, usage)[:n]:
+            deliver(found)
+        if n > 1 and len(choices) == 1 and not reply["dropped"]:
+            self.one_by_one.add(str(body.get("model")))
+
+    async def _separately(
+        self, body: Mapping[str, Any], n: int, deliver: Callable[[Reply], None], usage: Usage, first: int
+    ) -> ServerError | None:
+        """One request each, all at once; the first fault if some failed, raised if all did."""
+        faults: list[ServerError] = []
+
+        async def one(place: int) -> None:
+            try:
+                reply = await self.client.chat(_seeded(body, place))
+            except ServerError as error:
+                faults.append(error)
+                return
+            for found in read_choices(reply, usage)[:1]:
+                deliver(found)
+
+        tasks = [asyncio.ensure_future(one(first + i)) for i in range(n)]
+        await gather_or_cancel(*tasks)
+        for task in tasks:
+            task.result()  # what is no ServerError is a fault of ours
+        if len(faults) == n:
+            raise faults[0]
+        return faults[0] if faults else None
+
+    async def _streamed(
+        self, body: dict[str, Any], n: int, deliver: Callable[[Reply], None], usage: Usage
+    ) -> None:
+        growing: dict[int, Reply] = {}
+        finished: set[int] = set()
+        counted: Any = None
+        whole = False
+        stream = self.client.stream(
+            body | {"n": n, "stream": True, "stream_options": {"include_usage": True}}
+        )
+        try:
+            async for chunk in stream:
+                counted = chunk.get("usage") or counted
+                for choice in chunk.get("choices") or []:
+                    index = choice.get("index", 0) if isinstance(choice, dict) else None
+                    if not isinstance(index, int) or not 0 <= index < n or index in finished:
+                        continue
+                    reply = growing.setdefault(index, Reply("", finish="error"))
+                    _grow(reply, choice)
+                    if choice.get("finish_reason"):
+                        reply.finish = str(choice["finish_reason"])
+                        finished.add(index)
+                        deliver(reply)
+            whole = True
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+            written = sum(reply.tokens for reply in growing.values())
+            if counted is None:
+                usage.lost(written)
+            else:
+                usage.add(counted, written)
+        if whole and n > 1 and set(growing) == {0}:
+            self.one_by_one.add(str(body.get("model")))
+
+
+def _seeded(body: Mapping[str, Any], place: int) -> dict[str, Any]:
+    seed = body.get("seed")
+    return dict(body) if seed is None else {**body, "seed": seed + place}
+
+
+def read_choices(reply: Mapping[str, Any], usage: Usage, judge: bool = False) -> list[Reply]:
+    """The candidates of a whole reply; counts it."""
+    found = []
+    for choice in reply["choices"]:
+        candidate = Reply("", finish=str(choice.get("finish_reason") or "stop"))
+        _grow(candidate, {"delta": choice["message"], "logprobs": choice.get("logprobs")})
+        candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
+        found.append(candidate)
+    estimates = [candidate.tokens for candidate in found]
+    written = usage.add(reply.get("usage"), sum(estimates), judge)
+    # The server counts the whole reply; each candidate gets its share by what is known of its length.
+    before, total = 0, sum(estimates)
+    for i, candidate in enumerate(found):
+        until = round(written * sum(estimates[: i + 1]) / total)
+        candidate.tokens, before = until - before, until
+    return found
+
+
+def _grow(reply: Reply, choice: Mapping[str, Any]) -> None:
+    """Put a chunk's part of one choice behind what is there of it."""
+    delta = choice.get("delta") or choice.get("message")
+    if not isinstance(delta, Mapping):
+        return
+    text = delta.get("content")
+    if isinstance(text, str) and text:
+        reply.text += text
+        reply.tokens += 1
+    for call in delta.get("tool_calls") or []:
+        if isinstance(call, Mapping):
+            _grow_call(reply.tool_calls, call)
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    if isinstance(content, list):
+        reply.logprobs += [entry for entry in content if isinstance(entry, dict)]
+        reply.tokens = max(reply.tokens, len(reply.logprobs))
+
+
+def _grow_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
+    index = part.get("index", len(calls))
+    function = part.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    if not isinstance(index, int) or index >= len(calls):
+        calls.append({"id": part.get("id"), "type": "function", "function": {"name": "", "arguments": ""}})
+        index = -1
+    known = calls[index]["function"]
+    for name in ("name", "arguments"):
+        if isinstance(function.get(name), str):
+            known[name] += function[name]

@@ -1,0 +1,420 @@
+"""The gateway as a web application: routes, who may ask, errors, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from selfverify.errors import ConfigError, ServerError
+from selfverify.remote.usage import Usage
+from selfverify.rollouts.requests import SCORE_INSTRUCTION
+from selfverify.selection.calibration import Calibration
+from selfverify.serving.completions import candidate_json, chunks, completion
+from selfverify.serving.errors import ApiError, invalid, refused
+from selfverify.serving.images import ImageLimits, take_images
+from selfverify.serving.metrics import Metrics
+from selfverify.serving.protocol import BestOf, ChatRequest, VerifyRequest, best_of, split_model
+from selfverify.serving.remote_images import RemoteImages
+from selfverify.serving.security import Keys, RateLimit
+from selfverify.serving.selecting import Ask, Backend, Outcome, select
+from selfverify.serving.streaming import EventStream
+from selfverify.serving.upstream import with_pictures
+
+logger = logging.getLogger("selfverify.serving")
+
+OPEN_PATHS = {"/", "/health"}
+"""Need no key."""
+_OURS = {"model", "n", "stream", "stream_options", "best_of"}
+"""Fields that the gateway sees to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a gateway behaves.
+
+    Args:
+        defaults: How answers are chosen where a request does not say.
+        timeout_s: For a request, at most.
+        keys: Who may ask; empty is everybody.
+        per_minute: Requests of one key, or without keys of one address.
+        most_bytes: Of a request.
+        most_in_flight: Requests at once; more are told to come back.
+        images: What images are accepted.
+        remote_images: Fetch images by address.
+        calibration: Turns confidences into probabilities, for the settings that it was fitted for.
+        log_prompts: Write questions and answers into the log.
+        keep_alive_s: Between signs of life in a stream.
+    """
+
+    defaults: BestOf = field(default_factory=BestOf)
+    timeout_s: float = 120.0
+    keys: Keys = field(default_factory=lambda: Keys([]))
+    per_minute: float | None = None
+    most_bytes: int = 64 * 2**20
+    most_in_flight: int = 1024
+    images: ImageLimits = field(default_factory=ImageLimits)
+    remote_images: bool = False
+    calibration: Calibration | None = None
+    log_prompts: bool = False
+    keep_alive_s: float = 5.0
+
+
+class Gateway:
+    """Answers requests with what a backend writes."""
+
+    def __init__(self, backend: Backend, settings: Settings, metrics: Metrics | None = None) -> None:
+        self.backend = backend
+        self.settings = settings
+        self.metrics = metrics or Metrics()
+        self.rate = RateLimit(settings.per_minute)
+        self.remote: RemoteImages | None = None
+        self.in_flight = 0
+
+    def application(self) -> web.Application:
+        """For aiohttp's runners, which have to be given ``handler_cancellation=True``."""
+        app = web.Application(middlewares=[self._guard], client_max_size=self.settings.most_bytes)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/verify", self.verify)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/v1/models/{model:.+}", self.model)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/metrics", self.show_metrics)
+        app.cleanup_ctx.append(self._resources)
+        return app
+
+    async def _resources(self, app: web.Application) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            if self.settings.remote_images and self.remote is None:
+                self.remote = await stack.enter_async_context(RemoteImages(self.settings.images.bytes))
+            yield
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Everything that is the same for all paths."""
+        begun, status = time.perf_counter(), 499
+        request["id"] = f"req-{secrets.token_hex(12)}"
+        known = request.match_info.route.resource
+        path = known.canonical if known is not None else "other"
+        self.in_flight += 1
+        self.metrics.in_flight.set(self.in_flight)
+        try:
+            try:
+                self._admit(request)
+                response = await handler(request)
+            except ApiError as error:
+                response = error_response(error)
+            except ServerError as error:
+                response = error_response(refused(error))
+            except ConfigError as error:
+                response = error_response(ApiError(400, str(error), "invalid_value"))
+            except web.HTTPException as error:
+                response = error_response(http_error(error))
+            except ConnectionResetError:  # the client left while it was written to
+                self.metrics.cancelled.inc()
+                raise
+            except Exception:
+                logger.exception("request %s failed", request["id"])
+                text = f"the gateway failed; its log says why under {request['id']}"
+                response = error_response(ApiError(500, text, "internal_error"))
+            status = response.status
+            if not response.prepared:
+                response.headers["x-request-id"] = request["id"]
+            return response
+        except asyncio.CancelledError:
+            self.metrics.cancelled.inc()
+            raise
+        finally:
+            self.in_flight -= 1
+            self.metrics.in_flight.set(self.in_flight)
+            seconds = time.perf_counter() - begun
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(seconds)
+            logger.info(
+                "%s %s %s %d %.0f ms%s",
+                request["id"], request.method, path, status, seconds * 1e3, request.get("about", ""),
+            )  # fmt: skip
+
+    def _admit(self, request: web.Request) -> None:
+        """Raise `ApiError` if the caller may not ask now."""
+        settings = self.settings
+        if request.path in OPEN_PATHS:
+            return
+        caller = request.remote or "unknown"
+        if settings.keys:
+            name = settings.keys.find(request.headers.get("Authorization"))
+            if name is None:
+                text = "a valid key is needed: Authorization: Bearer KEY"
+                raise ApiError(401, text, "invalid_api_key")
+            caller = f"key {name}"
+        if not request.path.startswith("/v1/"):
+            return
+        wait = self.rate.wait_s(caller)
+        if wait > 0:
+            text = f"more than {settings.per_minute:g} requests a minute; ask again in {wait:.1f} s"
+            raise ApiError(429, text, "rate_limit_exceeded", retry_after=wait)
+        if self.in_flight > settings.most_in_flight:
+            text = f"{settings.most_in_flight} requests are being worked on already; ask again in a moment"
+            raise ApiError(503, text, "overloaded", retry_after=1.0)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/chat/completions``."""
+        deadline = asyncio.get_running_loop().time()
+        raw = await read_json(request)
+        try:
+            asked = ChatRequest.model_validate(raw)
+        except ValidationError as error:
+            raise invalid(error) from None
+        model, settings = best_of(asked, self.settings.defaults)
+        deadline += min(self.settings.timeout_s, (settings and settings.timeout_s) or self.settings.timeout_s)
+        ask = await self._ask(request, raw, asked, model, settings, deadline)
+        head = {"id": f"chatcmpl-{request['id'][4:]}", "created": int(time.time()), "model": asked.model}
+        wanted = asked.n
+        if not asked.stream:
+            outcome = await self._select(request, ask, wanted)
+            return answered(completion(head, ask, outcome), outcome, ask.usage)
+        return await self._stream(request, head, ask, wanted, asked.include_usage)
+
+    async def _ask(
+        self,
+        request: web.Request,
+        raw: Mapping[str, Any],
+        asked: ChatRequest,
+        model: str,
+        settings: BestOf | None,
+        deadline: float,
+    ) -> Ask:
+        """The request as the backend gets it: the model's own name, checked images, the asked-for format."""
+        body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
+        body["model"] = model
+        if "stop" in body:
+            body["stop"] = asked.stop
+        pictures = await take_images(asked.messages, self.settings.images, self.remote)
+        messages = asked.messages
+        if pictures and self.backend.name != "local":
+            messages = with_pictures(messages, remote_as_data(messages, pictures))
+        if settings is None:
+            plain = {"n": asked.n, "strategy": "first", "verifier": "none", "instruction": False}
+            settings = BestOf(**plain, content="raw")
+        elif settings.instruction:
+            messages = with_instruction(messages)
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        if self.backend.name == "local":
+            body.setdefault("seed", secrets.randbits(40))
+        body["messages"] = messages
+        ask = Ask(model, body, pictures, settings, deadline, asked.stream, request["id"])
+        self.backend.check(ask)
+        if self.settings.log_prompts:
+            logger.info("%s asks %s", request["id"], json.dumps(without_images(messages), ensure_ascii=False))
+        return ask
+
+    async def _select(self, request: web.Request, ask: Ask, wanted: int, on_candidate: Any = None) -> Outcome:
+        outcome = await select(self.backend, ask, wanted, self.settings.calibration, on_candidate)
+        count = self.metrics
+        count.candidates.inc(len(outcome.candidates))
+        count.stopped.labels(outcome.stopped).inc()
+        count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
+        for kind in ("prompt_tokens", "candidate_tokens", "verification_tokens"):
+            count.tokens.labels(kind.removesuffix("_tokens")).inc(getattr(ask.usage, kind))
+        request["about"] = (
+            f" {len(outcome.candidates)} candidates ({outcome.stopped}), {ask.usage.candidate_tokens} tokens"
+        )
+        if self.settings.log_prompts:
+            texts = json.dumps([reply.text for reply in outcome.replies], ensure_ascii=False)
+            logger.info("%s gets %s", request["id"], texts)
+        return outcome
+
+    async def _stream(
+        self, request: web.Request, head: dict[str, Any], ask: Ask, wanted: int, include_usage: bool
+    ) -> web.StreamResponse:
+        stream = EventStream(request)
+
+        def tell(place: int, candidate: Any) -> None:
+            found = candidate_json(place, candidate) | {"of": ask.best_of.n}
+            if ask.best_of.progress == "events":
+                stream.put_event(found, "candidate")
+            else:
+                score = "none" if candidate.score is None else f"{candidate.score:.3f}"
+                stream.put_comment(f"candidate {place + 1} of {ask.best_of.n}, score {score}")
+
+        working = asyncio.ensure_future(self._select(request, ask, wanted, tell))
+        try:
+            await stream.follow(working, self.settings.keep_alive_s)
+            outcome = working.result()
+        except (ServerError, ApiError, ConfigError) as error:
+            if not stream.begun:
+                raise
+            found = error if isinstance(error, ApiError) else None
+            found = found or (refused(error) if isinstance(error, ServerError) else ApiError(400, str(error)))
+            await stream.event(found.body)
+            return await stream.end()
+        finally:
+            working.cancel()  # the client has left, or there is nothing more to do
+        for chunk in chunks(head, ask, outcome, include_usage):
+            await stream.event(chunk)
+        await stream.done()
+        return await stream.end()
+
+    async def verify(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/verify``: scores of given answers."""
+        raw = await read_json(request)
+        try:
+            asked = VerifyRequest.model_validate(raw)
+        except ValidationError as error:
+            raise invalid(error) from None
+        answers = asked.answers
+        model, _ = split_model(asked.model)
+        pictures = await take_images(asked.messages, self.settings.images, self.remote)
+        messages = asked.messages
+        if pictures and self.backend.name != "local":
+            messages = with_pictures(messages, remote_as_data(messages, pictures))
+        else:
+            messages = with_instruction(messages)  # the prompt that the model knows
+        deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
+        settings = BestOf(n=1, verifier=asked.verifier)
+        ask = Ask(
+            model, {"model": model, "messages": messages}, pictures, settings, deadline, id=request["id"]
+        )
+        self.backend.check(ask)
+        try:
+            async with asyncio.timeout_at(deadline):
+                scores = await self.backend.verify(ask, answers)
+        except TimeoutError:
+            raise ServerError("there were no scores within the time allowed", 504, "timeout") from None
+        results = [{"index": i, "score": score} for i, score in enumerate(scores)]
+        body = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
+        return web.json_response(body | {"usage": ask.usage.as_openai(0)})
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """``GET /v1/models``: the backend's, each also by the name that turns selection off."""
+        found = await self.backend.models()
+        plain = [{**model, "id": f"{model['id']}@plain"} for model in found]
+        return web.json_response({"object": "list", "data": [*found, *plain]})
+
+    async def model(self, request: web.Request) -> web.StreamResponse:
+        """``GET /v1/models/NAME``."""
+        wanted = request.match_info["model"]
+        name, _ = split_model(wanted)
+        for model in await self.backend.models():
+            if model["id"] == name:
+                return web.json_response({**model, "id": wanted})
+        raise ApiError(404, f"the model {name!r} does not exist", "model_not_found", "model")
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """``GET /health``: this process lives. It says nothing about an upstream; metrics do."""
+        return web.json_response({"status": "ok", "backend": self.backend.name, "in_flight": self.in_flight})
+
+    async def show_metrics(self, request: web.Request) -> web.StreamResponse:
+        """``GET /metrics``."""
+        text = self.metrics.text()
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """A request's JSON object.
+
+    Raises:
+        ApiError: It is none, or comes compressed or too slowly.
+    """
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
+    try:
+        async with asyncio.timeout(60):
+            found = from_json(await request.read())
+    except TimeoutError:
+        raise ApiError(408, "the request did not arrive within 60 s", "timeout") from None
+    except ValueError as error:
+        raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the request has to be a JSON object", "invalid_json")
+    return found
+
+
+def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the request for the answer format behind the last one, if that is a user's and does
+    not speak of a score already."""
+    last = messages[-1]
+    content = last.get("content")
+    if last.get("role") != "user":
+        return messages
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        return messages
+    texts = [
+        i for i, p in enumerate(parts)
+        if isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
+    ]  # fmt: skip
+    if any("<score>" in parts[i]["text"] for i in texts):
+        return messages
+    if texts:
+        text = f"{parts[texts[-1]]['text'].strip()} {SCORE_INSTRUCTION}"
+        parts = [{**p, "text": text} if i == texts[-1] else p for i, p in enumerate(parts)]
+    else:
+        parts = [*parts, {"type": "text", "text": SCORE_INSTRUCTION}]
+    changed = parts[0]["text"] if isinstance(content, str) else parts
+    return [*messages[:-1], {**last, "content": changed}]
+
+
+def remote_as_data(messages: list[dict[str, Any]], pictures: list[Any]) -> list[str]:
+    """Addresses for an upstream: data URLs as they came, fetched images as data URLs, so that the upstream
+    never fetches anything that a client names."""
+    given = [
+        part["image_url"]["url"] if isinstance(part["image_url"], dict) else part["image_url"]
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+        if isinstance(part, dict) and part.get("type") == "image_url"
+    ]
+    return [url if url.startswith("data:") else pic.url for url, pic in zip(given, pictures, strict=True)]
+
+
+def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For the log."""
+    return [
+        {**m, "content": [p if p.get("type") == "text" else {"type": p.get("type")} for p in m["content"]]}
+        if isinstance(m.get("content"), list)
+        else m
+        for m in messages
+    ]
+
+
+def answered(body: dict[str, Any], outcome: Outcome, usage: Usage) -> web.Response:
+    """A completion with its figures in headers too."""
+    score = outcome.selected[0].choice.score
+    headers = {"x-best-of-samples": str(len(outcome.candidates)), "x-best-of-stopped": outcome.stopped}
+    if score is not None:
+        headers["x-best-of-score"] = f"{score:.4f}"
+    headers["x-best-of-calls"] = str(usage.calls)
+    return web.json_response(body, headers=headers)
+
+
+def error_response(error: ApiError) -> web.Response:
+    """OpenAI's envelope."""
+    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.json_response(error.body, status=error.status, headers=headers)
+
+
+def http_error(error: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals in OpenAI's words."""
+    if error.status == 413:
+        return ApiError(413, "the request is too large", "request_too_large")
+    if error.status == 404:
+        return ApiError(
+            404, "there is no such path; chat completions are at /v1/chat/completions", "not_found"
+        )
+    return ApiError(error.status, error.reason or "refused")

@@ -1,0 +1,70 @@
+"""OpenAI's error envelope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from selfverify.errors import ServerError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Args:
+        status: HTTP status.
+        message: For people.
+        code: For programs, such as ``invalid_image``.
+        param: The field of the request that is wrong.
+        retry_after: Seconds after which to ask again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The envelope."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def refused(error: ServerError) -> ApiError:
+    """An upstream's fault as the client sees it. That the gateway's own key was refused is not the client's
+    fault, and becomes a bad gateway."""
+    if error.status in (401, 403):
+        text = f"the model server does not accept the gateway's key: {error}"
+        return ApiError(502, text, "upstream_refused_key")
+    return ApiError(error.status, str(error), error.code or "upstream_error", retry_after=error.retry_after)
+
+
+def invalid(error: ValidationError, prefix: str = "") -> ApiError:
+    """A request that does not validate, by its first fault."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    names = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "tagged-union"))]
+    param = ".".join([prefix, *names] if prefix else names)
+    code = "unknown_parameter" if fault["type"] == "extra_forbidden" else "invalid_value"
+    message = fault["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {message}" if param else message, code, param or None)

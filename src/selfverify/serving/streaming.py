@@ -1,0 +1,77 @@
+"""Server-sent events to one client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class EventStream:
+    """Begins with the first thing that is written, so that an early error can still have its status."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response = web.StreamResponse(headers=_HEADERS | {"x-request-id": request["id"]})
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was written."""
+        return self._response.prepared
+
+    def put_comment(self, text: str) -> None:
+        """Let `follow` write a comment, which clients skip."""
+        self._queue.put_nowait(f": {text}\n\n".encode())
+
+    def put_event(self, data: dict[str, Any], name: str) -> None:
+        """Let `follow` write an event."""
+        self._queue.put_nowait(_event(data, name))
+
+    async def follow(self, task: asyncio.Task[Any], keep_alive_s: float) -> None:
+        """Write what is put until ``task`` is done, and a sign of life where nothing is for so long.
+
+        Raises:
+            ConnectionResetError: The client has left.
+        """
+        task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        while True:
+            try:
+                async with asyncio.timeout(keep_alive_s):
+                    part = await self._queue.get()
+            except TimeoutError:
+                part = b": working\n\n"
+            if part is None:
+                return
+            await self._write(part)
+
+    async def event(self, data: dict[str, Any]) -> None:
+        """Write an event."""
+        await self._write(_event(data))
+
+    async def done(self) -> None:
+        """Write OpenAI's last event."""
+        await self._write(b"data: [DONE]\n\n")
+
+    async def end(self) -> web.StreamResponse:
+        """Close it."""
+        await self._response.write_eof()
+        return self._response
+
+    async def _write(self, part: bytes) -> None:
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        await self._response.write(part)
+
+
+def _event(data: dict[str, Any], name: str = "") -> bytes:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
