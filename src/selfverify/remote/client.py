@@ -32,6 +32,9 @@ API_KEY_VARIABLE = "SELFVERIFY_SERVER_API_KEY"
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Statuses after which another try may succeed."""
 
+_LOST = {"timeout", "cut_off", "bad_reply"}
+"""Faults behind which a server may have done its work."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -95,13 +98,19 @@ class OpenAIClient:
         assert self._session is not None
         await self._session.close()
 
-    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def chat(
+        self, body: Mapping[str, Any], on_lost: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
         """A chat completion; of its ``choices`` those with a message that says something, at least one.
+
+        Args:
+            body: OpenAI's fields.
+            on_lost: Called for each try that may have been answered, at a cost nobody will ever know.
 
         Raises:
             ServerError: After the last try, or at once where another would not help.
         """
-        reply = await self._retried(lambda: self._once("POST", "chat/completions", body))
+        reply = await self._retried(lambda: self._once("POST", "chat/completions", body), on_lost)
         return _checked(reply)
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -143,9 +152,11 @@ class OpenAIClient:
             raise _garbage("its list of models has no `data`")
         return [model for model in found if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
-    async def _retried(self, attempt: Callable[[], Any]) -> Any:
+    async def _retried(self, attempt: Callable[[], Any], on_lost: Callable[[], None] | None = None) -> Any:
         settings = self.settings
-        waits = wait_exponential_jitter(settings.wait_s, settings.longest_wait_s, jitter=settings.wait_s)
+        waits = wait_exponential_jitter(
+            multiplier=settings.wait_s, max=settings.longest_wait_s, jitter=settings.wait_s
+        )
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
@@ -158,9 +169,9 @@ class OpenAIClient:
             wait=wait,
             reraise=True,
         )
-        return await retrying(self._told, attempt)
+        return await retrying(self._told, attempt, on_lost)
 
-    async def _told(self, attempt: Callable[[], Any]) -> Any:
+    async def _told(self, attempt: Callable[[], Any], on_lost: Callable[[], None] | None) -> Any:
         """One try, its outcome told and its error made ours."""
         try:
             try:
@@ -180,6 +191,8 @@ class OpenAIClient:
                 ) from None
         except ServerError as error:
             self.on_try(error.code or "refused")
+            if on_lost and error.code in _LOST:
+                on_lost()
             raise
         self.on_try("ok")
         return result

@@ -7,7 +7,7 @@ from typing import Any
 
 from selfverify.errors import ServerError
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.replies import TOP_LOGPROBS, read_text, soft_score
+from selfverify.remote.replies import TOP_LOGPROBS, last_score, soft_score
 from selfverify.remote.sampling import read_choices
 from selfverify.remote.usage import Usage
 from selfverify.rollouts.requests import RATE
@@ -51,18 +51,18 @@ class ServerRating:
         }
         asking = {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
         if model in self._without_logprobs:
-            reply = await self.client.chat(body)
+            reply = await self.client.chat(body, usage.lost)
         else:
             try:
-                reply = await self.client.chat(body | asking)
+                reply = await self.client.chat(body | asking, usage.lost)
             except ServerError as error:
                 if error.status not in (400, 422, 501):
                     raise
-                reply = await self.client.chat(body)  # if this works, it was the probabilities
+                reply = await self.client.chat(body, usage.lost)  # if this works, it was the probabilities
                 self._without_logprobs.add(model)
         [written, *_] = read_choices(reply, usage, judge=True)
         soft = soft_score(written.logprobs)
         if soft is not None:
             return soft
-        said = read_text(written.text)
-        return said.score if said.score is not None else parse_score(written.text)
+        said = last_score(written.text)
+        return parse_score(written.text) if said is None else said

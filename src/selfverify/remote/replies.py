@@ -65,20 +65,24 @@ def read_text(text: str, kind: Kind = "text", strict: bool = False) -> Reading:
     never taught the format) everything before the score, but for a ``<think>`` block at the beginning, is the
     answer; ``strict`` takes that for unreadable too.
     """
-    tagged = parse_tagged(text)
+    bare = not strict and "<think" not in text  # some servers keep the thoughts to themselves
+    tagged = parse_tagged(text, ("answer", SCORE_TAG) if bare else ("think", "answer", SCORE_TAG))
     head, opened, _ = text.rpartition(OPENING)
     visible = (head if opened else text).strip()
     if tagged.answer_ok:
         return Reading(*read_answer(tagged.fields["answer"], kind), tagged.score, visible)
     if strict or "<answer" in text or "</answer" in text:
         return Reading(None, None, None, visible)
-    score = None
-    if opened:
-        written, closed, after = text[len(head) + len(OPENING) :].partition(CLOSING)
-        score = parse_score(written) if closed and not after.strip() else None
     said = visible.partition("</think>")[2] if visible.startswith("<think>") else visible
     answer, key = read_answer(said, kind)
-    return Reading(answer, key, score if answer is not None else None, visible)
+    return Reading(answer, key, last_score(text) if answer is not None else None, visible)
+
+
+def last_score(text: str) -> float | None:
+    """The score that a text ends with; None where it does not, or that is malformed."""
+    _, opened, rest = text.rpartition(OPENING)
+    written, closed, after = rest.partition(CLOSING)
+    return parse_score(written) if opened and closed and not after.strip() else None
 
 
 def read_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Any, str | None]:

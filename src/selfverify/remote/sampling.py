@@ -92,7 +92,7 @@ class ServerSampler:
     async def _at_once(
         self, body: dict[str, Any], n: int, deliver: Callable[[Reply], None], usage: Usage
     ) -> None:
-        reply = await self.client.chat(body | {"n": n})
+        reply = await self.client.chat(body | {"n": n}, usage.lost)
         choices = reply["choices"]
         for found in read_choices(reply, usage)[:n]:
             deliver(found)
@@ -107,7 +107,7 @@ class ServerSampler:
 
         async def one(place: int) -> None:
             try:
-                reply = await self.client.chat(_seeded(body, place))
+                reply = await self.client.chat(_seeded(body, place), usage.lost)
             except ServerError as error:
                 faults.append(error)
                 return
@@ -149,10 +149,10 @@ class ServerSampler:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
             written = sum(reply.tokens for reply in growing.values())
-            if counted is None:
-                usage.lost(written)
-            else:
+            if counted is not None:
                 usage.add(counted, written)
+            elif growing:
+                usage.lost(written)
         if whole and n > 1 and set(growing) == {0}:
             self.one_by_one.add(str(body.get("model")))
 

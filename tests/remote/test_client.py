@@ -1,0 +1,188 @@
+"""The client: retries, errors one can act on, and N candidates from servers that do not know ``n``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import pytest
+from serving_servers import FakeUpstream, open_upstream, question, tagged
+
+from selfverify.errors import ConfigError, ServerError
+from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
+from selfverify.remote.judge import ServerRating
+from selfverify.remote.replies import Reply
+from selfverify.remote.sampling import Mode, ServerSampler
+from selfverify.remote.usage import Usage
+
+T = TypeVar("T")
+
+
+def with_client(fake: FakeUpstream, use: Callable[[OpenAIClient], Awaitable[T]], **settings: Any) -> T:
+    async def main() -> T:
+        async with AsyncExitStack() as stack:
+            url = await open_upstream(fake, stack)
+            server = ServerSettings(url, **{"wait_s": 0.01, "timeout_s": 5.0} | settings)
+            return await use(await stack.enter_async_context(OpenAIClient(server)))
+
+    return asyncio.run(main())
+
+
+def fails_first(times: int, how: Any) -> Callable[[Any], Any]:
+    left = [how] * times
+    return lambda body: left.pop() if left else None
+
+
+def draw(fake: FakeUpstream, n: int, mode: Mode = "n", **more: Any) -> tuple[list[Reply], Usage, Any]:
+    got, usage = list[Reply](), Usage()
+
+    async def use(client: OpenAIClient) -> ServerError | None:
+        return await ServerSampler(client).draw(question(**more), n, got.append, usage, mode)
+
+    return got, usage, with_client(fake, use)
+
+
+@pytest.mark.parametrize("how", [503, 429, "garbage", "cut"])
+def test_passing_faults_are_tried_again(how: Any) -> None:
+    fake = FakeUpstream(fault=fails_first(2, how))
+    reply = with_client(fake, lambda client: client.chat(question()))
+    assert reply["choices"][0]["message"]["content"] == tagged("0", "0.0")
+    assert len(fake.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "status", "tries"),
+    [
+        (503, None, 503, 3),
+        (400, None, 400, 1),
+        (401, "invalid_api_key", 401, 1),
+        ("garbage", "bad_reply", 502, 3),
+        ("cut", "cut_off", 502, 3),
+        ("slow", "timeout", 504, 3),
+    ],
+)
+def test_lasting_faults_have_a_type(how: Any, code: str | None, status: int, tries: int) -> None:
+    fake = FakeUpstream(fault=lambda body: how)
+    with pytest.raises(ServerError) as caught:
+        with_client(fake, lambda client: client.chat(question()), timeout_s=0.2)
+    assert (caught.value.code, caught.value.status, len(fake.seen)) == (code, status, tries)
+
+
+def test_a_model_that_is_not_there() -> None:
+    fake = FakeUpstream()
+    with pytest.raises(ServerError, match="does not exist") as caught:
+        with_client(fake, lambda client: client.chat(question() | {"model": "other"}))
+    assert (caught.value.code, caught.value.status, len(fake.seen)) == ("model_not_found", 404, 1)
+
+
+def test_nobody_listens() -> None:
+    async def main() -> None:
+        async with OpenAIClient(ServerSettings("http://127.0.0.1:9", wait_s=0.01)) as client:
+            await client.models()
+
+    with pytest.raises(ServerError, match="cannot be reached") as caught:
+        asyncio.run(main())
+    assert caught.value.code == "unreachable"
+
+
+def test_addresses() -> None:
+    assert str(server_url("http://h:1")) == "http://h:1/v1"
+    assert str(server_url("https://h/api/v3/")) == "https://h/api/v3"
+    for wrong in ("h:1", "ftp://h", "http://", "http://[", ""):
+        with pytest.raises(ConfigError, match="address"):
+            server_url(wrong)
+
+
+def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "abc")
+    fake = FakeUpstream()
+    with_client(fake, lambda client: client.chat(question()))
+    assert fake.keys == ["Bearer abc"]
+
+
+@pytest.mark.parametrize("mode", ["n", "stream", "separate"])
+@pytest.mark.parametrize("knows_n", [True, False, None])
+def test_n_candidates_however_the_server_is(mode: Mode, knows_n: bool | None) -> None:
+    """Each once, with different seeds where they are asked for one by one, and everything counted."""
+    fake = FakeUpstream(knows_n=knows_n, write=lambda body, i: tagged(f"{body['seed']}+{i}"))
+    got, usage, fault = draw(fake, 4, mode, seed=5)
+    assert fault is None and len(got) == 4
+    assert len({reply.text for reply in got}) == 4
+    assert (usage.candidate_tokens, usage.complete) == (28, True)
+    answered = 1 if knows_n and mode != "separate" else 4
+    assert usage.calls == answered and usage.prompt_tokens == 10 * answered
+    assert len(fake.seen) == answered + (knows_n is None and mode != "separate")
+
+
+def test_a_server_without_n_is_asked_one_by_one_from_then_on() -> None:
+    fake = FakeUpstream(knows_n=False)
+
+    async def use(client: OpenAIClient) -> None:
+        sampler = ServerSampler(client)
+        for _ in range(2):
+            await sampler.draw(question(), 3, lambda reply: None, Usage())
+
+    with_client(fake, use)
+    assert [body.get("n") for body in fake.seen] == [3, None, None, None, None, None]
+
+
+def test_a_real_refusal_is_not_taken_for_one_of_n() -> None:
+    fake = FakeUpstream(fault=lambda body: 400)
+    with pytest.raises(ServerError, match="told to fail"):
+        draw(fake, 4)
+    assert len(fake.seen) == 2
+
+
+@pytest.mark.parametrize("mode", ["n", "stream"])
+def test_missing_candidates_are_asked_for_again(mode: Mode) -> None:
+    fake = FakeUpstream(fault=fails_first(1, "half"))
+    got, usage, fault = draw(fake, 6, mode)
+    assert len(got) == 6 and fault is None
+    assert usage.candidate_tokens == 7 * 6
+
+
+def test_a_stream_that_breaks_off() -> None:
+    """What was finished is kept, the rest asked for anew, and the broken call's cost is not made up."""
+    fake = FakeUpstream(fault=fails_first(1, "cut"))
+    got, usage, fault = draw(fake, 4, "stream")
+    assert len(got) == 4 and fault is None and len(fake.seen) == 3
+    assert not usage.complete and usage.calls == 3
+
+
+def test_half_of_the_requests_fail() -> None:
+    fates = iter([None, 500, None, 500])
+    fake = FakeUpstream(fault=lambda body: next(fates))
+    got, usage = list[Reply](), Usage()
+
+    async def use(client: OpenAIClient) -> ServerError | None:
+        return await ServerSampler(client).draw(question(), 4, got.append, usage, "separate")
+
+    fault = with_client(fake, use, tries=1)
+    assert len(got) == 2 and fault is not None and fault.status == 500
+    assert usage.candidate_tokens == 14
+
+
+def test_tokens_are_shared_out() -> None:
+    fake = FakeUpstream(write=lambda body, i: "x" * 40 * (i + 1))
+    got, usage, _ = draw(fake, 3)
+    assert sum(reply.tokens for reply in got) == usage.candidate_tokens == 21
+    assert [reply.tokens for reply in got] == [4, 6, 11]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_rating_is_soft_where_there_are_probabilities(knows: bool) -> None:
+    """With 1 and 0 equally likely and nothing known of what follows 0, (1 + mean of 0.0 ... 0.9) / 2."""
+    fake = FakeUpstream(write=lambda body, i: "<score>0.8</score>", knows_logprobs=knows)
+    usage = Usage()
+
+    async def use(client: OpenAIClient) -> list[float | None]:
+        rating = ServerRating(client)
+        return [await rating.rate("m", question()["messages"], "9", usage) for _ in range(2)]
+
+    found = with_client(fake, use)
+    assert found == [pytest.approx(0.725 if knows else 0.8)] * 2
+    assert len(fake.seen) == (2 if knows else 3)
+    assert usage.verification_tokens == 14 and usage.candidate_tokens == 0
+    assert [turn["role"] for turn in fake.seen[0]["messages"]] == ["user", "assistant", "user"]

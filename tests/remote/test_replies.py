@@ -1,0 +1,120 @@
+"""Reading completions: in tags or not, their scores sharp or soft, their tool calls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_servers import tagged
+
+from selfverify.remote.replies import (
+    SCORE_TEXTS,
+    Reply,
+    candidate_of,
+    mean_logprob,
+    read_text,
+    read_tool_calls,
+    soft_score,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score"),
+    [
+        (tagged("9", "0.8"), "9", 0.8),
+        ("<answer>9</answer>", "9", None),
+        ("<think>a<answer>9</answer>", None, None),  # malformed, as in training
+        ("<think>.</think><answer>9</answer><score>8</score>", "9", None),
+        ("9", "9", None),
+        ("9 <score>0.8</score>", "9", 0.8),
+        ("9 <score>0.8</score> and more", "9", None),
+        ("<think>hm</think> 9 <score>1</score>", "9", 1.0),
+        ("<score>0.8</score>", None, None),
+        ("", None, None),
+        ("x" * 3000, None, None),
+    ],
+)
+def test_texts(text: str, answer: str | None, score: float | None) -> None:
+    found = read_text(text)
+    said = found.answer.strip() if found.answer else found.answer
+    assert (said, found.score) == (answer, score)
+    assert (found.key is None) == (answer is None)
+    assert "<score>" not in found.visible
+
+
+def test_strict_reads_only_tags() -> None:
+    assert read_text("9", strict=True).answer is None
+    assert read_text(tagged("9"), strict=True).answer == "9"
+
+
+@given(st.text())
+def test_never_raises(text: str) -> None:
+    for strict in (True, False):
+        read_text(text, strict=strict)
+
+
+def entries(*tokens: tuple[str, dict[str, float]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "token": token,
+            "logprob": 0.0,
+            "top_logprobs": [{"token": t, "logprob": math.log(p)} for t, p in options.items()],
+        }
+        for token, options in tokens
+    ]
+
+
+def test_soft_score_by_enumeration() -> None:
+    """One token per character: p(1) * 1 + p(0) * sum_d p(d | "0.") * d / 10, shares among scores only."""
+    digits = {str(d): (d + 1) / 55 for d in range(10)}
+    found = soft_score(
+        entries(("<score>", {}), ("0", {"1": 0.3, "0": 0.6, "maybe": 0.1}), (".", {".": 1.0}), ("8", digits))
+    )
+    below = sum(p * int(d) / 10 for d, p in digits.items())
+    assert found == pytest.approx((0.3 * 1 + 0.6 * below) / 0.9)
+
+
+def test_soft_score_of_whole_tokens() -> None:
+    shares = {text: (i + 1) / 66 for i, text in enumerate(SCORE_TEXTS)}
+    expected = sum(p * float(text) for text, p in shares.items())
+    assert soft_score(entries(("9</answer><score>", {}), ("0.7", shares))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [],
+        [("9", {"9": 1.0})],
+        [("<score>", {})],
+        [("<score>", {}), ("0", {})],
+        [("<score>", {}), ("good", {"good": 1.0})],
+        [("<score>0", {"<score>0": 1.0}), (".8", {".8": 1.0})],  # opened inside a token
+    ],
+)
+def test_no_soft_score(tokens: list[Any]) -> None:
+    assert soft_score(entries(*tokens)) is None
+
+
+def test_tool_calls_are_equal_by_function_and_arguments() -> None:
+    def call(arguments: str, id: str) -> dict[str, Any]:
+        return {"id": id, "type": "function", "function": {"name": "tap", "arguments": arguments}}
+
+    one = candidate_of(Reply("", tool_calls=[call('{"x": 1, "y": 2}', "a")]), "inline")
+    two = candidate_of(Reply("", tool_calls=[call('{"y":2,"x":1}', "b")]), "inline")
+    assert one.key == two.key is not None
+    assert one.answer == [{"name": "tap", "arguments": {"x": 1, "y": 2}}]
+    for broken in ({}, {"function": {"name": 3}}, call("{", "c")):
+        assert read_tool_calls([broken]) == (None, None)
+
+
+def test_a_cut_off_reply_is_no_answer() -> None:
+    assert candidate_of(Reply(tagged("9"), finish="error"), "inline").answer is None
+
+
+def test_mean_logprob() -> None:
+    assert mean_logprob([{"logprob": -1.0}, {"logprob": -2.0}]) == -1.5
+    assert mean_logprob([{"logprob": -1.0}, {}]) is None
+    assert mean_logprob([]) is None

@@ -1,0 +1,206 @@
+"""Servers for tests, on the loopback: a model server that can be told to fail, and the gateway before it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from selfverify.remote.client import ServerSettings
+from selfverify.serving.app import Gateway, Settings
+from selfverify.serving.server import start, upstream_gateway
+
+T = TypeVar("T")
+Body = dict[str, Any]
+
+
+def tagged(answer: str, score: str = "0.5") -> str:
+    """An answer in the format of this library."""
+    return f"<think>.</think><answer>{answer}</answer><score>{score}</score>"
+
+
+@dataclass
+class FakeUpstream:
+    """A model server.
+
+    Args:
+        write: What candidate ``i`` of a request says.
+        fault: What goes wrong with a request: None, a status, ``slow``, ``garbage``, ``cut`` or ``half``.
+        knows_n: False ignores ``n``, None refuses it.
+        delay_s: Before an answer.
+    """
+
+    write: Callable[[Body, int], str] = lambda body, i: tagged(str(i % 2), f"0.{i % 10}")
+    fault: Callable[[Body], str | int | None] = lambda body: None
+    knows_n: bool | None = True
+    knows_logprobs: bool = True
+    delay_s: float = 0.0
+    seen: list[Body] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    open: int = 0
+    left: int = 0
+    """Requests whose client went away before the answer."""
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=2**27)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_get("/v1/models", self.models)
+        return app
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.seen.append(body)
+        self.keys.append(request.headers.get("Authorization"))
+        self.open += 1
+        try:
+            return await self._chat(request, body)
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+        finally:
+            self.open -= 1
+
+    async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
+        if body["model"] != "m":
+            text = f"The model `{body['model']}` does not exist."
+            return web.json_response({"error": {"message": text, "code": "model_not_found"}}, status=404)
+        fault = self.fault(body)
+        await asyncio.sleep(self.delay_s + (30 if fault == "slow" else 0))
+        if isinstance(fault, int):
+            return web.json_response({"error": {"message": "told to fail"}}, status=fault)
+        if fault == "garbage":
+            return web.Response(text='{"choices": [', content_type="application/json")
+        n = body.get("n", 1)
+        if n > 1 and self.knows_n is None:
+            return web.json_response({"error": {"message": "n > 1 is not supported"}}, status=422)
+        if body.get("logprobs") and not self.knows_logprobs:
+            return web.json_response({"error": {"message": "no logprobs"}}, status=400)
+        n = n if self.knows_n else 1
+        texts = [self.write(body, i) for i in range(n)]
+        if fault == "half":
+            texts = texts[: (n + 1) // 2]
+        if body.get("stream"):
+            return await self._stream(request, texts, fault)
+        usage = {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}
+        choices = [
+            {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            | ({"logprobs": {"content": token_logprobs(text)}} if body.get("logprobs") else {})
+            for i, text in enumerate(texts)
+        ]
+        reply = web.json_response(
+            {"id": "x", "object": "chat.completion", "choices": choices, "usage": usage}
+        )
+        if fault == "cut":
+            whole = bytes(reply.body)  # type: ignore[arg-type]
+            part = web.StreamResponse(headers={"Content-Type": "application/json"})
+            part.content_length = len(whole)
+            await part.prepare(request)
+            await part.write(whole[: len(whole) // 2])
+            assert request.transport is not None
+            request.transport.close()
+            return part
+        return reply
+
+    async def _stream(self, request: web.Request, texts: list[str], fault: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+
+        async def send(data: Body) -> None:
+            await response.write(b"data: " + json.dumps(data).encode() + b"\n\n")
+
+        for i, text in enumerate(texts):
+            if fault == "cut" and i >= max(1, len(texts) // 2):
+                assert request.transport is not None
+                request.transport.close()
+                return response
+            for piece in (text[:9], text[9:]):
+                await send({"choices": [{"index": i, "delta": {"content": piece}, "finish_reason": None}]})
+            await send({"choices": [{"index": i, "delta": {}, "finish_reason": "stop"}]})
+        await send({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def token_logprobs(text: str) -> list[Body]:
+    """One token per character, but for the score's tag; at a score's first token 1 and 0 are as likely."""
+    head, opened, score = text.partition("<score>")
+    tokens = [*head, *([opened] if opened else []), *score]
+    entries: list[Body] = [{"token": token, "logprob": -0.1, "top_logprobs": []} for token in tokens]
+    if opened:
+        options = [{"token": token, "logprob": -0.7} for token in "01"]
+        entries[len(head) + 1]["top_logprobs"] = options
+    return entries
+
+
+class Loop:
+    """An event loop in a thread, for servers beside a test that blocks."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.stack = AsyncExitStack()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def close(self) -> None:
+        self.run(self.stack.aclose())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
+
+    def upstream(self, fake: FakeUpstream) -> str:
+        """Its address."""
+        return self.run(open_upstream(fake, self.stack))
+
+    def gateway(self, gateway: Gateway) -> str:
+        """Its address, with ``/v1``."""
+        port = self.run(start(gateway, "127.0.0.1", 0, self.stack, grace_s=5))
+        return f"http://127.0.0.1:{port}/v1"
+
+    def before(
+        self, fake: FakeUpstream, settings: Settings | None = None, **server: Any
+    ) -> tuple[str, Gateway]:
+        """A gateway before ``fake``, and its address."""
+        gateway = quick_gateway(self.upstream(fake), settings, **server)
+        return self.gateway(gateway), gateway
+
+
+def quick_gateway(
+    url: str, settings: Settings | None = None, separate: bool = False, **server: Any
+) -> Gateway:
+    """A gateway that does not wait long between tries."""
+    server = {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
+    return upstream_gateway(ServerSettings(url, **server), settings or Settings(), separate)
+
+
+async def open_upstream(fake: FakeUpstream, stack: AsyncExitStack) -> str:
+    """Its address."""
+    runner = web.AppRunner(fake.application(), handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
+
+
+def question(text: str = "7+2?", **more: Any) -> Body:
+    """A request."""
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+async def post(session: aiohttp.ClientSession, url: str, body: Any, **more: Any) -> tuple[int, Body]:
+    """Status and JSON of a request."""
+    async with session.post(url, json=body, **more) as response:
+        return response.status, await response.json()
