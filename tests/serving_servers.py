@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import threading
 from collections.abc import Callable, Coroutine
@@ -12,6 +14,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp import web
+from PIL import Image
 
 from selfverify.remote.client import ServerSettings
 from selfverify.serving.app import Gateway, Settings
@@ -24,6 +27,18 @@ Body = dict[str, Any]
 def tagged(answer: str, score: str = "0.5") -> str:
     """An answer in the format of this library."""
     return f"<think>.</think><answer>{answer}</answer><score>{score}</score>"
+
+
+def png(size: tuple[int, int] = (32, 32), mode: str = "RGB") -> bytes:
+    """A picture's bytes."""
+    buffer = io.BytesIO()
+    Image.new(mode, size, 1).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    """As requests carry it."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 @dataclass

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import pytest
-from serving_servers import FakeUpstream, open_upstream, question, tagged
 
 from selfverify.errors import ConfigError, ServerError
 from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
@@ -16,6 +15,7 @@ from selfverify.remote.judge import ServerRating
 from selfverify.remote.replies import Reply
 from selfverify.remote.sampling import Mode, ServerSampler
 from selfverify.remote.usage import Usage
+from serving_servers import FakeUpstream, open_upstream, question, tagged
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_servers import tagged
 
 from selfverify.remote.replies import (
     SCORE_TEXTS,
@@ -19,6 +18,7 @@ from selfverify.remote.replies import (
     read_tool_calls,
     soft_score,
 )
+from serving_servers import tagged
 
 
 @pytest.mark.parametrize(

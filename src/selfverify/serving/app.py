@@ -28,13 +28,14 @@ from selfverify.serving.protocol import BestOf, ChatRequest, VerifyRequest, best
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.security import Keys, RateLimit
 from selfverify.serving.selecting import Ask, Backend, Outcome, select
-from selfverify.serving.streaming import EventStream
+from selfverify.serving.streaming import REQUEST_ID, EventStream
 from selfverify.serving.upstream import with_pictures
 
 logger = logging.getLogger("selfverify.serving")
 
 OPEN_PATHS = {"/", "/health"}
 """Need no key."""
+_ABOUT = web.RequestKey("about", str)
 _OURS = {"model", "n", "stream", "stream_options", "best_of"}
 """Fields that the gateway sees to itself."""
 
@@ -105,7 +106,7 @@ class Gateway:
     ) -> web.StreamResponse:
         """Everything that is the same for all paths."""
         begun, status = time.perf_counter(), 499
-        request["id"] = f"req-{secrets.token_hex(12)}"
+        request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
         known = request.match_info.route.resource
         path = known.canonical if known is not None else "other"
         self.in_flight += 1
@@ -126,12 +127,12 @@ class Gateway:
                 self.metrics.cancelled.inc()
                 raise
             except Exception:
-                logger.exception("request %s failed", request["id"])
-                text = f"the gateway failed; its log says why under {request['id']}"
+                logger.exception("request %s failed", request[REQUEST_ID])
+                text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
                 response = error_response(ApiError(500, text, "internal_error"))
             status = response.status
             if not response.prepared:
-                response.headers["x-request-id"] = request["id"]
+                response.headers["x-request-id"] = request[REQUEST_ID]
             return response
         except asyncio.CancelledError:
             self.metrics.cancelled.inc()
@@ -144,7 +145,7 @@ class Gateway:
             self.metrics.seconds.labels(path).observe(seconds)
             logger.info(
                 "%s %s %s %d %.0f ms%s",
-                request["id"], request.method, path, status, seconds * 1e3, request.get("about", ""),
+                request[REQUEST_ID], request.method, path, status, seconds * 1e3, request.get(_ABOUT, ""),
             )  # fmt: skip
 
     def _admit(self, request: web.Request) -> None:
@@ -180,7 +181,11 @@ class Gateway:
         model, settings = best_of(asked, self.settings.defaults)
         deadline += min(self.settings.timeout_s, (settings and settings.timeout_s) or self.settings.timeout_s)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
-        head = {"id": f"chatcmpl-{request['id'][4:]}", "created": int(time.time()), "model": asked.model}
+        head = {
+            "id": f"chatcmpl-{request[REQUEST_ID][4:]}",
+            "created": int(time.time()),
+            "model": asked.model,
+        }
         wanted = asked.n
         if not asked.stream:
             outcome = await self._select(request, ask, wanted)
@@ -215,10 +220,12 @@ class Gateway:
         if self.backend.name == "local":
             body.setdefault("seed", secrets.randbits(40))
         body["messages"] = messages
-        ask = Ask(model, body, pictures, settings, deadline, asked.stream, request["id"])
+        ask = Ask(model, body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
         self.backend.check(ask)
         if self.settings.log_prompts:
-            logger.info("%s asks %s", request["id"], json.dumps(without_images(messages), ensure_ascii=False))
+            logger.info(
+                "%s asks %s", request[REQUEST_ID], json.dumps(without_images(messages), ensure_ascii=False)
+            )
         return ask
 
     async def _select(self, request: web.Request, ask: Ask, wanted: int, on_candidate: Any = None) -> Outcome:
@@ -229,12 +236,12 @@ class Gateway:
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
         for kind in ("prompt_tokens", "candidate_tokens", "verification_tokens"):
             count.tokens.labels(kind.removesuffix("_tokens")).inc(getattr(ask.usage, kind))
-        request["about"] = (
+        request[_ABOUT] = (
             f" {len(outcome.candidates)} candidates ({outcome.stopped}), {ask.usage.candidate_tokens} tokens"
         )
         if self.settings.log_prompts:
             texts = json.dumps([reply.text for reply in outcome.replies], ensure_ascii=False)
-            logger.info("%s gets %s", request["id"], texts)
+            logger.info("%s gets %s", request[REQUEST_ID], texts)
         return outcome
 
     async def _stream(
@@ -286,7 +293,12 @@ class Gateway:
         deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = Ask(
-            model, {"model": model, "messages": messages}, pictures, settings, deadline, id=request["id"]
+            model,
+            {"model": model, "messages": messages},
+            pictures,
+            settings,
+            deadline,
+            id=request[REQUEST_ID],
         )
         self.backend.check(ask)
         try:
@@ -295,8 +307,8 @@ class Gateway:
         except TimeoutError:
             raise ServerError("there were no scores within the time allowed", 504, "timeout") from None
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]
-        body = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
-        return web.json_response(body | {"usage": ask.usage.as_openai(0)})
+        found = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
+        return web.json_response(found | {"usage": ask.usage.as_openai(0)})
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/models``: the backend's, each also by the name that turns selection off."""

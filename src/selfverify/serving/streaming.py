@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+REQUEST_ID = web.RequestKey("request_id", str)
+
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -20,7 +22,7 @@ class EventStream:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
-        self._response = web.StreamResponse(headers=_HEADERS | {"x-request-id": request["id"]})
+        self._response = web.StreamResponse(headers=_HEADERS | {"x-request-id": request[REQUEST_ID]})
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     @property

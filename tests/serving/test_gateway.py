@@ -1,0 +1,559 @@
+"""The gateway before a model server: what it asks, what it returns, how it fails. By bare HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import aiohttp
+import pytest
+
+from selfverify.rollouts.requests import SCORE_INSTRUCTION
+from selfverify.selection.calibration import Calibration
+from selfverify.serving.app import Gateway, Settings
+from selfverify.serving.security import Keys
+from selfverify.serving.server import start
+from serving_servers import (
+    Body,
+    FakeUpstream,
+    data_url,
+    open_upstream,
+    png,
+    post,
+    question,
+    quick_gateway,
+    tagged,
+)
+
+T = TypeVar("T")
+Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
+
+
+def served(fake: FakeUpstream, use: Use[T], settings: Settings | None = None, **server: Any) -> T:
+    """``use`` with a session, the gateway's address and the gateway."""
+
+    async def main() -> T:
+        async with AsyncExitStack() as stack:
+            gateway = quick_gateway(await open_upstream(fake, stack), settings, **server)
+            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            async with asyncio.timeout(60):
+                return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
+
+    return asyncio.run(main())
+
+
+def ask(fake: FakeUpstream, body: Body, settings: Settings | None = None, **server: Any) -> tuple[int, Body]:
+    """Status and JSON of one chat completion."""
+    return served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body), settings, **server)
+
+
+def scripted(*lines: str) -> FakeUpstream:
+    """Writes ``answer|score``, one per candidate."""
+    return FakeUpstream(write=lambda body, i: tagged(*lines[i % len(lines)].split("|")))
+
+
+def text_of(reply: Body, i: int = 0) -> str:
+    return str(reply["choices"][i]["message"]["content"])
+
+
+def test_the_best_is_returned_and_everything_counted() -> None:
+    fake = scripted("7|0.2", "9|0.9", "7|0.3")
+    status, reply = ask(fake, question(best_of={"n": 3, "strategy": "best", "samples": True}, seed=3))
+    assert status == 200
+    [choice] = reply["choices"]
+    assert choice["message"]["content"] == "<think>.</think><answer>9</answer>"
+    assert choice["verification"]["score"] == 0.9 and choice["verification"]["votes"] == 1
+    assert "highest score 0.90" in choice["verification"]["reason"]
+    assert reply["usage"]["completion_tokens"] == 21 and reply["usage"]["prompt_tokens"] == 10
+    assert reply["usage"]["completion_tokens_details"]["chosen_tokens"] == 7
+    assert [s["answer"] for s in reply["best_of"]["samples"]] == ["7", "9", "7"]
+    assert (reply["best_of"]["stopped"], reply["best_of"]["calls"]) == ("samples", 1)
+    [body] = fake.seen
+    assert body["messages"][0]["content"] == f"7+2? {SCORE_INSTRUCTION}"
+    assert (body["n"], body["seed"], body["model"]) == (3, 3, "m")
+    assert "best_of" not in body and "stream" not in body
+
+
+def test_standard_fields_reach_the_upstream() -> None:
+    fake = FakeUpstream()
+    fields = {
+        "temperature": 0.3, "top_p": 0.8, "max_tokens": 9, "stop": ["x"], "presence_penalty": 0.1,
+        "response_format": {"type": "text"}, "tools": [], "user": "u", "logit_bias": {"1": 2},
+    }  # fmt: skip
+    status, _ = ask(fake, question(**fields, frequency_penalty=None))
+    assert status == 200
+    body = fake.seen[0]
+    assert {name: body[name] for name in fields} == fields and "frequency_penalty" not in body
+
+
+def test_plain_is_passed_on_as_it_is() -> None:
+    fake = scripted("7|0.2", "9|0.9")
+    status, reply = ask(fake, question(n=2) | {"model": "m@plain"})
+    assert status == 200 and [text_of(reply, i) for i in (0, 1)] == [tagged("7", "0.2"), tagged("9", "0.9")]
+    assert fake.seen[0] == question(n=2)
+
+
+def test_n_answers_are_ranked() -> None:
+    status, reply = ask(scripted("7|0.2", "9|0.9", "7|0.3", "8|0.5"), question(n=3))
+    assert status == 200
+    found = [choice["verification"]["answer"] for choice in reply["choices"]]
+    assert found == ["9", "8", "7"]
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+
+
+def test_what_is_returned_of_an_answer() -> None:
+    for content, text in (("answer", "9"), ("raw", tagged("9", "0.9"))):
+        _, reply = ask(scripted("9|0.9"), question(best_of={"n": 1, "content": content}))
+        assert text_of(reply) == text
+
+
+def test_greedy_is_asked_once() -> None:
+    fake = scripted("9|0.9")
+    _, reply = ask(fake, question(temperature=0))
+    assert fake.seen[0].get("n") is None and reply["best_of"]["stopped"] == "greedy"
+    _, reply = ask(fake, question(temperature=0, best_of={"temperature": 1.0}))
+    assert fake.seen[1]["n"] == 8 and fake.seen[1]["temperature"] == 1.0
+
+
+def test_early_stop_and_budget() -> None:
+    fake = scripted("9|0.9")
+    _, reply = ask(fake, question(best_of={"stop": "beta"}))
+    assert (reply["best_of"]["samples_used"], reply["best_of"]["stopped"]) == (4, "confident")
+    assert [body.get("n", 1) for body in fake.seen] == [2, 1, 1]
+    fake = scripted("1|0.5", "2|0.5", "3|0.5")
+    _, reply = ask(fake, question(best_of={"stop": "beta", "budget_tokens": 30, "start": 3}))
+    assert (reply["best_of"]["samples_used"], reply["best_of"]["stopped"]) == (4, "tokens")
+
+
+def test_abstention() -> None:
+    asking = question(best_of={"n": 2, "strategy": "best", "abstain_below": 0.95})
+    status, reply = ask(scripted("9|0.9"), asking)
+    message = reply["choices"][0]["message"]
+    assert status == 200 and message["content"] is None and "0.90" in message["refusal"]
+    assert reply["choices"][0]["verification"]["abstained"]
+
+
+def test_a_calibration_is_used_where_it_fits() -> None:
+    use = {
+        "verifier": "inline", "strategy": "best", "samples_per_problem": 2,
+        "options": {"temperature": 0.1, "share": 0.25, "iou": 0.5},
+    }  # fmt: skip
+    fitted = Calibration("isotonic", (0.0, 1.0), (0.0, 0.5), threshold=0.2, fitted_on=use)
+    settings = Settings(calibration=fitted)
+    _, reply = ask(scripted("9|0.9"), question(best_of={"n": 2, "strategy": "best"}), settings)
+    assert reply["choices"][0]["verification"]["probability"] == pytest.approx(0.45)
+    assert reply["best_of"]["calibrated"] and not reply["choices"][0]["verification"]["abstained"]
+    _, reply = ask(scripted("9|0.3"), question(best_of={"n": 2, "strategy": "best"}), settings)
+    assert reply["choices"][0]["verification"]["abstained"]
+    _, reply = ask(scripted("9|0.9"), question(best_of={"n": 3, "strategy": "best"}), settings)
+    assert reply["choices"][0]["verification"]["probability"] is None and not reply["best_of"]["calibrated"]
+
+
+def test_nothing_can_be_read() -> None:
+    """The first candidate is returned, and said to be no answer."""
+    fake = FakeUpstream(write=lambda body, i: f"<answer>{i}")
+    status, reply = ask(fake, question())
+    found = reply["choices"][0]["verification"]
+    assert status == 200 and text_of(reply) == "<answer>0"
+    assert found["answer"] is None and found["confidence"] == 0 and "could be read" in found["reason"]
+
+
+def test_without_scores_there_is_a_vote() -> None:
+    fake = FakeUpstream(write=lambda body, i: "7" if i else "9")
+    _, reply = ask(fake, question(best_of={"n": 3}))
+    assert text_of(reply) == "7" and reply["choices"][0]["verification"]["strategy"] == "majority"
+
+
+def test_a_judge_rates_each_distinct_answer_once() -> None:
+    def write(body: Body, i: int) -> str:
+        asked = body["messages"]
+        if len(asked) == 1:
+            return tagged("97"[i % 2], "0.5")
+        return (
+            "<score>0.9</score>"
+            if "7" in asked[1]["content"].partition("<answer>")[2]
+            else "<score>0.1</score>"
+        )
+
+    fake = FakeUpstream(write=write, knows_logprobs=False)
+    _, reply = ask(fake, question(best_of={"n": 4, "strategy": "best", "verifier": "judge"}))
+    assert reply["choices"][0]["verification"]["answer"] == "7"
+    assert reply["choices"][0]["verification"]["score"] == 0.9
+    judged = [body["messages"][1]["content"] for body in fake.seen if len(body["messages"]) > 1]
+    assert len(set(judged)) == 2 and "<score>" not in "".join(judged)
+    assert reply["usage"]["completion_tokens_details"]["verification_tokens"] == 14
+
+
+def test_soft_scores_of_a_server_and_of_one_without_probabilities() -> None:
+    body = question(best_of={"n": 2, "verifier": "soft"})
+    fake = scripted("9|0.9")
+    _, reply = ask(fake, body)
+    assert reply["choices"][0]["verification"]["score"] == pytest.approx(0.725)
+    fake.knows_logprobs = False
+    _, reply = ask(fake, body)
+    assert reply["choices"][0]["verification"]["score"] == 0.9
+
+
+def test_tools_are_chosen_by_vote() -> None:
+    """Calls of tools arrive whole, and the same call counts as the same answer."""
+    fake = FakeUpstream()
+    real = fake._chat
+
+    async def chat(request: Any, body: Body) -> Any:
+        response = await real(request, body)
+        data = json.loads(response.body)
+        for i, choice in enumerate(data["choices"]):
+            call = {"name": "tap", "arguments": json.dumps({"x": 1 if i else 2})}
+            tool = {"id": f"c{i}", "type": "function", "function": call}
+            choice["message"] = {"role": "assistant", "content": None, "tool_calls": [tool]}
+            choice["finish_reason"] = "tool_calls"
+        response.text = json.dumps(data)
+        return response
+
+    fake._chat = chat  # type: ignore[method-assign]
+    _, reply = ask(
+        fake, question(best_of={"n": 3}, tools=[{"type": "function", "function": {"name": "tap"}}])
+    )
+    message = reply["choices"][0]["message"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"x": 1}
+    assert reply["choices"][0]["finish_reason"] == "tool_calls" and message["content"] is None
+
+
+def test_images_go_on_as_they_came(picture: str) -> None:
+    fake = FakeUpstream()
+    content = [
+        {"type": "image_url", "image_url": {"url": picture, "detail": "low"}},
+        {"type": "text", "text": "What?"},
+    ]
+    status, _ = ask(fake, question() | {"messages": [{"role": "user", "content": content}]})
+    assert status == 200
+    image, text = fake.seen[0]["messages"][0]["content"]
+    assert image == content[0] and text["text"] == f"What? {SCORE_INSTRUCTION}"
+
+
+def test_a_remote_image_reaches_the_upstream_as_data(servers: Any) -> None:
+    """So that it never fetches what a client names."""
+    fake = FakeUpstream()
+
+    class Fetched:
+        async def fetch(self, url: str) -> bytes:
+            assert url == "https://example.org/cat.png"
+            return png()
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
+        gateway.remote = Fetched()  # type: ignore[assignment]
+        part = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+        body = question() | {"messages": [{"role": "user", "content": [part]}]}
+        return await post(session, f"{url}/chat/completions", body)
+
+    status, _ = served(fake, use)
+    assert status == 200
+    assert fake.seen[0]["messages"][0]["content"][0]["image_url"]["url"] == data_url(png())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({}, 400, "invalid_value", "model"),
+        ({"model": "m", "messages": []}, 400, "invalid_value", "messages"),
+        (question(temperature=9), 400, "invalid_value", "temperature"),
+        (question(n=0), 400, "invalid_value", "n"),
+        (question(best_of={"strategy": "nice"}), 400, "invalid_value", "best_of.strategy"),
+        (question(best_of={"verifier": "nobody"}), 400, "invalid_value", "best_of.verifier"),
+        (question(best_of={"colour": 1}), 400, "unknown_parameter", "best_of.colour"),
+        (question(best_of=3), 400, "invalid_value", "best_of"),
+        (question() | {"model": "other"}, 404, "model_not_found", None),
+        ([], 400, "invalid_json", None),
+    ],
+)
+def test_bad_requests(body: Any, status: int, code: str, param: str | None) -> None:
+    found, reply = ask(FakeUpstream(), body)
+    assert (found, reply["error"]["code"], reply["error"]["param"]) == (status, code, param)
+    assert reply["error"]["message"] and reply["error"]["type"]
+
+
+def test_bad_bodies_and_paths() -> None:
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Any]]:
+        found = []
+        for data, headers in (
+            (b"{", {}),
+            (b"\xff", {}),
+            (b"[" * 100_000, {}),
+            (b"x" * 5000, {}),
+            (b"{}", {"Content-Encoding": "gzip"}),
+        ):
+            async with session.post(f"{url}/chat/completions", data=data, headers=headers) as response:
+                found.append((response.status, (await response.json())["error"]["code"]))
+        async with session.get(f"{url}/nothing") as response:
+            found.append((response.status, (await response.json())["error"]["code"]))
+        return found
+
+    assert served(FakeUpstream(), use, Settings(most_bytes=200_000))[:3] == [(400, "invalid_json")] * 3
+    assert served(FakeUpstream(), use, Settings(most_bytes=4000))[2:] == [
+        (413, "request_too_large"),
+        (413, "request_too_large"),
+        (415, "unsupported_encoding"),
+        (404, "not_found"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (500, 500, "upstream_error"),
+        (429, 429, "upstream_error"),
+        (401, 502, "upstream_refused_key"),
+        ("garbage", 502, "bad_reply"),
+        ("cut", 502, "cut_off"),
+        ("slow", 504, "timeout"),
+    ],
+)
+def test_an_upstream_that_fails(fault: Any, status: int, code: str) -> None:
+    fake = FakeUpstream(fault=lambda body: fault)
+    found, reply = ask(fake, question(), Settings(timeout_s=1.0), timeout_s=0.3)
+    assert (found, reply["error"]["code"]) == (status, code)
+
+
+def test_nobody_behind() -> None:
+    async def main() -> tuple[int, Body]:
+        async with AsyncExitStack() as stack:
+            gateway = quick_gateway("http://127.0.0.1:9")
+            port = await start(gateway, "127.0.0.1", 0, stack)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            return await post(session, f"http://127.0.0.1:{port}/v1/chat/completions", question())
+
+    status, reply = asyncio.run(main())
+    assert (status, reply["error"]["code"]) == (502, "unreachable")
+
+
+def test_the_best_of_what_came_in_time() -> None:
+    """Half of the candidates hang: at the deadline the others are chosen from, the hanging calls ended."""
+    count = iter(range(100))
+    fake = FakeUpstream(
+        fault=lambda body: "slow" if next(count) % 2 else None, write=lambda b, i: tagged("9")
+    )
+    begun = time.monotonic()
+    status, reply = ask(fake, question(best_of={"n": 4, "timeout_s": 0.5}), separate=True)
+    assert status == 200 and time.monotonic() - begun < 10
+    assert reply["best_of"]["stopped"] == "deadline"
+    assert (reply["best_of"]["samples_used"], reply["best_of"]["samples_missing"]) == (2, 2)
+    assert fake.left == 2 and fake.open == 0
+
+
+def test_half_of_the_candidates_fail() -> None:
+    count = iter(range(100))
+    fake = FakeUpstream(fault=lambda body: 400 if next(count) % 2 else None)
+    status, reply = ask(fake, question(best_of={"n": 4}), separate=True)
+    assert status == 200 and (reply["best_of"]["stopped"], reply["best_of"]["samples_missing"]) == (
+        "fault",
+        2,
+    )
+
+
+def test_a_client_that_leaves_ends_the_calls_upstream() -> None:
+    fake = FakeUpstream(fault=lambda body: "slow")
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        for stream in (False, True):
+            asking = asyncio.ensure_future(
+                post(session, f"{url}/chat/completions", question(stream=stream, best_of={"n": 2}))
+            )
+            while not fake.open:
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            while fake.open or gateway.in_flight:
+                await asyncio.sleep(0.01)
+        assert fake.left == 2
+
+    served(fake, use)
+
+
+async def events(session: aiohttp.ClientSession, url: str, body: Body) -> list[str]:
+    """A stream's lines that say something."""
+    async with session.post(f"{url}/chat/completions", json=body) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream"), await response.text()
+        return [line for line in (await response.text()).splitlines() if line]
+
+
+def test_a_stream() -> None:
+    answer = "one two three four five six seven eight nine ten"
+    fake = FakeUpstream(write=lambda body, i: tagged(answer, "0.8"), delay_s=0.2)
+    body = question(stream=True, best_of={"n": 3}, stream_options={"include_usage": True})
+    lines = served(fake, lambda s, url, _: events(s, url, body), Settings(keep_alive_s=0.05))
+    comments = [line for line in lines if line.startswith(":")]
+    assert ": working" in comments
+    assert comments[-3:] == [f": candidate {i} of 3, score 0.800" for i in (1, 2, 3)]
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data:")]
+    assert len(comments) + len(data) == len(lines) and data[-1] == "[DONE]"
+    chunks = [json.loads(part) for part in data[:-1]]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    parts = [c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]]
+    assert "".join(parts) == f"<think>.</think><answer>{answer}</answer>" and len([p for p in parts if p]) > 2
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-2]["choices"][0]["verification"]["score"] == 0.8
+    assert chunks[-2]["best_of"]["samples_used"] == 3
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 21
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert fake.seen[0]["stream"] and fake.seen[0]["n"] == 3
+
+
+def test_progress_as_events() -> None:
+    body = question(stream=True, best_of={"n": 2, "progress": "events"})
+    lines = served(scripted("7|0.2", "9|0.9"), lambda s, url, _: events(s, url, body))
+    found = [json.loads(lines[i + 1][6:]) for i, line in enumerate(lines) if line == "event: candidate"]
+    assert [(f["index"], f["answer"], f["score"], f["of"]) for f in found] == [
+        (0, "7", 0.2, 2),
+        (1, "9", 0.9, 2),
+    ]
+
+
+def test_errors_in_streams() -> None:
+    """Before anything was written, an error has its status; after that it is the last event."""
+    fake = FakeUpstream(fault=lambda body: 500)
+
+    async def early(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
+        return await post(session, f"{url}/chat/completions", question(stream=True))
+
+    status, reply = served(fake, early)
+    assert status == 500 and reply["error"]["code"] == "upstream_error"
+    fake = FakeUpstream(fault=lambda body: 500, delay_s=0.2)
+    lines = served(fake, lambda s, url, _: events(s, url, question(stream=True)), Settings(keep_alive_s=0.05))
+    assert json.loads(lines[-1][6:])["error"]["code"] == "upstream_error"
+
+
+def test_a_stream_cut_upstream_still_gives_n_candidates() -> None:
+    fates = iter(["cut"])
+    fake = FakeUpstream(fault=lambda body: next(fates, None))
+    body = question(stream=True, best_of={"n": 4})
+    lines = served(fake, lambda s, url, _: events(s, url, body))
+    last = json.loads(lines[-2][6:])
+    assert last["best_of"]["samples_used"] == 4 and not last["best_of"]["usage_complete"]
+
+
+def test_verify() -> None:
+    def write(body: Body, i: int) -> str:
+        return "<score>0.9</score>" if body["messages"][-2]["content"] == "9" else "<score>0.1</score>"
+
+    fake = FakeUpstream(write=write, knows_logprobs=False)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Body]]:
+        return [
+            await post(session, f"{url}/verify", question(answer=answer))
+            for answer in (["7", "9"], "9", [], "", 3)
+        ]
+
+    both, one, *wrong = served(fake, use)
+    assert both[0] == 200 and [r["score"] for r in both[1]["results"]] == [0.1, 0.9]
+    assert one[1]["score"] == 0.9 and one[1]["usage"]["completion_tokens"] == 7
+    assert [status for status, _ in wrong] == [400] * 3
+
+
+def test_models_health_and_metrics() -> None:
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
+        await post(session, f"{url}/chat/completions", question())
+        await post(session, f"{url}/chat/completions", question(best_of={"n": 0}))
+        found: list[Any] = []
+        for path in ("v1/models", "v1/models/m@bo4", "v1/models/x", "health", "metrics"):
+            async with session.get(f"{url[:-3]}/{path}") as response:
+                found.append(await (response.text() if path == "metrics" else response.json()))
+        return found
+
+    models, one, missing, health, metrics = served(FakeUpstream(), use)
+    assert [model["id"] for model in models["data"]] == ["m", "m@plain"]
+    assert one["id"] == "m@bo4" and missing["error"]["code"] == "model_not_found"
+    assert health["status"] == "ok"
+    for line in (
+        'selfverify_requests_total{path="/v1/chat/completions",status="200"} 1.0',
+        'selfverify_requests_total{path="/v1/chat/completions",status="400"} 1.0',
+        "selfverify_candidates_total 8.0",
+        'selfverify_tokens_total{kind="candidate"} 56.0',
+        'selfverify_upstream_tries_total{outcome="ok"}',
+    ):
+        assert line in metrics
+
+
+def test_keys_and_rates() -> None:
+    settings = Settings(keys=Keys(["one", "two"]), per_minute=2)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
+        found: list[Any] = []
+        for key in ("", "Bearer three", "Bearer one", "Bearer one", "Bearer one", "Bearer two"):
+            async with session.get(f"{url}/models", headers={"Authorization": key}) as response:
+                found.append((response.status, response.headers.get("Retry-After")))
+        async with session.get(f"{url[:-3]}/health") as response:
+            found.append(response.status)
+        async with session.get(f"{url[:-3]}/metrics") as response:
+            found.append(response.status)
+        return found
+
+    found = served(FakeUpstream(), use, settings)
+    assert [status for status, _ in found[:6]] == [401, 401, 200, 200, 429, 200]
+    assert int(found[4][1]) in range(25, 31) and found[6:] == [200, 401]
+
+
+def test_the_gateways_key_is_not_the_clients() -> None:
+    fake = FakeUpstream()
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        headers = {"Authorization": "Bearer of-the-client"}
+        await post(session, f"{url}/chat/completions", question(), headers=headers)
+
+    served(fake, use, api_key="of-the-gateway")
+    assert fake.keys == ["Bearer of-the-gateway"]
+
+
+def test_too_many_at_once() -> None:
+    fake = FakeUpstream(delay_s=0.3)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[int]:
+        asking = [post(session, f"{url}/chat/completions", question()) for _ in range(5)]
+        return sorted([status for status, _ in await asyncio.gather(*asking)])
+
+    assert served(fake, use, Settings(most_in_flight=2)) == [200, 200, 503, 503, 503]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_the_log_holds_no_prompts_unless_told(
+    told: bool, caplog: pytest.LogCaptureFixture, picture: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "my secret"}]
+    body = question() | {"messages": [{"role": "user", "content": content}]}
+    fake = FakeUpstream(write=lambda body, i: tagged("hidden"))
+    status, _ = ask(fake, body, Settings(log_prompts=told))
+    text = caplog.text
+    assert status == 200 and "/v1/chat/completions" in text
+    assert ("my secret" in text and "hidden" in text) == told
+    assert "base64" not in text
+
+
+def test_graceful_shutdown() -> None:
+    """A request in flight is answered; the port no longer is."""
+    fake = FakeUpstream(delay_s=0.5)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            gateway = quick_gateway(await open_upstream(fake, stack))
+            inner = AsyncExitStack()
+            port = await start(gateway, "127.0.0.1", 0, inner, grace_s=5)
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            asking = asyncio.ensure_future(post(session, url, question()))
+            while not fake.open:
+                await asyncio.sleep(0.01)
+            closing = asyncio.ensure_future(inner.aclose())
+            await asyncio.sleep(0.1)
+            with pytest.raises(aiohttp.ClientConnectorError):
+                async with aiohttp.ClientSession() as other:
+                    await post(other, url, question())
+            status, reply = await asking
+            assert status == 200 and reply["best_of"]["samples_used"] == 8
+            await closing
+
+    asyncio.run(main())

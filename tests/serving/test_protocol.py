@@ -1,0 +1,84 @@
+"""Which settings win, and what is refused before anything is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from selfverify.selection.adaptive import Stopping
+from selfverify.selection.candidates import Candidate
+from selfverify.serving.errors import ApiError
+from selfverify.serving.protocol import BestOf, ChatRequest, best_of, split_model
+from selfverify.serving.selecting import rank
+
+DEFAULTS = BestOf(n=4, strategy="majority")
+
+
+def asked(model: str = "m", **more: Any) -> ChatRequest:
+    return ChatRequest.model_validate({"model": model, "messages": [{"role": "user"}], **more})
+
+
+def test_the_object_goes_before_the_suffix_before_the_defaults() -> None:
+    assert best_of(asked(), DEFAULTS) == ("m", DEFAULTS)
+    model, found = best_of(asked("org/m@bo12,strategy=best,stop=beta,confidence=0.9"), DEFAULTS)
+    assert found is not None and model == "org/m"
+    assert (found.n, found.strategy, found.stop, found.confidence) == (12, "best", "beta", 0.9)
+    _, found = best_of(asked("m@bo12,strategy=best", best_of={"n": 2}), DEFAULTS)
+    assert found is not None and (found.n, found.strategy) == (2, "best")
+
+
+def test_plain() -> None:
+    assert best_of(asked("m@plain"), DEFAULTS) == ("m", None)
+    assert best_of(asked(best_of=False), DEFAULTS) == ("m", None)
+
+
+def test_n_is_the_number_of_answers() -> None:
+    _, found = best_of(asked(n=6), DEFAULTS)
+    assert found is not None and found.n == 6
+    with pytest.raises(ApiError, match="6 answers"):
+        best_of(asked(n=6, best_of={"n": 4}), DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": {"strategy": "nice"}}, "best_of.strategy"),
+        ({"best_of": {"strategy": "oracle"}}, "best_of.strategy"),
+        ({"best_of": {"n": 0}}, "best_of.n"),
+        ({"best_of": {"n": 1000}}, "best_of.n"),
+        ({"best_of": {"m": 8}}, "best_of.m"),
+        ({"best_of": {"abstain_below": 2}}, "best_of.abstain_below"),
+        ({"model": "m@bo0"}, "best_of.n"),
+        ({"model": "m@bo8,strategy=nice"}, "best_of.strategy"),
+        ({"model": "m@bo8strategy"}, "model"),
+    ],
+)
+def test_wrong_settings_are_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        best_of(asked(**fields), DEFAULTS)
+    assert caught.value.status == 400 and caught.value.param == param
+    assert param in str(caught.value)
+
+
+def test_names_with_an_at_sign() -> None:
+    assert split_model("someone@home") == ("someone@home", {})
+
+
+def test_stopping_is_that_of_solve() -> None:
+    assert BestOf(n=16, stop="beta").stopping == Stopping("beta", 0.95, 2, 2, 16, None)
+    assert BestOf(n=3).stopping == Stopping("never", 0.95, 3, 1, 3, None)
+
+
+def test_nulls_are_left_out() -> None:
+    found = asked(temperature=None, stop=None, seed=None, stream=None, n=None)
+    assert (found.temperature, found.stop, found.stream, found.n) == (None, [], False, 1)
+    assert asked(stop="x").stop == ["x"]
+
+
+def test_ranked_answers_are_distinct_while_there_are_any() -> None:
+    candidates = [Candidate(a, a, s) for a, s in (("7", 0.2), ("9", 0.9), ("7", 0.3), ("8", 0.1))]
+    best = BestOf(strategy="best")
+    assert [c.index for c in rank(candidates, best, 2)] == [1, 2]
+    assert [c.index for c in rank(candidates, best, 9)] == [1, 2, 3, 0]
+    assert [c.index for c in rank(candidates, BestOf(strategy="first"), 3)] == [0, 1, 2]
