@@ -30,6 +30,7 @@ class Reply:
         tool_calls: As the server gave them.
         scores: By verifier.
         logprob: Mean log-probability of the answer's tokens, where that is known without ``logprobs``.
+        reading: What `read_reply` found in it.
     """
 
     text: str
@@ -39,6 +40,7 @@ class Reply:
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     logprob: float | None = None
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,13 @@ def read_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Any, str | None
     return found, json.dumps(found, sort_keys=True)
 
 
+def read_reply(reply: Reply, kind: Kind = "text", strict: bool = False) -> Reading:
+    """`read_text` of a finished reply, once: a request never asks for two kinds."""
+    if reply.reading is None:
+        reply.reading = read_text(reply.text, kind, strict)
+    return reply.reading
+
+
 def candidate_of(reply: Reply, verifier: str, kind: Kind = "text", strict: bool = False) -> Candidate:
     """A completion as a candidate, with the score that ``verifier`` gave it."""
     if reply.tool_calls:
@@ -108,7 +117,7 @@ def candidate_of(reply: Reply, verifier: str, kind: Kind = "text", strict: bool 
     elif reply.finish == "error":
         answer, key = None, None
     else:
-        reading = read_text(reply.text, kind, strict)
+        reading = read_reply(reply, kind, strict)
         answer, key = reading.answer, reading.key
     logprob = mean_logprob(reply.logprobs) if reply.logprob is None else reply.logprob
     return Candidate(answer, key, reply.scores.get(verifier), logprob, reply.tokens, reply.text)

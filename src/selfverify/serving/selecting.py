@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from selfverify.errors import ServerError
-from selfverify.remote.replies import Reply, candidate_of, read_text
+from selfverify.remote.replies import Reply, candidate_of, read_reply
 from selfverify.remote.usage import Usage
 from selfverify.selection.adaptive import is_sure, next_draw
 from selfverify.selection.calibration import Calibration
@@ -257,10 +257,9 @@ def _judge(choice: Choice, reply: Reply, settings: BestOf, calibration: Calibrat
 
 def visible(selected: Selected, settings: BestOf) -> str:
     """What a client gets to read of an answer."""
-    reading = read_text(selected.reply.text, settings.answers)
     if settings.content == "raw":
         return selected.reply.text
     if settings.content == "answer" and selected.choice.answer is not None:
         answer = selected.choice.answer
         return answer if isinstance(answer, str) else " ".join(map(str, answer))
-    return reading.visible
+    return read_reply(selected.reply, settings.answers).visible

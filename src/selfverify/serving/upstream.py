@@ -9,8 +9,9 @@ from typing import Any
 from selfverify.errors import ServerError
 from selfverify.remote.client import OpenAIClient, gather_or_cancel
 from selfverify.remote.judge import ServerRating
-from selfverify.remote.replies import TOP_LOGPROBS, Reply, read_text, soft_score
+from selfverify.remote.replies import TOP_LOGPROBS, Reply, read_reply, soft_score
 from selfverify.remote.sampling import Mode, ServerSampler
+from selfverify.selection.answers import Kind
 from selfverify.serving.errors import ApiError
 from selfverify.serving.selecting import Ask, Drawing
 
@@ -47,7 +48,7 @@ class Upstream:
         followers: list[asyncio.Task[Any]] = []
 
         def deliver(reply: Reply) -> None:
-            score(reply)
+            score(reply, ask.best_of.answers)
             drawing.arrived(reply)
             if judge is None or drawing.candidate(reply).answer is None:
                 drawing.ready(reply)
@@ -55,7 +56,7 @@ class Upstream:
             candidate = drawing.candidate(reply)
             key = candidate.key or reply.text
             if key not in asked:
-                text = read_text(reply.text).visible or reply.text
+                text = read_reply(reply, ask.best_of.answers).visible or reply.text
                 asked[key] = asyncio.ensure_future(self._rate(ask, judge, text))
             followers.append(asyncio.ensure_future(follow(reply, asked[key])))
 
@@ -109,12 +110,12 @@ class Upstream:
         return await self.client.models()
 
 
-def score(reply: Reply) -> None:
+def score(reply: Reply, kind: Kind) -> None:
     """What the reply itself says: its written score, and the expectation over that where it can be had.
 
     An answer whose own score is malformed has none. Where there are no probabilities, ``soft`` is ``inline``.
     """
-    written = read_text(reply.text).score
+    written = read_reply(reply, kind).score
     if written is not None:
         reply.scores["inline"] = written
         soft = soft_score(reply.logprobs)
