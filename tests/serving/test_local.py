@@ -1,0 +1,286 @@
+"""The gateway with a policy in its own process: the same answers as `solve`, one batch for many requests."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import aiohttp
+import pytest
+import torch
+from PIL import Image
+
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.selection.adaptive import Stopping
+from selfverify.selection.verifiers import Soft
+from selfverify.serving.app import Gateway, Settings
+from selfverify.serving.local import Local
+from selfverify.serving.metrics import Metrics
+from selfverify.serving.protocol import BestOf
+from selfverify.serving.server import start
+from selfverify.solve import FreeQuestion, free_problem, solve
+from serving_servers import Body, data_url, png, post
+
+T = TypeVar("T")
+Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
+TOKENS = 24
+
+
+def ask(text: str = "Which?", image: str | None = None, **more: Any) -> Body:
+    content: list[Body] = [{"type": "text", "text": text}]
+    if image:
+        content.insert(0, {"type": "image_url", "image_url": {"url": image}})
+    return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": TOKENS, **more}
+
+
+def served(policy: Policy, use: Use[T], **more: Any) -> T:
+    """``use`` with a session, the gateway's address and the gateway."""
+
+    async def main() -> T:
+        async with AsyncExitStack() as stack:
+            metrics = Metrics()
+            backend = Local(policy, "tiny", on_batch=metrics.batch.observe, **more)
+            gateway = Gateway(backend, Settings(BestOf(n=4)), metrics)
+            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=5)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            async with asyncio.timeout(100):
+                return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
+
+    return asyncio.run(main())
+
+
+def post_one(policy: Policy, body: Body, path: str = "chat/completions") -> tuple[int, Body]:
+    return served(policy, lambda session, url, _: post(session, f"{url}/{path}", body))
+
+
+@pytest.fixture
+def writes(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the policy writes, one text after the other: it has learnt nothing itself."""
+    script: list[str] = []
+    real = Policy.sample
+
+    def sample(self: Policy, prompts: Any, sampling: Any = None, **more: Any) -> Any:
+        rows = real(self, prompts, sampling, **more)
+        for row in rows:
+            for sample in row:
+                if script:
+                    ids = self.tokenizer(script.pop(0), add_special_tokens=False)["input_ids"]
+                    sample.tokens = [*ids, self.tokenizer.eos_token_id]
+                    sample.logprobs, sample.finish = [-0.5] * len(sample.tokens), "stop"
+        return rows
+
+    monkeypatch.setattr(Policy, "sample", sample)
+    return script
+
+
+def lines(*answers: str) -> list[str]:
+    return [f"<think>.</think><answer>{a}</answer><score>0.5</score>" for a in answers]
+
+
+def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:
+    """Same prompt, same seed, same candidates, same soft scores, same choice and tokens."""
+    picture = Image.open(io.BytesIO(png((40, 40)))).convert("RGB")
+    answers = lines("1 2", "2 1", "3 4", "nonsense")
+    writes += answers
+    expected = solve(
+        policy, FreeQuestion("set"), free_problem("Which?", [picture]), Soft(policy), seed=3,
+        stopping=Stopping("never", start=4, max_samples=4), sampling=SamplingConfig(max_new_tokens=TOKENS),
+    )  # fmt: skip
+    writes += answers
+    body = ask(image=data_url(png((40, 40))), seed=3, best_of={"answers": "set", "samples": True})
+    status, reply = post_one(policy, body)
+    assert status == 200
+    found = reply["choices"][0]["verification"]
+    assert found["candidate"] == expected.choice.index and found["votes"] == expected.choice.votes == 2
+    assert found["score"] == expected.choice.score and found["reason"] == expected.choice.reason
+    samples = reply["best_of"]["samples"]
+    assert [s["score"] for s in samples] == [c.score for c in expected.candidates]
+    assert [s["answer"] for s in samples] == [c.answer for c in expected.candidates]
+    assert reply["usage"]["completion_tokens"] == expected.tokens
+    end = policy.tokenizer.eos_token
+    assert [s["text"] + end for s in samples] == [c.text for c in expected.candidates]
+
+
+def test_real_samples_depend_on_the_seed_alone(policy: Policy) -> None:
+    body = ask(image=data_url(png()), seed=5, best_of={"samples": True}, logprobs=True)
+    other = ask("Another?", seed=1)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
+        asked = [post(session, f"{url}/chat/completions", b) for b in (body, other, body, other)]
+        return [await post(session, f"{url}/chat/completions", body), *await asyncio.gather(*asked)]
+
+    alone, first, _, third, _ = served(policy, use)
+    texts = [[s["text"] for s in reply["best_of"]["samples"]] for _, reply in (alone, first, third)]
+    assert texts[0] == texts[1] == texts[2] and len(set(texts[0])) > 1
+    content = alone[1]["choices"][0]["logprobs"]["content"]
+    assert content and all(entry["logprob"] <= 0 for entry in content)
+
+
+def test_requests_that_wait_become_one_batch(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first is sampled, seven more come; the next batch is theirs, but for another temperature."""
+    go, sizes = threading.Event(), list[int]()
+    real = Policy.sample
+
+    def sample(self: Policy, prompts: Any, sampling: Any = None, **more: Any) -> Any:
+        sizes.append(len(prompts))
+        assert go.wait(30)
+        return real(self, prompts, sampling, **more)
+
+    monkeypatch.setattr(Policy, "sample", sample)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        async def one(i: int) -> tuple[int, Body]:
+            body = ask(f"{i}?", seed=i, temperature=0.5 if i == 7 else 1.0)
+            return await post(session, f"{url}/chat/completions", body)
+
+        asked = [asyncio.ensure_future(one(0))]
+        while not sizes:
+            await asyncio.sleep(0.01)
+        asked += [asyncio.ensure_future(one(i)) for i in range(1, 8)]
+        while gateway.in_flight < 8 or len(gateway.backend.batcher._waiting) < 7:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+        go.set()
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 8
+        text = gateway.metrics.text().decode()
+        assert "selfverify_batch_candidates_sum 32.0" in text
+
+    served(policy, use)
+    assert sizes == [1, 6, 1]
+
+
+def test_a_batch_has_a_limit(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+    real = Policy.sample
+
+    def sample(self: Policy, prompts: Any, sampling: Any = None, **more: Any) -> Any:
+        sizes.append(len(prompts))
+        return real(self, prompts, sampling, **more)
+
+    monkeypatch.setattr(Policy, "sample", sample)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        asked = [post(session, f"{url}/chat/completions", ask(f"{i}?")) for i in range(6)]
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+
+    served(policy, use, max_batch=8)
+    assert max(sizes) <= 2 and sum(sizes) == 6
+
+
+def test_sampling_ends_when_the_client_leaves(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that are sampled together one leaves: its candidates are decoded no further."""
+    steps, widths = [0], list[int]()
+    left, started = threading.Event(), threading.Event()
+    forward = policy.forward
+    real = type(forward).decode_step
+
+    def decode_step(self: Any, tokens: Any, positions: Any, layout: Any) -> Any:
+        steps[0] += 1
+        widths.append(tokens.numel())
+        if steps[0] == 3:
+            started.set()
+            assert left.wait(30)
+        return real(self, tokens, positions, layout)
+
+    monkeypatch.setattr(type(forward), "decode_step", decode_step)
+    monkeypatch.setattr(Policy, "stop_tokens", property(lambda self: set()))
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        asked = [
+            asyncio.ensure_future(post(session, f"{url}/chat/completions", ask(f"{i}?", max_tokens=60)))
+            for i in range(2)
+        ]
+        while not started.is_set():
+            await asyncio.sleep(0.01)
+        together = widths[-1]
+        asked[0].cancel()
+        while gateway.in_flight > 1:
+            await asyncio.sleep(0.01)
+        left.set()
+        status, reply = await asked[1]
+        assert status == 200 and reply["usage"]["completion_tokens"] == 4 * 60
+        assert together in (4, 8) and widths[-1] == 4  # 4 where the two did not meet in a batch
+
+    served(policy, use)
+
+
+def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt spells an image token, another breaks the model: each hears of it, the rest is answered."""
+    real = Policy.sample
+    placeholder = policy.tokenizer.convert_ids_to_tokens(policy.loaded.family.placeholder(policy.model))
+
+    def sample(self: Policy, prompts: Any, sampling: Any = None, *, seeds: Any, **more: Any) -> Any:
+        if 666 * 1_000_003 in seeds:
+            raise torch.OutOfMemoryError("told to")
+        return real(self, prompts, sampling, seeds=seeds, **more)
+
+    monkeypatch.setattr(Policy, "sample", sample)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Body]]:
+        texts = {"fine?": 1, f"{placeholder}?": 2, "bad?": 666, "ok?": 3}
+        bodies = [ask(text, seed=seed) for text, seed in texts.items()]
+        return list(await asyncio.gather(*[post(session, f"{url}/chat/completions", b) for b in bodies]))
+
+    fine, literal, broken, ok = served(policy, use)
+    assert fine[0] == ok[0] == 200
+    assert literal[0] == 400 and "image token" in literal[1]["error"]["message"]
+    assert broken[0] == 500 and "told to" not in broken[1]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "code", "param"),
+    [
+        ({"model": "other"}, 404, "model_not_found", "model"),
+        ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
+        ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+        ({"frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),
+        ({"top_logprobs": 3}, 400, "unsupported_parameter", "top_logprobs"),
+        ({"best_of": {"verifier": "judge:/etc"}}, 400, "invalid_value", "best_of.verifier"),
+        ({"max_tokens": 10**9}, 400, "invalid_value", "max_tokens"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_value", "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 3}]}, 400, "invalid_value", "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "invalid_value", None),
+    ],
+)
+def test_what_a_policy_cannot_do(
+    policy: Policy, more: Body, status: int, code: str, param: str | None
+) -> None:
+    found, reply = post_one(policy, ask() | more)
+    assert (found, reply["error"]["code"]) == (status, code)
+    assert param is None or reply["error"]["param"] == param
+
+
+def test_a_broken_image(policy: Policy) -> None:
+    whole = png((300, 300))
+    status, reply = post_one(policy, ask(image=data_url(whole[: len(whole) // 2])))
+    assert (status, reply["error"]["code"]) == (400, "invalid_image")
+
+
+def test_all_malformed(policy: Policy) -> None:
+    """An untrained model writes no answer: the first text is returned, and said to be none."""
+    status, reply = post_one(policy, ask(seed=1))
+    found = reply["choices"][0]["verification"]
+    assert status == 200 and found["answer"] is None and found["score"] is None
+    assert reply["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_stop_and_plain(policy: Policy, writes: list[str]) -> None:
+    writes += ["one two three", "four"]
+    status, reply = post_one(policy, ask(n=2, stop=" three") | {"model": "tiny@plain"})
+    texts = [choice["message"]["content"] for choice in reply["choices"]]
+    assert status == 200 and texts == ["one two", "four"]
+
+
+def test_verify(policy: Policy) -> None:
+    """The score that the policy would give the answer if it were its own, whatever it is wrapped in."""
+    body = {"model": "tiny", "messages": ask(image=data_url(png()))["messages"]}
+    status, reply = post_one(policy, body | {"answer": ["7", "<answer>7</answer>", "9"]}, "verify")
+    assert status == 200
+    first, wrapped, other = [result["score"] for result in reply["results"]]
+    assert first == wrapped != other and 0 <= first <= 1
+    status, reply = post_one(policy, body | {"answer": "7", "verifier": "inline"}, "verify")
+    assert status == 400 and "inline" in reply["error"]["message"]
