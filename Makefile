@@ -13,10 +13,10 @@ DECLARED := pyproject.toml constraints.txt
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
 
-test: $(VENV)/.stamp-test
+test: $(VENV)/.stamp-test $(VENV)/.stamp-js
 	$(BIN)/python -m pytest -q
 
-slow: $(VENV)/.stamp-test
+slow: $(VENV)/.stamp-test $(VENV)/.stamp-js
 	$(BIN)/python -m pytest -q -m slow
 
 lint: $(VENV)/.stamp-dev
@@ -47,6 +47,11 @@ $(VENV)/.stamp-core: $(DECLARED) $(VENV)/.stamp-torch
 $(VENV)/.stamp-test: $(DECLARED) $(VENV)/.stamp-core
 	$(PIP) -e '.[test]'
 	@touch $@
+
+# The gateway is also tested with OpenAI's JavaScript client, where there is npm to install it.
+$(VENV)/.stamp-js: tests/serving/js/package-lock.json | $(BIN)/python
+	@if ! command -v npm >/dev/null; then echo "npm is not installed: the JavaScript client is not tested"; \
+	elif npm ci --silent --prefix $(<D); then touch $@; else echo "npm failed: the JavaScript client is not tested"; fi
 
 $(VENV)/.stamp-dev: $(DECLARED) $(VENV)/.stamp-test
 	$(PIP) -e '.[dev]'
