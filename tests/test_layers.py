@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("rollouts.single_turn",),
     ("rollouts.two_turn", "selection.second_turns"),
-    ("methods", "selection.verifiers"),
+    ("methods", "selection.verifiers", "selection.server_judge"),
     ("learner", "evaluation", "solve"),
     ("serving",),
     ("recipe", "recipe_errors", "recipe_yaml"),
@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """From the bottom up. A part imports itself and parts of lower rows, never its row's other parts."""
 
 ONE_PART = {
+    "selection.server_judge": "selection.verifiers",
     "recipe_errors": "recipe",
     "recipe_yaml": "recipe",
     "cli_plan": "cli",

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 def solve(
     question: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
     model: Annotated[str, typer.Option(help="`builtin:NAME`, a folder, or a hub id.")] = "builtin:digits",
+    server: Annotated[
+        str | None,
+        typer.Option(help="Ask this OpenAI-compatible server instead; --model is its name there."),
+    ] = None,
     image: Annotated[list[Path] | None, typer.Option(help="An image; repeatable, in order.")] = None,
     n: Annotated[int, typer.Option("-n", min=1, max=1024, help="Candidates at most.")] = 8,
     strategy: Annotated[
@@ -67,6 +71,7 @@ def solve(
         typer.Option(help="A file of `selfverify calibrate`. By default the model folder's, if it fits."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="With --server: seconds, at most.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer a question: sample candidates, verify them, choose one, say why.
@@ -80,6 +85,8 @@ def solve(
     - `selfverify solve --image pick.png --answers set "Pick 3 of the digits shown that add up to 13."`
 
     - `selfverify solve --model runs/mine/model --turns 2 --image cat.png "How many cats are shown?"`
+
+    - `selfverify solve --server http://127.0.0.1:8000 --image cat.png "What is this?"`
 
     - `selfverify solve --model runs/mine/model --image cat.png "What is this?" -n 12 --stop beta --json`
     """
@@ -119,11 +126,38 @@ def solve(
         return
 
     from selfverify.policy.config import SamplingConfig
+
+    sampling = SamplingConfig(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens)
+    if server is not None:
+        if turns == 2:
+            raise ConfigError("--turns 2 needs a model that runs here, not a --server")
+        from selfverify.remote.client import ServerSettings
+        from selfverify.selection.calibration import Calibration
+        from selfverify.serving.asking import solve_on_server
+        from selfverify.serving.protocol import BestOf
+
+        settings = BestOf(
+            n=n, strategy=strategy, verifier=verifier, stop=stop, confidence=confidence,
+            budget_tokens=budget_tokens, vote_temperature=vote_temperature, share=share, answers=answers,
+        )  # fmt: skip
+        with _Shown(quiet=as_json) as shown:
+            solution = solve_on_server(
+                ServerSettings(server, timeout_s=timeout),
+                None if model == "builtin:digits" else model,
+                asked,
+                problem,
+                settings,
+                sampling=sampling,
+                seed=seed,
+                calibration=Calibration.load(calibration) if calibration else None,
+                on_candidate=shown.add,
+            )
+        _tell(solution, problem.target if task else None, as_json)
+        return
     from selfverify.policy.policy import Policy
     from selfverify.policy.turns import SECOND_TURN
     from selfverify.selection.verifiers import make_verifier
 
-    sampling = SamplingConfig(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens)
     policy, words = Policy.load(model), second_turn or SECOND_TURN
     use = {"verifier": verifier, "strategy": strategy, "options": asdict(options), "samples_per_problem": n}
     fitted = find_calibration(calibration, model, use, all_samples=stop == "never" and budget_tokens is None)
@@ -143,10 +177,7 @@ def solve(
             second_turn=words if turns == 2 else None,
             on_candidate=shown.add,
         )
-    if as_json:
-        typer.echo(json.dumps(solution.as_json(), ensure_ascii=False))
-    else:
-        _print(solution, problem.target if task else None)
+    _tell(solution, problem.target if task else None, as_json)
 
 
 def find_calibration(
@@ -221,7 +252,10 @@ def shown_answer(answer: Any) -> str:
     return " ".join(map(str, answer)) if isinstance(answer, (list, tuple)) else str(answer)
 
 
-def _print(solution: Solution, target: Any) -> None:
+def _tell(solution: Solution, target: Any, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(solution.as_json(), ensure_ascii=False))
+        return
     console, choice = Console(), solution.choice
     if choice.answer is None:
         console.print(Text("no answer", "bold red"), Text(f"({choice.reason})"))

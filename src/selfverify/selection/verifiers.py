@@ -119,7 +119,7 @@ class Judge:
         """See `Verifier`. An answer that could not be read, or that the judge cannot encode, has none."""
         if self.form == "continue":
             prefixes = [
-                [_tokens(self.policy, text + OPENING) if text else None for text in _answers(group)]
+                [_tokens(self.policy, text + OPENING) if text else None for text in answer_texts(group)]
                 for group in groups
             ]
             return _read(self.policy, [group.problem for group in groups], prefixes, "soft")
@@ -202,8 +202,9 @@ def make_verifier(
 ) -> Verifier:
     """A verifier from its description; ``policy`` is the one that writes the answers.
 
-    ``inline``, ``soft``, ``greedy``, ``repeated`` or ``repeated:K``, ``judge:MODEL``, ``ask:MODEL``; with the
-    ``task`` that reads answers ``turns`` or ``turns:K``, which asks ``second_turn``.
+    ``inline``, ``soft``, ``greedy``, ``repeated`` or ``repeated:K``, ``judge:MODEL``, ``ask:MODEL``, and
+    ``judge:URL#MODEL`` for a model behind a server; with the ``task`` that reads answers ``turns`` or
+    ``turns:K``, which asks ``second_turn``.
 
     Raises:
         ConfigError: It is none of these.
@@ -218,12 +219,16 @@ def make_verifier(
         return Repeated(policy, int(rest or 4), name=spec)
     if kind == "turns" and counted and task is not None:
         return SecondTurns(policy, task, second_turn, int(rest or 4), name=spec)
+    if kind in ("judge", "ask") and rest.startswith(("http://", "https://")):
+        from selfverify.selection.server_judge import ServerJudge
+
+        return ServerJudge.of(rest, spec)
     if kind in ("judge", "ask") and rest:
         judge = policy if rest == policy.config.path else Policy.load(policy.config.for_model(rest))
         return Judge(judge, spec, "ask" if kind == "ask" else "continue")
     raise ConfigError(
         f"there is no verifier {spec!r}; verifiers: inline, soft, greedy, repeated:K and turns:K (K at "
-        "most 256), judge:MODEL, ask:MODEL"
+        "most 256), judge:MODEL, ask:MODEL, judge:URL#MODEL"
     )
 
 
@@ -234,7 +239,7 @@ def _read(
     return [[None if r is None else float(getattr(r, how)) for r in row] for row in readings]
 
 
-def _answers(group: Group) -> list[str]:
+def answer_texts(group: Group) -> list[str]:
     """Each answer's text up to its score; empty for one that could not be read."""
     return [
         _answer_text(t) if t.parsed is not None and t.parsed.answer is not None else ""
@@ -264,7 +269,7 @@ def _continue(policy: Policy, groups: Sequence[Group]) -> Asked:
     for b, (group, prompt) in enumerate(
         zip(groups, policy.encode([group.problem for group in groups]), strict=True)
     ):
-        for g, text in enumerate(_answers(group)):
+        for g, text in enumerate(answer_texts(group)):
             if text:
                 asked.append(((b, g), longer_prompt(policy, prompt, _tokens(policy, text + OPENING))))
     return asked
@@ -277,7 +282,7 @@ def _ask(policy: Policy, groups: Sequence[Group], request: str) -> Asked:
     """
     asked = []
     for b, group in enumerate(groups):
-        for g, text in enumerate(_answers(group)):
+        for g, text in enumerate(answer_texts(group)):
             if not text:
                 continue
             turns: list[dict[str, Any]] = [

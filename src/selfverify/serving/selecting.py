@@ -18,6 +18,9 @@ from selfverify.selection.choose import Choice, choose
 from selfverify.serving.images import Picture
 from selfverify.serving.protocol import BestOf
 
+Read = Callable[[Reply, str], Candidate]
+"""Makes a candidate of a reply, with the score of a verifier."""
+
 
 @dataclass(slots=True)
 class Ask:
@@ -53,12 +56,14 @@ class Drawing:
         verifier: Whose scores count.
         strict: Whether an answer has to be in tags to be read.
         on_ready: Told the place of each one that is there with its score.
+        read: Makes a candidate of a reply; by default `candidate_of`.
     """
 
     best_of: BestOf
     verifier: str
     strict: bool = False
     on_ready: Callable[[int, Candidate], None] | None = None
+    read: Read | None = None
     replies: list[Reply] = field(default_factory=list)
 
     def arrived(self, reply: Reply) -> None:
@@ -73,6 +78,8 @@ class Drawing:
 
     def candidate(self, reply: Reply) -> Candidate:
         """As `choose` takes it."""
+        if self.read:
+            return self.read(reply, self.verifier)
         return candidate_of(reply, self.verifier, self.best_of.answers, self.strict)
 
 
@@ -151,6 +158,7 @@ async def select(
     wanted: int = 1,
     calibration: Calibration | None = None,
     on_candidate: Callable[[int, Candidate], None] | None = None,
+    read: Read | None = None,
 ) -> Outcome:
     """Draw candidates and choose the ``wanted`` best answers.
 
@@ -160,7 +168,7 @@ async def select(
     """
     settings = ask.best_of
     verifier = settings.verifier or backend.default_verifier
-    drawing = Drawing(settings, verifier, backend.strict and settings.instruction, on_candidate)
+    drawing = Drawing(settings, verifier, backend.strict and settings.instruction, on_candidate, read)
     greedy = ask.body.get("temperature") == 0 and wanted == 1
     stopping = settings.stopping
     stopping = replace(stopping, start=1, max_samples=1) if greedy else stopping
