@@ -1,0 +1,81 @@
+"""`selfverify serve` as a process: it says where it listens, stops when told, and refuses what cannot work."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from typer.testing import CliRunner
+
+from selfverify.cli import app
+from serving_servers import FakeUpstream, Loop, question
+
+
+def test_it_serves_and_finishes_what_it_began(servers: Loop) -> None:
+    fake = FakeUpstream(delay_s=1.0)
+    words = ["serve", "--upstream", servers.upstream(fake), "--port", "0", "--grace", "20"]
+    environment = os.environ | {"SELFVERIFY_API_KEYS": "one,two"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "selfverify", *words], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stderr is not None
+        found = re.search(r"http://\S+/v1", process.stderr.readline())
+        assert found
+        answers: list[Any] = []
+
+        def ask() -> None:
+            headers = {"Authorization": "Bearer two"}
+            url = f"{found[0]}/chat/completions"
+            answers.append(requests.post(url, json=question(), headers=headers, timeout=30))
+
+        assert requests.post(f"{found[0]}/chat/completions", json=question(), timeout=30).status_code == 401
+        asking = threading.Thread(target=ask)
+        asking.start()
+        for _ in range(1000):
+            if fake.open:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        asking.join(30)
+        assert answers[0].status_code == 200 and answers[0].json()["best_of"]["samples_used"] == 8
+        assert process.wait(30) == 0
+        log = process.stderr.read()
+        assert "stopping; 1 requests in flight" in log and "7+2" not in log
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "either --model"),
+        (["--model", "builtin:digits", "--upstream", "http://127.0.0.1:9"], "either --model"),
+        (["--upstream", "nonsense"], "no address"),
+        (["--upstream", "http://127.0.0.1:9", "--strategy", "nice"], "no strategy 'nice'"),
+        (["--upstream", "http://127.0.0.1:9", "--stop", "soon"], "--stop"),
+        (["--upstream", "http://127.0.0.1:9", "--api-keys", "/missing"], "cannot be read"),
+        (["--upstream", "http://127.0.0.1:9", "--calibration", "/missing"], "cannot be read"),
+        (["--model", "/no/such/model"], "/no/such/model"),
+    ],
+)
+def test_what_cannot_work_is_refused(words: list[str], text: str) -> None:
+    shown = CliRunner().invoke(app, ["serve", *words])
+    assert shown.exit_code == 2 and text in " ".join(shown.output.split())
+
+
+def test_a_port_that_is_taken(servers: Loop, tmp_path: Path) -> None:
+    url = servers.upstream(FakeUpstream())
+    port = url.rpartition(":")[2]
+    shown = CliRunner().invoke(app, ["serve", "--upstream", url, "--port", port])
+    assert shown.exit_code == 2 and "cannot be opened" in " ".join(shown.output.split())

@@ -1,0 +1,102 @@
+"""The gateway before `transformers serve`, which ignores ``n`` and log-probs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from serving_servers import Loop, quick_gateway
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")),
+        reason="transformers serve needs fastapi and uvicorn",
+    ),
+]
+START_S = 120
+
+
+Paths = pytest.TempPathFactory
+
+
+@pytest.fixture(scope="module")
+def server(text_folders: dict[str, Path], tmp_path_factory: Paths) -> Iterator[tuple[str, str]]:
+    """Its address and its model, which has to say itself that it wants to be sampled."""
+    folder = str(shutil.copytree(text_folders["llama"], tmp_path_factory.mktemp("model") / "llama"))
+    config = Path(folder) / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"do_sample": True}))
+    log = tmp_path_factory.mktemp("serve") / "log"
+    port = _free_port()
+    words = ["serve", folder, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    code = "import sys; from transformers.cli.transformers import main; main()"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *words], stdout=out, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            for _ in range(START_S):
+                assert process.poll() is None, log.read_text()[-2000:]
+                try:
+                    requests.get(f"{url}/health", timeout=2).raise_for_status()
+                    break
+                except requests.RequestException:
+                    time.sleep(1)
+            yield url, folder
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_best_of_three(server: tuple[str, str], servers: Loop, stream: bool) -> None:
+    """An untrained model says nothing sensible; what counts is that three different candidates come back."""
+    url, model = server
+    gateway = quick_gateway(url, timeout_s=60.0)
+    address = servers.gateway(gateway)
+    with openai.OpenAI(base_url=address, api_key="x", max_retries=0, timeout=120) as client:
+        settings = {"best_of": {"n": 3, "samples": True, "verifier": "soft"}}
+        messages = [{"role": "user", "content": "What is 7 + 2?"}]
+        asked: Any = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 2.0, "seed": 3}
+        asked["extra_body"] = settings
+        if stream:
+            last = list(client.chat.completions.create(**asked, stream=True))[-1]
+            found, finish = last.best_of, last.choices[0].finish_reason  # type: ignore[attr-defined]
+        else:
+            reply = client.chat.completions.create(**asked)
+            found, finish = reply.best_of, reply.choices[0].finish_reason  # type: ignore[attr-defined]
+            assert reply.usage is not None and 3 <= reply.usage.completion_tokens <= 36
+    assert finish in ("stop", "length")
+    assert (found["samples_used"], found["samples_missing"]) == (3, 0)
+    assert len({sample["text"] for sample in found["samples"]}) == 3
+    assert gateway.backend.sampler.one_by_one == {model}  # type: ignore[attr-defined]
+
+
+def test_a_model_that_is_not_there(server: tuple[str, str], servers: Loop) -> None:
+    """This server has one model for whoever asks for another, or an error: either is passed on as it is."""
+    address = servers.gateway(quick_gateway(server[0], timeout_s=60.0))
+    with openai.OpenAI(base_url=address, api_key="x", max_retries=0, timeout=120) as client, \
+         pytest.raises(openai.APIStatusError) as caught:  # fmt: skip
+        client.chat.completions.create(model="nobody/nothing", messages=[{"role": "user", "content": "x"}])
+    assert caught.value.status_code >= 400
