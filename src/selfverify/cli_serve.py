@@ -57,6 +57,7 @@ def serve(
     max_body_mb: Annotated[float, typer.Option(min=0.001, help="Size of a request.")] = 64.0,
     max_image_mb: Annotated[float, typer.Option(min=0.001, help="Size of an image.")] = 20.0,
     max_megapixels: Annotated[float, typer.Option(min=0.001, help="Pixels of an image.")] = 50.0,
+    max_n: Annotated[int, typer.Option(min=1, max=256, help="Candidates that a request may ask for.")] = 64,
     max_in_flight: Annotated[int, typer.Option(min=1, help="Requests at once; others have to wait.")] = 1024,
     remote_images: Annotated[
         bool, typer.Option("--remote-images", help="Fetch images by address, from public addresses only.")
@@ -99,6 +100,7 @@ def serve(
         per_minute=rate_limit,
         most_bytes=int(max_body_mb * 2**20),
         most_in_flight=max_in_flight,
+        most_samples=max(max_n, n),
         images=ImageLimits(int(max_image_mb * 2**20), int(max_megapixels * 1e6)),
         remote_images=remote_images,
         calibration=Calibration.load(calibration) if calibration else None,

@@ -1,4 +1,4 @@
-"""`selfverify serve` as a process: it says where it listens, stops when told, and refuses what cannot work."""
+"""`selfverify serve` as a process: where it listens, how it stops, and what it refuses."""
 
 from __future__ import annotations
 

@@ -266,6 +266,8 @@ def test_a_remote_image_reaches_the_upstream_as_data(servers: Any) -> None:
         (question(n=0), 400, "invalid_value", "n"),
         (question(best_of={"strategy": "nice"}), 400, "invalid_value", "best_of.strategy"),
         (question(best_of={"verifier": "nobody"}), 400, "invalid_value", "best_of.verifier"),
+        (question(best_of={"n": 65}), 400, "invalid_value", "best_of.n"),
+        (question(n=65) | {"model": "m@plain"}, 400, "invalid_value", "n"),
         (question(best_of={"colour": 1}), 400, "unknown_parameter", "best_of.colour"),
         (question(best_of=3), 400, "invalid_value", "best_of"),
         (question() | {"model": "other"}, 404, "model_not_found", None),
@@ -401,6 +403,28 @@ def test_a_stream() -> None:
     assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 21
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert fake.seen[0]["stream"] and fake.seen[0]["n"] == 3
+
+
+def test_a_plain_stream_is_the_upstreams_own() -> None:
+    """Chunk by chunk; with the upstream's refusal, or an error where it breaks off."""
+    fake = scripted("7|0.2", "9|0.9")
+    body = question(stream=True, n=2, stream_options={"include_usage": True}) | {"model": "m@plain"}
+    lines = served(fake, lambda s, url, _: events(s, url, body))
+    chunks = [json.loads(line[6:]) for line in lines[:-1]]
+    parts = [c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]]
+    assert parts == [*_halves(tagged("7", "0.2")), "", *_halves(tagged("9", "0.9")), ""]
+    assert chunks[-1]["usage"]["completion_tokens"] == 14 and lines[-1] == "data: [DONE]"
+    assert fake.seen[0] == body | {"model": "m"}
+    fake = FakeUpstream(fault=lambda body: "cut", write=lambda body, i: tagged(str(i)))
+    lines = served(fake, lambda s, url, _: events(s, url, body))
+    assert json.loads(lines[-1][6:])["error"]["code"] == "cut_off"
+    fake = FakeUpstream(fault=lambda body: 400)
+    status, reply = served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body))
+    assert status == 400 and "told to fail" in reply["error"]["message"]
+
+
+def _halves(text: str) -> tuple[str, str]:
+    return text[:9], text[9:]
 
 
 def test_progress_as_events() -> None:

@@ -152,7 +152,7 @@ class ServerSampler:
             if not whole:
                 raise
         finally:
-            await stream.aclose()  # type: ignore[attr-defined]
+            await stream.aclose()
             written = sum(reply.tokens for reply in growing.values())
             if counted is not None:
                 usage.add(counted, written)

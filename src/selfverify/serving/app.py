@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.security import Keys, RateLimit
 from selfverify.serving.selecting import Ask, Backend, Outcome, select
 from selfverify.serving.streaming import REQUEST_ID, EventStream
-from selfverify.serving.upstream import with_pictures
+from selfverify.serving.upstream import Upstream, with_pictures
 
 logger = logging.getLogger("selfverify.serving")
 
@@ -51,6 +51,7 @@ class Settings:
         per_minute: Requests of one key, or without keys of one address.
         most_bytes: Of a request.
         most_in_flight: Requests at once; more are told to come back.
+        most_samples: Candidates that a request may ask for.
         images: What images are accepted.
         remote_images: Fetch images by address.
         calibration: Turns confidences into probabilities, for the settings that it was fitted for.
@@ -64,6 +65,7 @@ class Settings:
     per_minute: float | None = None
     most_bytes: int = 64 * 2**20
     most_in_flight: int = 1024
+    most_samples: int = 64
     images: ImageLimits = field(default_factory=ImageLimits)
     remote_images: bool = False
     calibration: Calibration | None = None
@@ -179,6 +181,11 @@ class Gateway:
         except ValidationError as error:
             raise invalid(error) from None
         model, settings = best_of(asked, self.settings.defaults)
+        most, param = self.settings.most_samples, "best_of.n" if settings else "n"
+        if (settings.n if settings else asked.n) > most:
+            raise ApiError(
+                400, f"{param}: at most {most} candidates may be asked for", "invalid_value", param
+            )
         deadline += min(self.settings.timeout_s, (settings and settings.timeout_s) or self.settings.timeout_s)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
         head = {
@@ -187,6 +194,8 @@ class Gateway:
             "model": asked.model,
         }
         wanted = asked.n
+        if settings is None and asked.stream and isinstance(self.backend, Upstream):
+            return await self._pass_on(request, ask, asked, self.backend)
         if not asked.stream:
             outcome = await self._select(request, ask, wanted)
             return answered(completion(head, ask, outcome), outcome, ask.usage)
@@ -272,6 +281,31 @@ class Gateway:
             working.cancel()  # the client has left, or there is nothing more to do
         for chunk in chunks(head, ask, outcome, include_usage):
             await stream.event(chunk)
+        await stream.done()
+        return await stream.end()
+
+    async def _pass_on(
+        self, request: web.Request, ask: Ask, asked: ChatRequest, backend: Upstream
+    ) -> web.StreamResponse:
+        """A stream without selection: the server's own chunks, as they come."""
+        body = ask.body | {"stream": True} | ({"n": asked.n} if asked.n > 1 else {})
+        if asked.include_usage:
+            body["stream_options"] = {"include_usage": True}
+        stream = EventStream(request)
+        try:
+            async with (
+                asyncio.timeout_at(ask.deadline),
+                aclosing(backend.client.stream(body)) as found,
+            ):
+                async for chunk in found:
+                    await stream.event(chunk)
+        except (ServerError, TimeoutError) as error:
+            late = ServerError("the answer was not complete within the time allowed", 504, "timeout")
+            fault = error if isinstance(error, ServerError) else late
+            if not stream.begun:
+                raise fault from None
+            await stream.event(refused(fault).body)
+            return await stream.end()
         await stream.done()
         return await stream.end()
 
