@@ -14,15 +14,14 @@ from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from selfverify.errors import ConfigError, ServerError
 from selfverify.remote.usage import Usage
-from selfverify.rollouts.requests import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.completions import candidate_json, chunks, completion
-from selfverify.serving.errors import ApiError, invalid, refused
+from selfverify.serving.errors import ApiError, error_response, http_error, invalid, refused
 from selfverify.serving.images import ImageLimits, take_images
+from selfverify.serving.incoming import read_json, remote_as_data, with_instruction, without_images
 from selfverify.serving.metrics import Metrics
 from selfverify.serving.protocol import BestOf, ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.remote_images import RemoteImages
@@ -369,74 +368,6 @@ class Gateway:
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-async def read_json(request: web.Request) -> dict[str, Any]:
-    """A request's JSON object.
-
-    Raises:
-        ApiError: It is none, or comes compressed or too slowly.
-    """
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
-    try:
-        async with asyncio.timeout(60):
-            found = from_json(await request.read())
-    except TimeoutError:
-        raise ApiError(408, "the request did not arrive within 60 s", "timeout") from None
-    except ValueError as error:
-        raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
-    if not isinstance(found, dict):
-        raise ApiError(400, "the request has to be a JSON object", "invalid_json")
-    return found
-
-
-def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the request for the answer format behind the last one, if that is a user's and does
-    not speak of a score already."""
-    last = messages[-1]
-    content = last.get("content")
-    if last.get("role") != "user":
-        return messages
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list):
-        return messages
-    texts = [
-        i for i, p in enumerate(parts)
-        if isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
-    ]  # fmt: skip
-    if any("<score>" in parts[i]["text"] for i in texts):
-        return messages
-    if texts:
-        text = f"{parts[texts[-1]]['text'].strip()} {SCORE_INSTRUCTION}"
-        parts = [{**p, "text": text} if i == texts[-1] else p for i, p in enumerate(parts)]
-    else:
-        parts = [*parts, {"type": "text", "text": SCORE_INSTRUCTION}]
-    changed = parts[0]["text"] if isinstance(content, str) else parts
-    return [*messages[:-1], {**last, "content": changed}]
-
-
-def remote_as_data(messages: list[dict[str, Any]], pictures: list[Any]) -> list[str]:
-    """Addresses for an upstream: data URLs as they came, fetched images as data URLs, so that the upstream
-    never fetches anything that a client names."""
-    given = [
-        part["image_url"]["url"] if isinstance(part["image_url"], dict) else part["image_url"]
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-        if isinstance(part, dict) and part.get("type") == "image_url"
-    ]
-    return [url if url.startswith("data:") else pic.url for url, pic in zip(given, pictures, strict=True)]
-
-
-def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For the log."""
-    return [
-        {**m, "content": [p if p.get("type") == "text" else {"type": p.get("type")} for p in m["content"]]}
-        if isinstance(m.get("content"), list)
-        else m
-        for m in messages
-    ]
-
-
 def answered(body: dict[str, Any], outcome: Outcome, usage: Usage) -> web.Response:
     """A completion with its figures in headers too."""
     score = outcome.selected[0].choice.score
@@ -445,22 +376,3 @@ def answered(body: dict[str, Any], outcome: Outcome, usage: Usage) -> web.Respon
         headers["x-best-of-score"] = f"{score:.4f}"
     headers["x-best-of-calls"] = str(usage.calls)
     return web.json_response(body, headers=headers)
-
-
-def error_response(error: ApiError) -> web.Response:
-    """OpenAI's envelope."""
-    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.json_response(error.body, status=error.status, headers=headers)
-
-
-def http_error(error: web.HTTPException) -> ApiError:
-    """aiohttp's own refusals in OpenAI's words."""
-    if error.status == 413:
-        return ApiError(413, "the request is too large", "request_too_large")
-    if error.status == 404:
-        return ApiError(
-            404, "there is no such path; chat completions are at /v1/chat/completions", "not_found"
-        )
-    return ApiError(error.status, error.reason or "refused")

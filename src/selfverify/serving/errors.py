@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiohttp import web
 from pydantic import ValidationError
 
 from selfverify.errors import ServerError
@@ -68,3 +69,22 @@ def invalid(error: ValidationError, prefix: str = "") -> ApiError:
     code = "unknown_parameter" if fault["type"] == "extra_forbidden" else "invalid_value"
     message = fault["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{param}: {message}" if param else message, code, param or None)
+
+
+def error_response(error: ApiError) -> web.Response:
+    """OpenAI's envelope."""
+    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.json_response(error.body, status=error.status, headers=headers)
+
+
+def http_error(error: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals in OpenAI's words."""
+    if error.status == 413:
+        return ApiError(413, "the request is too large", "request_too_large")
+    if error.status == 404:
+        return ApiError(
+            404, "there is no such path; chat completions are at /v1/chat/completions", "not_found"
+        )
+    return ApiError(error.status, error.reason or "refused")

@@ -1,0 +1,85 @@
+"""Requests on their way in: their JSON, the question about the answer's format, their images' addresses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+from pydantic_core import from_json
+
+from selfverify.rollouts.requests import SCORE_INSTRUCTION
+from selfverify.serving.errors import ApiError
+from selfverify.serving.images import Picture
+
+READ_S = 60.0
+"""Seconds for a request's body."""
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """A request's JSON object.
+
+    Raises:
+        ApiError: It is none, or comes compressed or too slowly.
+    """
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
+    try:
+        async with asyncio.timeout(READ_S):
+            found = from_json(await request.read())
+    except TimeoutError:
+        raise ApiError(408, f"the request did not arrive within {READ_S:g} s", "timeout") from None
+    except ValueError as error:
+        raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the request has to be a JSON object", "invalid_json")
+    return found
+
+
+def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the request for the answer format behind the last one, if that is a user's and does
+    not speak of a score already."""
+    last = messages[-1]
+    content = last.get("content")
+    if last.get("role") != "user":
+        return messages
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        return messages
+    texts = [
+        i for i, p in enumerate(parts)
+        if isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
+    ]  # fmt: skip
+    if any("<score>" in parts[i]["text"] for i in texts):
+        return messages
+    if texts:
+        text = f"{parts[texts[-1]]['text'].strip()} {SCORE_INSTRUCTION}"
+        parts = [{**p, "text": text} if i == texts[-1] else p for i, p in enumerate(parts)]
+    else:
+        parts = [*parts, {"type": "text", "text": SCORE_INSTRUCTION}]
+    changed = parts[0]["text"] if isinstance(content, str) else parts
+    return [*messages[:-1], {**last, "content": changed}]
+
+
+def remote_as_data(messages: list[dict[str, Any]], pictures: Sequence[Picture]) -> list[str]:
+    """Addresses for an upstream: data URLs as they came, fetched images as data URLs, so that the upstream
+    never fetches anything that a client names."""
+    given = [
+        part["image_url"]["url"] if isinstance(part["image_url"], dict) else part["image_url"]
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+        if isinstance(part, dict) and part.get("type") == "image_url"
+    ]
+    return [url if url.startswith("data:") else pic.url for url, pic in zip(given, pictures, strict=True)]
+
+
+def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For the log."""
+    return [
+        {**m, "content": [p if p.get("type") == "text" else {"type": p.get("type")} for p in m["content"]]}
+        if isinstance(m.get("content"), list)
+        else m
+        for m in messages
+    ]
