@@ -164,9 +164,10 @@ def test_half_of_the_requests_fail() -> None:
     assert usage.candidate_tokens == 14
 
 
-def test_tokens_are_shared_out() -> None:
+@pytest.mark.parametrize("mode", ["n", "stream"])
+def test_tokens_are_shared_out(mode: Mode) -> None:
     fake = FakeUpstream(write=lambda body, i: "x" * 40 * (i + 1))
-    got, usage, _ = draw(fake, 3)
+    got, usage, _ = draw(fake, 3, mode)
     assert sum(reply.tokens for reply in got) == usage.candidate_tokens == 21
     assert [reply.tokens for reply in got] == [4, 6, 11]
 

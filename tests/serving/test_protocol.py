@@ -31,6 +31,8 @@ def test_the_object_goes_before_the_suffix_before_the_defaults() -> None:
 def test_plain() -> None:
     assert best_of(asked("m@plain"), DEFAULTS) == ("m", None)
     assert best_of(asked(best_of=False), DEFAULTS) == ("m", None)
+    assert best_of(asked("m@plain", best_of={"n": 2}), DEFAULTS)[1] == DEFAULTS.model_copy(update={"n": 2})
+    assert best_of(asked("m@plain@plain"), DEFAULTS) == ("m@plain", None)  # one gateway before another
 
 
 def test_n_is_the_number_of_answers() -> None:

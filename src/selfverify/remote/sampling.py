@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from selfverify.errors import ServerError
@@ -144,6 +144,7 @@ class ServerSampler:
                     if choice.get("finish_reason"):
                         reply.finish = str(choice["finish_reason"])
                         finished.add(index)
+                        reply.tokens = max(reply.tokens, estimated_tokens(reply.text))
                         deliver(reply)
             whole = True
         except ServerError as error:
@@ -155,7 +156,7 @@ class ServerSampler:
             await stream.aclose()
             written = sum(reply.tokens for reply in growing.values())
             if counted is not None:
-                usage.add(counted, written)
+                share(list(growing.values()), usage.add(counted, written))
             elif growing:
                 usage.lost(written)
         if whole and n > 1 and set(growing) == {0}:
@@ -175,14 +176,17 @@ def read_choices(reply: Mapping[str, Any], usage: Usage, judge: bool = False) ->
         _grow(candidate, {"delta": choice["message"], "logprobs": choice.get("logprobs")})
         candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
         found.append(candidate)
-    estimates = [candidate.tokens for candidate in found]
-    written = usage.add(reply.get("usage"), sum(estimates), judge)
-    # The server counts the whole reply; each candidate gets its share by what is known of its length.
-    before, total = 0, sum(estimates)
-    for i, candidate in enumerate(found):
+    share(found, usage.add(reply.get("usage"), sum(candidate.tokens for candidate in found), judge))
+    return found
+
+
+def share(candidates: Sequence[Reply], written: int) -> None:
+    """A server counts the whole reply; each candidate gets its share by what is known of its length."""
+    estimates = [candidate.tokens for candidate in candidates]
+    before, total = 0, max(sum(estimates), 1)
+    for i, candidate in enumerate(candidates):
         until = round(written * sum(estimates[: i + 1]) / total)
         candidate.tokens, before = until - before, until
-    return found
 
 
 def _grow(reply: Reply, choice: Mapping[str, Any]) -> None:

@@ -172,7 +172,9 @@ def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]
         ApiError: A setting is unknown or wrong.
     """
     model, settings = split_model(request.model)
-    settings |= request.best_of or {}
+    if request.best_of is not None:
+        settings.pop("plain", None)
+        settings |= request.best_of
     if settings.pop("plain", False):
         return model, None
     merged = defaults.model_dump(exclude_unset=True) | settings
