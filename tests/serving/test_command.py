@@ -74,6 +74,19 @@ def test_what_cannot_work_is_refused(words: list[str], text: str) -> None:
     assert shown.exit_code == 2 and text in " ".join(shown.output.split())
 
 
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core install says what is missing."""
+    for name in ("aiohttp", "yarl", "selfverify.remote.client"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "selfverify.remote.client")
+    for words in (
+        ["serve", "--upstream", "http://127.0.0.1:9"],
+        ["solve", "--server", "http://127.0.0.1:9", "x"],
+    ):
+        shown = CliRunner().invoke(app, words)
+        assert shown.exit_code == 2 and "selfverify[serve]" in " ".join(shown.output.split())
+
+
 def test_a_port_that_is_taken(servers: Loop, tmp_path: Path) -> None:
     url = servers.upstream(FakeUpstream())
     port = url.rpartition(":")[2]

@@ -16,7 +16,9 @@ from PIL import Image
 
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
+from selfverify.remote.client import ServerSettings
 from selfverify.selection.adaptive import Stopping
+from selfverify.selection.server_judge import ServerJudge
 from selfverify.selection.verifiers import Soft
 from selfverify.serving.app import Gateway, Settings
 from selfverify.serving.local import Local
@@ -24,7 +26,7 @@ from selfverify.serving.metrics import Metrics
 from selfverify.serving.protocol import BestOf
 from selfverify.serving.server import start
 from selfverify.solve import FreeQuestion, free_problem, solve
-from serving_servers import Body, data_url, png, post
+from serving_servers import Body, FakeUpstream, Loop, data_url, png, post
 
 T = TypeVar("T")
 Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
@@ -273,6 +275,33 @@ def test_stop_and_plain(policy: Policy, writes: list[str]) -> None:
     status, reply = post_one(policy, ask(n=2, stop=" three") | {"model": "tiny@plain"})
     texts = [choice["message"]["content"] for choice in reply["choices"]]
     assert status == 200 and texts == ["one two", "four"]
+
+
+def test_a_judge_behind_a_server(policy: Policy, writes: list[str], servers: Loop) -> None:
+    """Its scores count; when it is gone, candidates are returned without any, and a vote decides."""
+    fake = FakeUpstream(
+        write=lambda body, i: f"<score>{0.9 if '9' in body['messages'][1]['content'] else 0.1}</score>",
+        knows_logprobs=False,
+    )
+    there = ServerJudge(ServerSettings(servers.upstream(fake)), "m", "there")
+    gone = ServerJudge(ServerSettings("http://127.0.0.1:9", tries=1), "m", "gone")
+    judges = {"there": there, "gone": gone}
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Body]]:
+        found = []
+        for name in judges:
+            writes[:] = lines("7", "9", "7", "7")
+            body = ask(best_of={"verifier": name, "strategy": "best"})
+            found.append(await post(session, f"{url}/chat/completions", body))
+        asking = {"model": "tiny", "messages": ask()["messages"], "answer": ["9", "7"], "verifier": "there"}
+        return [*found, await post(session, f"{url}/verify", asking)]
+
+    with_judge, without, verified = served(policy, use, judges=judges)
+    found = with_judge[1]["choices"][0]["verification"]
+    assert (found["answer"], found["score"]) == ("9", 0.9)
+    found = without[1]["choices"][0]["verification"]
+    assert (found["answer"], found["score"], found["strategy"]) == ("7", None, "majority")
+    assert [result["score"] for result in verified[1]["results"]] == [0.9, 0.1]
 
 
 def test_verify(policy: Policy) -> None:

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from pydantic_core import from_json
-from yarl import URL
 
 from selfverify.errors import ConfigError, ServerError
 
@@ -23,6 +22,7 @@ try:
     import aiohttp
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
     from tenacity.wait import wait_exponential_jitter
+    from yarl import URL
 except ImportError as error:
     raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 

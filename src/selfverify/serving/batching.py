@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from selfverify.errors import DataError
+from selfverify.errors import DataError, ServerError
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
@@ -17,6 +18,8 @@ from selfverify.rollouts.single_turn import make_trajectory
 from selfverify.rollouts.types import Group, Problem, Trajectory
 from selfverify.selection.verifiers import Verifier, verify
 from selfverify.solve import FreeQuestion
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +157,10 @@ class Batcher:
         ]
         left = [place for place, job in enumerate(alive) if not job.done.done()]
         if alive[0].verifier != "none":
-            verify([groups[place] for place in left], self.verifiers[alive[0].verifier])
+            try:
+                verify([groups[place] for place in left], self.verifiers[alive[0].verifier])
+            except ServerError as error:  # candidates without scores are better than none
+                logger.warning("the verifier %s failed: %s", alive[0].verifier, error)
         for place in left:
             i, prompt = encoded[place]
             job, rows = alive[place], groups[place].trajectories

@@ -133,7 +133,7 @@ class Local:
         """See `Backend`: as if the answers were the model's own."""
         name = ask.best_of.verifier or "judge"
         verifier = self.verifiers[name]
-        if not isinstance(verifier, Judge):
+        if isinstance(verifier, (Inline, Soft)):
             text = f"verifier: {name!r} reads only what the model wrote itself; leave it out, or name a judge"
             raise ApiError(400, text, "invalid_value", "verifier")
         problem = await self._problem(ask)
