@@ -13,6 +13,7 @@ from selfverify.errors import DataError, ServerError
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
 from selfverify.remote.replies import Reply
 from selfverify.rollouts.single_turn import make_trajectory
 from selfverify.rollouts.types import Group, Problem, Trajectory
@@ -151,14 +152,11 @@ class Batcher:
 
         prompts = [prompt for _, prompt in encoded]
         sampled = self.policy.sample(prompts, sampling, seeds=[job.seed for job in alive], given_up=given_up)
-        groups = [
-            Group(job.problem, [make_trajectory(self.policy, job.kind, job.problem, s) for s in samples])  # type: ignore[arg-type]
-            for job, samples in zip(alive, sampled, strict=True)
-        ]
         left = [place for place, job in enumerate(alive) if not job.done.done()]
+        groups = {place: self._group(alive[place], sampled[place]) for place in left}
         if alive[0].verifier != "none":
             try:
-                verify([groups[place] for place in left], self.verifiers[alive[0].verifier])
+                verify(list(groups.values()), self.verifiers[alive[0].verifier])
             except ServerError as error:  # candidates without scores are better than none
                 logger.warning("the verifier %s failed: %s", alive[0].verifier, error)
         for place in left:
@@ -167,6 +165,10 @@ class Batcher:
             replies = [read_reply(self.policy, row, job.stops, job.logprobs) for row in rows]
             found[i] = (replies, len(prompt.ids))
         return found
+
+    def _group(self, job: Job, samples: Sequence[Sample]) -> Group:
+        made = [make_trajectory(self.policy, job.kind, job.problem, sample) for sample in samples]  # type: ignore[arg-type]
+        return Group(job.problem, made)
 
 
 def read_reply(policy: Policy, trajectory: Trajectory, stops: Sequence[str], with_logprobs: bool) -> Reply:
