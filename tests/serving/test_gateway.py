@@ -373,7 +373,7 @@ def test_a_client_that_leaves_ends_the_calls_upstream() -> None:
                 await asyncio.sleep(0.01)
         assert fake.left == 2
 
-    served(fake, use)
+    served(fake, use, timeout_s=100.0)  # so that nothing but the leaving can have ended them
 
 
 async def events(session: aiohttp.ClientSession, url: str, body: Body) -> list[str]:
