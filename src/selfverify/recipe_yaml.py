@@ -65,6 +65,14 @@ def dump_yaml(data: dict[str, Any]) -> str:
     return text
 
 
+SHORT: dict[Key, str] = {
+    ("task",): "name",
+    ("method",): "name",
+    **{("task", split): "path" for split in ("train", "validation", "test")},
+}
+"""Sections that may be written as one text, and what that is: `task: math` is `task: {name: math}`."""
+
+
 @dataclass
 class Document:
     """A recipe as it was read, with the origin of its keys.
@@ -125,8 +133,8 @@ def parse_override(override: str, document: Document) -> None:
     target = document.data
     for depth, part in enumerate(parts[:-1], start=1):
         inner = target.get(part)
-        if isinstance(inner, str) and parts[:depth] in (("task",), ("method",)):
-            inner = {"name": inner}  # `task: digits-pick` is short for `task: {name: digits-pick}`
+        if isinstance(inner, str) and (short := SHORT.get(parts[:depth])):
+            inner = {short: inner}
         if inner is None:
             inner = {}
         if not isinstance(inner, dict):

@@ -52,6 +52,7 @@ def convert_android_control(record: Record, place: Place, images: Images) -> Seq
             "images": images.refs(screenshot, place),
             "source": "AndroidControl",
             "category": action["action"],
+            "categories": {},
             "goal": goal,
             "step_instruction": None if added else instructions[step].strip() or None,
             "history": list(history),

@@ -55,7 +55,8 @@ def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[
     if filled(split := record.get("split")):
         # VLMEvalKit counts every split of its table anew, and knows its rows by both.
         row["id"] = f"{split}_{row['id']}" if row["id"] is not None else None
-        row["category"] = row["category"] or str(split)
+        if row["category"] is None:
+            row |= {"category": str(split), "categories": row["categories"] | {"category": [str(split)]}}
     return [row]
 
 

@@ -44,6 +44,7 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
                 "images": images.refs(_screenshot(screenshot, place.file, images.root), place),
                 "source": "GUI-Odyssey",
                 "category": category,
+                "categories": {} if category is None else {"category": [category]},
                 "goal": goal,
                 "step_instruction": _text(step, "low_level_instruction"),
                 "history": list(history),

@@ -46,6 +46,7 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
     xs, ys = ([point[axis] for points in polygons for point in points] for axis in (0, 1))
     # Outlines may run along the edge and a little over it; a target that is elsewhere is caught by `box`.
     around = [max(min(xs), 0), max(min(ys), 0), min(max(xs), width), min(max(ys), height)]
+    category = "long" if record.get("is_sentence") else "short"
     found: list[Row | DataError] = []
     questions = record.get("text")
     for number, question in enumerate(
@@ -57,7 +58,8 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
                     "id": f"{place.file.stem}/{number}",
                     "images": refs,
                     "source": "ReasonSeg",
-                    "category": "long" if record.get("is_sentence") else "short",
+                    "category": category,
+                    "categories": {"category": [category]},
                     "question": text(question, "text", LONGEST_QUESTION),
                     "box": box(around, size),
                     "polygons": polygons,

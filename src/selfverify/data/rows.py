@@ -217,7 +217,8 @@ def open_rows(
     Whatever the format, a row is a dictionary with
 
     - ``id`` (unique, the same at every opening), ``images`` (a list of `ImageRef`, whose ``open()`` decodes),
-      ``source``, ``category`` (or None), and
+      ``source``, ``category`` (or None), ``categories`` ({column: [values]}, what results are broken down
+      by), and
     - of a question: ``question``, ``answer`` (a letter where there are ``options``), ``options`` ({letter:
       text} or None), ``answer_type`` and ``precision`` (or None), ``alternatives`` where several answers are
       right, ``unit`` and ``solution`` (how the answer is found) where the file has them;

@@ -36,6 +36,10 @@ from selfverify.errors import DataError
 LONGEST_NAME = 500
 IDS = ("id", "index", "question_id", "pid", "sample_index", "problem_id")
 CATEGORIES = ("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version")
+GROUPINGS = (
+    *CATEGORIES, "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key", "knowledge concept",
+)  # fmt: skip
+"""Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
 SOURCES = ("source", "data_source", "dataset", "dataset_name")
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
 """Who speaks in ``conversations``."""
@@ -76,7 +80,23 @@ def common(record: Record, images: Images, place: Place) -> Row:
         "images": find_images(record, images, place),
         "source": None if source is None else text(source, "source", LONGEST_NAME),
         "category": None if category is None else text(category, "category", LONGEST_NAME),
+        "categories": _categories(record),
     }
+
+
+def _categories(record: Record) -> dict[str, list[str]]:
+    """Values of `GROUPINGS` by column: usually one, several where the file has a list (MathVista's skills)."""
+    inner = record.get("metadata")
+    columns = inner | record if isinstance(inner, dict) else record
+    found = {}
+    for name in GROUPINGS:
+        value = columns.get(name)
+        if isinstance(value, str) and value.startswith("["):
+            value = listed(value, name)
+        values = value if isinstance(value, list | tuple) else [value]
+        if any(filled(v) for v in values):
+            found[name] = [text(v, name, LONGEST_NAME) for v in values if filled(v)]
+    return found
 
 
 def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from selfverify.errors import DataError
 from selfverify.rollouts.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
@@ -72,6 +73,26 @@ class Demonstration:
     quality: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A published figure of the answers that are chosen.
+
+    Args:
+        name: What it is called.
+        part: The component it is of: one of `Judged.parts`, or of what the task's ``answer_parts`` gives.
+        over: None for the mean of ``part`` over the answers that have it; else a component, and the figure is
+            the sum of ``part`` over the sum of this one.
+    """
+
+    name: str
+    part: str
+    over: str | None = None
+
+
+class NotCounted(DataError):
+    """A problem that is whole, but that the task's scoring leaves out of its figures."""
+
+
 class Task(Protocol):
     """Problems, their answers' format, and the reward. Implementations are one file each."""
 
@@ -89,7 +110,13 @@ class Task(Protocol):
         A task whose judging has something to count may have a method ``counters() -> dict[str, float]``
         besides; what it returns goes to timing.jsonl. One whose malformed answers have ``parts`` too may have
         ``unreadable(problem) -> Judged``; they are `UNREADABLE` otherwise. One that reads or writes places in
-        images may have ``use_space(space)``: see `tell_space`.
+        images may have ``use_space(space)``: see `tell_space`. One for which judging is slow may have
+        ``prepare(answers)``, called with all (problem, tagged) of a batch before each of them is judged.
+
+        For evaluations a task may have ``metrics``, a tuple of `Metric`; ``answer_parts(problem, answers)``,
+        the components ``[M]`` by name of canonical answers (boxes ``[M, 4]``, NaN where unreadable), also of
+        those that nobody wrote but a vote; ``count(split) -> int``, where its problems end; and
+        ``broken(split) -> list[str]``, rows of its files that make no problem.
 
         Raises:
             DataError: What answers are judged by cannot be read; as if ``unjudged``.
@@ -113,6 +140,12 @@ def tell_space(task: Task, space: Space) -> None:
     use_space = getattr(task, "use_space", None)
     if use_space is not None:
         use_space(space)
+
+
+def problem_count(task: Task, split: Split) -> int | None:
+    """How many problems a split has; None for a task that makes them without end."""
+    count = getattr(task, "count", None)
+    return None if count is None else int(count(split))
 
 
 def problem_rng(split: Split, seed: int, index: int) -> np.random.Generator:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from selfverify.data.reasonseg import draw_mask
 from selfverify.errors import ConfigError, DataError
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
@@ -18,13 +19,15 @@ from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
     Judged,
+    Metric,
     Space,
     user_turn,
 )
 from selfverify.tasks.boxes import parse_box
 from selfverify.tasks.canvas import Split
 from selfverify.tasks.coordinates import Size, clip_box, convert
-from selfverify.tasks.row_fields import RowTaskConfig, one_image, space_of, text_field
+from selfverify.tasks.regions import Floats, MaskOverlap, box_overlap
+from selfverify.tasks.row_fields import RowTaskConfig, categories_of, one_image, space_of, text_field
 from selfverify.tasks.rows import Row, Rows, Splits
 from selfverify.tasks.strict_json import is_number
 
@@ -55,17 +58,32 @@ class Grounding:
     name = "grounding"
     kind: Literal["continuous"] = "continuous"
     tags = ("think", "answer", "score")
+    metrics = (
+        Metric("box_giou", "box_iou"),
+        Metric("box_ciou", "box_intersection", "box_union"),
+        Metric("box_acc@0.5", "box_hit"),
+        Metric("mask_giou", "mask_iou"),
+        Metric("mask_ciou", "mask_intersection", "mask_union"),
+    )
 
     def __init__(
         self, config: GroundingConfig | None = None, rows: Mapping[Split, Rows] | None = None
     ) -> None:
         self.config = config or GroundingConfig()
-        self.splits = Splits(self.config.paths, rows)
+        self.splits = Splits(self.config.files, rows)
         self._space: Space | None = None
 
     def use_space(self, space: Space) -> None:
         """See `selfverify.tasks.base.tell_space`."""
         self._space = space
+
+    def count(self, split: Split) -> int:
+        """See `Task.judge`."""
+        return self.splits.count(split)
+
+    def broken(self, split: Split) -> list[str]:
+        """See `Splits.broken`."""
+        return self.splits.broken(split)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`.
@@ -82,6 +100,7 @@ class Grounding:
         )
         space = None if self._space is None else space_of(self._space, image.size, name)
         kept = {key: row[key] for key in KEPT if row.get(key) is not None}
+        kept["categories"] = categories_of(row)
         return Problem(
             name,
             user_turn(text + SCORE_INSTRUCTION),
@@ -106,6 +125,25 @@ class Grounding:
         iou = float(box_iou(box, problem.target))
         shown = [round(value, 2) for value in box]
         return Judged(iou, iou > self.config.iou, shown, " ".join(f"{value:g}" for value in shown))
+
+    def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
+        """Overlaps ``[M]`` of boxes ``[M, 4]`` with the target, box with box and, where there are polygons,
+        the pixels that a box covers with the target's mask. NaN covers nothing.
+
+        ``box_hit`` is whether the IoU of the boxes exceeds 0.5, whatever ``iou`` is.
+        """
+        shared, union = box_overlap(answers, np.broadcast_to(problem.target, answers.shape)).T
+        iou = np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
+        found = {"box_intersection": shared, "box_union": union, "box_iou": iou}
+        found["box_hit"] = (iou > 0.5).astype(np.float64)
+        if problem.meta.get("polygons"):
+            mask = draw_mask(
+                problem.meta["polygons"], problem.meta.get("ignored") or (), problem.meta["size"]
+            )
+            shared, union = MaskOverlap(mask)(answers).T
+            iou = np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
+            found |= {"mask_intersection": shared, "mask_union": union, "mask_iou": iou}
+        return found
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """The target in the policy's space; a wrong one is pushed aside by more than half of its size."""

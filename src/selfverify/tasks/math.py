@@ -23,7 +23,7 @@ from selfverify.tasks.canvas import Split
 from selfverify.tasks.math_answer import Kind, Target, answer_key, compare, decide
 from selfverify.tasks.math_choice import find_target, read_choice, read_options, right_letters
 from selfverify.tasks.math_text import final_expression
-from selfverify.tasks.row_fields import RowTaskConfig
+from selfverify.tasks.row_fields import RowTaskConfig, categories_of
 from selfverify.tasks.rows import Row, Rows, Splits, row_images, with_images
 from selfverify.workers.pool import WorkerPool
 
@@ -70,8 +70,16 @@ class Math:
 
     def __init__(self, config: MathConfig | None = None, rows: Mapping[Split, Rows] | None = None) -> None:
         self.config = config or MathConfig()
-        self.splits = Splits(self.config.paths, rows)
+        self.splits = Splits(self.config.files, rows)
         self._pool: WorkerPool | None = None
+
+    def count(self, split: Split) -> int:
+        """See `Task.judge`."""
+        return self.splits.count(split)
+
+    def broken(self, split: Split) -> list[str]:
+        """See `Splits.broken`."""
+        return self.splits.broken(split)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem` and `Splits.row`.
@@ -86,6 +94,7 @@ class Math:
         meta: dict[str, Any] = {
             "question": question,
             "answer": answer,
+            "categories": categories_of(row),
             **{key: row[key] for key in ("category", "source", "solution") if row.get(key) is not None},
         }
         if row.get("options"):

@@ -14,12 +14,12 @@ from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action
 from selfverify.errors import ConfigError, DataError
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import Problem
-from selfverify.tasks.base import Demonstration, Judged, Space
+from selfverify.tasks.base import Demonstration, Judged, Metric, NotCounted, Space
 from selfverify.tasks.canvas import Split
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.mobile_action import TOOL, moved, parse_tool_call, read_action, vote_key, write_call
 from selfverify.tasks.mobile_scoring import PLACED, PROFILES, StepScore, counts, score_step
-from selfverify.tasks.row_fields import RowTaskConfig, one_image, space_of, text_field
+from selfverify.tasks.row_fields import RowTaskConfig, categories_of, one_image, space_of, text_field
 from selfverify.tasks.rows import Row, Rows, Splits
 from selfverify.tasks.strict_json import is_number
 
@@ -59,23 +59,37 @@ class Mobile:
     name = "mobile"
     kind: Literal["discrete"] = "discrete"
     tags = ("tool_call", "score")
+    metrics = (
+        Metric("type_accuracy", "type"),
+        Metric("grounding_accuracy", "grounding"),
+        Metric("step_success", "arguments"),
+    )
 
     def __init__(self, config: MobileConfig | None = None, rows: Mapping[Split, Rows] | None = None) -> None:
         self.config = config or MobileConfig()
         self.profile = PROFILES[self.config.profile]
-        self.splits = Splits(self.config.paths, rows)
+        self.splits = Splits(self.config.files, rows)
         self._space: Space | None = None
 
     def use_space(self, space: Space) -> None:
         """See `selfverify.tasks.base.tell_space`."""
         self._space = space
 
+    def count(self, split: Split) -> int:
+        """See `Task.judge`."""
+        return self.splits.count(split)
+
+    def broken(self, split: Split) -> list[str]:
+        """See `Splits.broken`."""
+        return self.splits.broken(split)
+
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`.
 
         Raises:
             ConfigError: How the policy writes places is not known (`tell_space`).
-            DataError: The row is no step, or none that the profile counts.
+            NotCounted: The profile does not count steps like this one.
+            DataError: The row is no step.
         """
         if self._space is None:
             raise ConfigError(
@@ -88,7 +102,7 @@ class Mobile:
         screen, space = _screen(row, image.size, name), space_of(self._space, image.size, name)
         target = _action(row.get("action"), screen, f"{name}: action")
         if not counts(self.profile, target):
-            raise DataError(f"{name}: profile {self.config.profile} does not count {target['action']} steps")
+            raise NotCounted(f"{name}: profile {self.config.profile} does not count {target['action']} steps")
         text = f"Goal: {goal}\n"
         if self.config.step_instruction and row.get("step_instruction"):
             text += f"Now: {text_field(row, 'step_instruction', name)}\n"
@@ -97,6 +111,7 @@ class Mobile:
         system = {"role": "system", "content": [{"type": "text", "text": instructions(space)}]}
         user = {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]}
         meta = {"question": goal, "screen": screen, "space": space, "ui_boxes": _boxes(row, name)}
+        meta["categories"] = categories_of(row) | {"action": [target["action"]]}
         kept = {key: row[key] for key in ("category", "source") if row.get(key) is not None}
         return Problem(name, [system, user], [image], target, meta | kept)
 

@@ -9,20 +9,28 @@ from selfverify.errors import DataError
 from selfverify.tasks.base import Space, TaskConfig
 from selfverify.tasks.canvas import Split
 from selfverify.tasks.coordinates import Size
+from selfverify.tasks.data_file import DataFile, File
 from selfverify.tasks.rows import Row, row_images
 
 
 class RowTaskConfig(TaskConfig):
-    """Where a task's rows are."""
+    """Where a task's rows are. A path alone is enough; `DataFile` has what else can be said."""
 
-    train: str | None = Field(None, description="Data file or folder of the training problems.")
-    validation: str | None = Field(None, description="The same for validation, in the file's order.")
-    test: str | None = Field(None, description="The same for testing, in the file's order.")
+    train: File = Field(None, description="Data file or folder of the training problems.")
+    validation: File = Field(None, description="The same for validation, in the file's order.")
+    test: File = Field(None, description="The same for testing, in the file's order.")
 
     @property
-    def paths(self) -> dict[Split, str | None]:
+    def files(self) -> dict[Split, DataFile | None]:
         """By split."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
+
+
+def categories_of(row: Row) -> dict[str, list[str]]:
+    """What results are broken down by: the row's values by column."""
+    if row.get("categories"):
+        return dict(row["categories"])
+    return {"category": [str(row["category"])]} if row.get("category") is not None else {}
 
 
 def text_field(row: Row, key: str, name: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from selfverify.data import open_rows
 from selfverify.data.images import read_image
 from selfverify.errors import ConfigError, DataError
 from selfverify.tasks.canvas import Split
+from selfverify.tasks.data_file import DataFile
 
 Row = Mapping[str, Any]
 
@@ -28,10 +28,12 @@ class Rows(Protocol):
 
 
 class Splits:
-    """The rows of each split: given as they are, or opened from a path when first asked for."""
+    """The rows of each split: given as they are, or opened from a file when first asked for."""
 
-    def __init__(self, paths: Mapping[Split, str | None], rows: Mapping[Split, Rows] | None = None) -> None:
-        self.paths = paths
+    def __init__(
+        self, files: Mapping[Split, DataFile | None], rows: Mapping[Split, Rows] | None = None
+    ) -> None:
+        self.files = files
         self._rows: dict[Split, Rows] = dict(rows or {})
 
     def rows(self, split: Split) -> Rows:
@@ -42,10 +44,10 @@ class Splits:
             DataError: Its file cannot be read, or has no rows.
         """
         if split not in self._rows:
-            path = self.paths.get(split)
-            if path is None:
+            file = self.files.get(split)
+            if file is None:
                 raise ConfigError(f"the task has no {split} data; set task.{split} to a file or folder")
-            self._rows[split] = open_rows(path)
+            self._rows[split] = file.open()
         rows = self._rows[split]
         if not len(rows):
             raise DataError(f"the {split} data{self._named(split)} has no rows")
@@ -69,18 +71,23 @@ class Splits:
         elif index < count:
             place, turn = index, 0
         else:
-            raise DataError(
-                f"the {split} data{self._named(split)} has {count} rows, not {index + 1}; set "
-                f"evaluation.problems to at most {count}"
-            )
+            raise DataError(f"the {split} data{self._named(split)} has {count} rows, not {index + 1}")
         row = rows[place]
         name = row.get("id")
         id = f"{split}/{place if name is None else name}"
         return row, f"{id}/pass-{turn + 1}" if turn else id
 
+    def count(self, split: Split) -> int:
+        """Rows of a split."""
+        return len(self.rows(split))
+
+    def broken(self, split: Split) -> list[str]:
+        """Rows of a split's file that were left out, each with its place and what is wrong."""
+        return [str(bad) for bad in getattr(self.rows(split), "bad", ())]
+
     def _named(self, split: Split) -> str:
-        path = self.paths.get(split)
-        return f" ({path})" if path else ""
+        file = self.files.get(split)
+        return f" ({file.path})" if file else ""
 
 
 def training_place(seed: int, index: int, count: int) -> tuple[int, int]:

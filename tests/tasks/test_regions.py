@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from selfverify.evaluation.regions import box_mask, box_overlap, ciou, giou, mask_overlap
+from selfverify.tasks.regions import MaskOverlap, box_mask, box_overlap, ciou, giou, mask_overlap
 from selfverify.selection.rules import box_iou
 
 
@@ -40,3 +40,12 @@ def test_a_box_as_a_mask_has_its_area() -> None:
     assert box_mask([10, 5, 30, 15], (64, 48)).sum() == 200
     assert box_mask([-5, -5, 200, 200], (64, 48)).all()
     assert not box_mask([10, 5, 10, 15], (64, 48)).any()
+
+
+def test_running_sums_count_what_pixels_do() -> None:
+    rng = np.random.default_rng(0)
+    target = rng.choice([0, 1, 255], (37, 53), p=[0.5, 0.3, 0.2])
+    boxes = rng.uniform(-10, 70, (200, 4))
+    boxes[:3] = [[0, 0, 53, 37], [5.5, 5.5, 6.5, 6.5], [np.nan] * 4]
+    slow = [mask_overlap(None if np.isnan(b).any() else box_mask(b, (53, 37)), target) for b in boxes]
+    assert MaskOverlap(target)(boxes).tolist() == np.array(slow).tolist()

@@ -47,6 +47,41 @@ def box_mask(box: ArrayLike, size: tuple[int, int]) -> NDArray[np.bool_]:
     return ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))[None]
 
 
+class MaskOverlap:
+    """Intersections and unions ``[M, 2]`` of the pixels that boxes ``[M, 4]`` cover with one target ``[H, W]``.
+
+    The same as `mask_overlap` of each box's `box_mask`, from running sums of the target: four look-ups a box.
+    """
+
+    def __init__(self, target: ArrayLike) -> None:
+        target = np.asarray(target)
+        self._counted = _running(target != IGNORED)
+        self._wanted = _running((target != 0) & (target != IGNORED))
+
+    def __call__(self, boxes: ArrayLike) -> Floats:
+        boxes = np.asarray(boxes, dtype=np.float64)
+        boxes = np.where(np.isnan(boxes).any(-1, keepdims=True), 0.0, boxes)
+        height, width = (side - 1 for side in self._wanted.shape)
+        # A pixel belongs to a box that its middle lies in.
+        sides = np.clip(np.ceil(boxes - 0.5), 0, [width, height, width, height]).astype(np.int64)
+        shared, covered = _inside(self._wanted, sides), _inside(self._counted, sides)
+        return np.stack([shared, covered + float(self._wanted[-1, -1]) - shared], axis=-1)
+
+
+def _running(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """``[H + 1, W + 1]``: how many flags lie above and to the left."""
+    sums = np.zeros((flags.shape[0] + 1, flags.shape[1] + 1), dtype=np.int64)
+    sums[1:, 1:] = flags.cumsum(0, dtype=np.int64).cumsum(1)
+    return sums
+
+
+def _inside(sums: NDArray[np.int64], sides: NDArray[np.int64]) -> Floats:
+    x1, y1, x2, y2 = sides.T
+    x2, y2 = np.maximum(x1, x2), np.maximum(y1, y2)
+    found = sums[y2, x2] - sums[y1, x2] - sums[y2, x1] + sums[y1, x1]
+    return found.astype(np.float64)
+
+
 def giou(overlaps: ArrayLike) -> float:
     """Mean IoU of ``[P, 2]`` intersections and unions; without a union (nothing to find) it counts 1."""
     shared, union = np.asarray(overlaps, dtype=np.float64).T
