@@ -9,6 +9,7 @@ from pathlib import Path
 
 from selfverify.errors import ConfigError
 from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.matrix import SIZES, Cell, as_markdown, matrix
 from selfverify.evaluation.store import Sample, read_samples
 from selfverify.policy.policy import Policy
@@ -69,7 +70,10 @@ def run_matrix(
         evaluate(policy, task, config, store, max_new_tokens=recipe.sampling.max_new_tokens)
         samples[name] = read_samples(store)[1]
     # The task knows now how the policies write places.
-    problems = [task.problem(config.split, 0, index) for index in range(config.problems)]
+    held_out = HeldOut(task, config)
+    problems = [*held_out.make(range(held_out.total)).values()]
+    answered = {sample.problem for sample in samples[next(iter(policies))]}
+    problems = [problem for problem in problems if problem.id in answered]
     for judge, policy in policies.items():
         for name in policies:
             say(f"{judge} judges the answers of {name}")

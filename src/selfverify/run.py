@@ -78,6 +78,8 @@ def learn(
     def check(current: Policy) -> dict[str, float]:
         figures = evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens)
         figures |= {f"turns/{name}": value for name, value in figures.pop("turns", {}).items()}
+        for name, figure in figures.pop("metrics", {}).items():
+            figures |= {f"{name}/{rule}": curve[-1] for rule, curve in figure["curves"].items()}
         return {name: value for name, value in figures.items() if isinstance(value, float)}
 
     parts: Iterable[tuple[Path, Task, LearnerConfig]] = [(output, task, learner)]

@@ -71,6 +71,7 @@ def test_a_problem() -> None:
     )
     assert (made.id, made.target, made.images) == ("math/test/m-1", "42", [IMAGE])
     assert prompt(made) == f"<IMG>What?\n{INSTRUCTION}"
+    assert made.meta.pop("categories") == {"category": ["sums"]}
     assert made.meta == {"question": "What?", "answer": r"$\boxed{42}$", "category": "sums", "source": "s"}
     for tag in ("think", "answer", "score"):
         assert f"<{tag}>" in INSTRUCTION and f"</{tag}>" in INSTRUCTION
@@ -164,9 +165,8 @@ def test_training_goes_through_all_rows_in_a_seeded_order() -> None:
 def test_evaluation_goes_in_the_files_order_once() -> None:
     made = task(*[{"question": "?", "answer": str(i)} for i in range(3)])
     assert [made.problem("test", seed, seed).id for seed in range(3)] == [f"math/test/{i}" for i in range(3)]
-    with pytest.raises(
-        DataError, match=r"test data has 3 rows, not 4; set evaluation\.problems to at most 3"
-    ):
+    assert made.count("test") == 3
+    with pytest.raises(DataError, match="test data has 3 rows, not 4"):
         made.problem("test", 0, 3)
     with pytest.raises(ConfigError, match=r"no validation data; set task\.validation"):
         made.problem("validation", 0, 0)
@@ -177,17 +177,17 @@ def test_evaluation_goes_in_the_files_order_once() -> None:
 def test_paths_are_opened_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
-    def open_rows(path: str) -> list[Row]:
-        opened.append(path)
+    def open_rows(path: str, **options: Any) -> list[Row]:
+        opened.append((path, options["split"]))
         return [{"question": "?", "answer": "1"}]
 
-    monkeypatch.setattr("selfverify.tasks.rows.open_rows", open_rows)
-    made = make_task("math", train="a.jsonl", test="b")
+    monkeypatch.setattr("selfverify.tasks.data_file.open_rows", open_rows)
+    made = make_task("math", train="a.jsonl", test={"path": "b", "split": "val"})
     assert TASKS["math"].build is Math and opened == []
     made.problem("test", 0, 0)
     made.problem("test", 0, 0)
     made.problem("train", 0, 0)
-    assert opened == ["b", "a.jsonl"]
+    assert opened == [("b", "val"), ("a.jsonl", None)]
 
 
 def test_a_file_is_trained_on_and_evaluated(policy: Policy, tmp_path: Path) -> None:
@@ -221,8 +221,9 @@ def test_a_file_is_trained_on_and_evaluated(policy: Policy, tmp_path: Path) -> N
     config = EvaluationConfig(split="test", problems=3, samples=2)
     figures = evaluate(policy, made, config, tmp_path / "samples.jsonl", max_new_tokens=8)
     assert figures["problems"] == 3
-    with pytest.raises(DataError, match="has 3 rows, not 4"):
-        evaluate(policy, made, config.model_copy(update={"problems": 4}), max_new_tokens=8)
+    for problems in (4, None):
+        every = config.model_copy(update={"problems": problems})
+        assert evaluate(policy, made, every, max_new_tokens=8)["pass@1"] == figures["pass@1"]
 
 
 # -------------------------------------------------------------------------------- rewards and outages

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from selfverify.tasks.regions import MaskOverlap, box_mask, box_overlap, ciou, giou, mask_overlap
 from selfverify.selection.rules import box_iou
+from selfverify.tasks.regions import MaskOverlap, box_mask, box_overlap, ciou, giou, mask_overlap
 
 
 def test_boxes() -> None:

@@ -37,8 +37,9 @@ LONGEST_NAME = 500
 IDS = ("id", "index", "question_id", "pid", "sample_index", "problem_id")
 CATEGORIES = ("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version")
 GROUPINGS = (
-    *CATEGORIES, "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key", "knowledge concept",
-)  # fmt: skip
+    *(*CATEGORIES, "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key"),
+    "knowledge concept",
+)
 """Columns that results are broken down by; also looked for in ``metadata`` (MathVista, MathVerse)."""
 SOURCES = ("source", "data_source", "dataset", "dataset_name")
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
@@ -85,7 +86,7 @@ def common(record: Record, images: Images, place: Place) -> Row:
 
 
 def _categories(record: Record) -> dict[str, list[str]]:
-    """Values of `GROUPINGS` by column: usually one, several where the file has a list (MathVista's skills)."""
+    """Values of `GROUPINGS` by column: one, or several where the file has a list (MathVista's skills)."""
     inner = record.get("metadata")
     columns = inner | record if isinstance(inner, dict) else record
     found = {}

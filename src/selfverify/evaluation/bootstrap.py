@@ -33,6 +33,12 @@ def mean_statistic(per_problem: ArrayLike) -> Statistic:
     return statistic
 
 
+def ratio_statistic(above: ArrayLike, below: ArrayLike) -> Statistic:
+    """The sum over problems of one value per problem ``[P]`` over the sum of another."""
+    above, below = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
+    return lambda weights: _ratio(weights @ above, weights @ below)
+
+
 def auc_statistic(score: ArrayLike, correct: ArrayLike) -> Statistic:
     """Area under the ROC curve pooled over all samples ``[P, G]``; samples without a score take no part.
 

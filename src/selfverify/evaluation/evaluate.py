@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from selfverify import ranks
+from selfverify.errors import DataError
+from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.config import EvaluationConfig
+from selfverify.evaluation.extraction import Extractor, make_extractor, read_again
+from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import CORRECT_1, Sample, SampleStore
 from selfverify.evaluation.turn_categories import turns_by_category
@@ -60,26 +65,32 @@ def _sample(
         logprob=sum(logprobs) / len(logprobs) if logprobs else None,
         finish=trajectory.finish,
         seed=seed,
+        read_by=judged.read_by if judged and judged.answer is not None else None,
     )
 
 
 def evaluation_batch(
     policy: Policy,
     task: Task,
-    problems: Sequence[Problem],
+    problems: Mapping[int, Problem],
     sampling: SamplingConfig,
     seed: int,
-    first: int,
     second_turn: str | None = None,
+    extractor: Extractor | None = None,
 ) -> list[list[Sample]]:
-    """Samples of a batch of problems with their scores read all three ways."""
-    seeds = [seed * 1_000_003 + first + i for i in range(len(problems))]
+    """Samples of a batch of problems, by index, with their scores read all three ways."""
+    if not problems:
+        return []
+    seeds = [seed * 1_000_003 + index for index in problems]
+    asked = [*problems.values()]
     rollout: Rollout
     if second_turn is None:
-        rollout = roll_out(policy, task, problems, seeds, sampling)
+        rollout = roll_out(policy, task, asked, seeds, sampling)
     else:
-        rollout = roll_out_turns(policy, task, problems, seeds, sampling, second_turn, split_score=True)
+        rollout = roll_out_turns(policy, task, asked, seeds, sampling, second_turn, split_score=True)
     read_rollout(policy, rollout)
+    if extractor is not None:
+        read_again(task, rollout.groups, extractor)
     continuous = task.kind == "continuous"
     return [
         [
@@ -105,11 +116,14 @@ def evaluate(
     describe: dict[str, Any] | None = None,
     max_new_tokens: int = 48,
     progress: Progress | None = None,
+    extractor: Extractor | None = None,
 ) -> dict[str, Any]:
     """Measure a policy: pass@1, majority@N, best@N, oracle@N, verification AUC and AP, with intervals.
 
     With a ``second_turn`` all of them are of the second answers, and there is a table ``turns``; with
     problems whose ``meta["categories"]`` has lists of values by column another one, ``turns_by_category``.
+    Figures of the task's own and by category are those of `selfverify.evaluation.breakdown`; ``left_out``
+    counts what could not be evaluated, if there was anything.
 
     Args:
         policy: What to measure.
@@ -119,16 +133,19 @@ def evaluate(
         describe: More settings for the store's header (the model's name, the step).
         max_new_tokens: Length limit of a response.
         progress: Called after each batch.
+        extractor: Reads answers that the rules cannot read, instead of ``config.extractor``.
 
     Returns:
-        The summary of `selfverify.evaluation.metrics.summarise`.
+        The summary of `selfverify.evaluation.metrics.summarise` with the above.
 
     Raises:
         ConfigError: The store holds samples of other settings or of other weights.
-        DataError: A problem cannot be made or encoded. Training skips such a problem; leaving it out of a
-            measurement would change what is measured.
+        DataError: A problem cannot be made or encoded, and ``config.on_bad`` is ``refuse``. Training skips
+            such a problem; leaving it out of a measurement changes what is measured.
     """
     config = config or EvaluationConfig()
+    if extractor is None and config.extractor is not None:
+        extractor = make_extractor(config.extractor, policy)
     tell_space(task, policy.coordinate_space)
     sampling = SamplingConfig(
         group_size=config.samples,
@@ -141,10 +158,13 @@ def evaluate(
         "task_options": _options(task),
         "max_new_tokens": max_new_tokens,
         "weights": policy.whole(policy.fingerprint),
-        **config.model_dump(exclude={"batch_problems"}),
+        **config.model_dump(exclude={"batch_problems", "on_bad"}),
         **(describe or {}),
+        **({"extractor": extractor.name} if extractor is not None else {}),
     }
-    return policy.whole(lambda: _measure(policy, task, config, store, settings, sampling, progress))
+    return policy.whole(
+        lambda: _measure(policy, task, config, store, settings, sampling, progress, extractor)
+    )
 
 
 def _measure(
@@ -155,10 +175,11 @@ def _measure(
     settings: dict[str, Any],
     sampling: SamplingConfig,
     progress: Progress | None,
+    extractor: Extractor | None,
 ) -> dict[str, Any]:
     """Of several processes each samples its share of every batch; the first one keeps the file."""
-    boxes: dict[str, Any] | None = {} if task.kind == "continuous" else None
-    categories: dict[str, dict[str, list[str]]] = {}
+    problems = HeldOut(task, config, policy.encoder)
+    known: dict[str, Problem] = {}
     samples: list[Sample] = []
     first_process = ranks.index() == 0
     archive: SampleStore | None = None
@@ -168,38 +189,45 @@ def _measure(
         archive = SampleStore(store, settings, config.samples) if store else None
         return archive.finished if archive else set()
 
+    def summary() -> dict[str, Any]:
+        if not known:
+            raise DataError(f"there is nothing to evaluate: {problems.why()}")
+        found = [s for s in (archive.samples if archive else samples) if s.problem in known]
+        boxes = {name: p.target for name, p in known.items()} if task.kind == "continuous" else None
+        by_category = turns_by_category(found, {n: p.meta.get("categories", {}) for n, p in known.items()})
+        return (
+            summarise(found, boxes)
+            | ({"turns_by_category": by_category} if by_category else {})
+            | breakdown(found, task, known)
+            | problems.left_out()
+        )
+
     try:
         finished = ranks.on_first(open_archive)
         size = config.batch_problems * ranks.count()
-        for first in range(0, config.problems, size):
-            last = min(first + size, config.problems)
+        for first in range(0, problems.total, size):
+            last = min(first + size, problems.total)
             # Batch by batch: the images of a whole benchmark may not fit into memory.
-            batch = [task.problem(config.split, 0, index) for index in range(first, last)]
-            if boxes is not None:
-                boxes |= {problem.id: problem.target for problem in batch}
-            categories |= {problem.id: problem.meta.get("categories", {}) for problem in batch}
-            if not all(p.id in finished for p in batch):
-                start = first + ranks.index() * config.batch_problems
-                own = batch[start - first : start - first + config.batch_problems]
-                made = (
-                    evaluation_batch(policy, task, own, sampling, config.seed, start, config.second_turn)
-                    if own
-                    else []
+            batch = problems.make(range(first, last))
+            start = first + ranks.index() * config.batch_problems
+            if not all(problem.id in finished for problem in batch.values()):
+                share = range(start, min(start + config.batch_problems, last))
+                own = problems.encodable({i: batch[i] for i in share if i in batch}, finished)
+                if all(problem.id in finished for problem in own.values()):
+                    own = {}
+                made = evaluation_batch(
+                    policy, task, own, sampling, config.seed, config.second_turn, extractor
                 )
-                everyone = [rows for part in ranks.gather(made) for rows in part]
-                for problem, rows in zip(batch, everyone, strict=True):
-                    if problem.id not in finished:
+                for rows in (rows for part in ranks.gather(made) for rows in part):
+                    if rows[0].problem not in finished:
                         samples.extend(rows)
                         if archive:
                             archive.append(rows)
+            bad = problems.share_bad()
+            # Without their images, which summaries do not need.
+            known |= {p.id: replace(p, images=[]) for i, p in batch.items() if i not in bad}
             if progress and first_process:
-                progress(last, config.problems)
-
-        def summary() -> dict[str, Any]:
-            found = archive.samples if archive else samples
-            by_category = turns_by_category(found, categories)
-            return summarise(found, boxes) | ({"turns_by_category": by_category} if by_category else {})
-
+                progress(last, problems.total)
         return ranks.on_first(summary)
     finally:
         if archive:
@@ -210,8 +238,8 @@ def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int
     """Images and questions of the first ``count`` problems, for the report."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
-    for index in range(min(count, config.problems)):
-        problem = task.problem(config.split, 0, index)
+    made = HeldOut(task, config)
+    for index, problem in made.make(range(min(count, made.total))).items():
         name = f"{index:05d}.png"
         if problem.images:
             problem.images[0].save(folder / name)

@@ -92,20 +92,26 @@ def spread(score: ArrayLike) -> Floats:
     return np.where(count > 1, np.sqrt(square / np.maximum(count, 1)), np.nan)
 
 
-def best_of_subsets(score: ArrayLike, correct: ArrayLike, n: int) -> Floats:
-    """Expected correctness ``[P]`` of best-of-n over all size-n subsets of the G samples, exactly.
+def best_share(score: ArrayLike, n: int) -> Floats:
+    """How likely best-of-n chooses each sample ``[P, G]``, over all size-n subsets of the G samples, exactly.
 
     With L(i) samples not above sample i and l(i) below it, the best of a random subset is among the L(i) −
     l(i) samples tied with i with probability [C(L, n) − C(l, n)] / C(G, n), and each of them equally often.
     """
-    score, correct = np.asarray(score, dtype=np.float64), np.asarray(correct, dtype=np.float64)
+    score = np.asarray(score, dtype=np.float64)
     total = score.shape[-1]
     choose = np.array([math.comb(k, n) for k in range(total + 1)], dtype=np.float64) / math.comb(total, n)
     scored = ~np.isnan(score)
     below = (scored[:, :, None] & ~scored[:, None, :]) | (score[:, None, :] < score[:, :, None])
     equal = (~scored[:, :, None] & ~scored[:, None, :]) | (score[:, None, :] == score[:, :, None])
     less, same = below.sum(-1), equal.sum(-1)
-    return ((choose[less + same] - choose[less]) / same * correct).sum(-1)
+    share: Floats = (choose[less + same] - choose[less]) / same
+    return share
+
+
+def best_of_subsets(score: ArrayLike, correct: ArrayLike, n: int) -> Floats:
+    """Expected correctness ``[P]`` of best-of-n over all size-n subsets of the G samples, exactly."""
+    return (best_share(score, n) * np.asarray(correct, dtype=np.float64)).sum(-1)
 
 
 def oracle_of_subsets(correct: ArrayLike, n: int) -> Floats:
@@ -114,6 +120,18 @@ def oracle_of_subsets(correct: ArrayLike, n: int) -> Floats:
     total = correct.shape[-1]
     misses = np.array([math.comb(total - c, n) for c in range(total + 1)], dtype=np.float64)
     return 1.0 - (misses / math.comb(total, n))[correct.sum(-1).astype(int)]
+
+
+def oracle_share(correct: ArrayLike, n: int) -> Floats:
+    """How likely a perfect choice takes each sample ``[P, G]``, over all size-n subsets of the G samples.
+
+    A right one of the subset at random, else any of it.
+    """
+    correct = np.asarray(correct, dtype=np.float64) > 0.5
+    hit = oracle_of_subsets(correct, n)[:, None]
+    right, wrong = correct.sum(-1, keepdims=True), (~correct).sum(-1, keepdims=True)
+    share: Floats = np.where(correct, hit / np.maximum(right, 1), (1 - hit) / np.maximum(wrong, 1))
+    return share
 
 
 def strategy_of_subsets(
@@ -144,9 +162,11 @@ def strategy_of_subsets(
             return None
         targets = table.targets(target_boxes)
     total = table.correct.shape[1]
-    subsets = _subsets(total, n, seed)
     return np.mean(
-        [expected_correctness(strategy, candidates.take(columns), targets=targets) for columns in subsets],
+        [
+            expected_correctness(strategy, candidates.take(columns), targets=targets)
+            for columns in subsets(total, n, seed)
+        ],
         axis=0,
     )
 
@@ -324,7 +344,7 @@ def _verification(table: SampleTable, name: str) -> dict[str, float | None]:
     }
 
 
-def _subsets(total: int, n: int, seed: int) -> list[NDArray[np.int64]]:
+def subsets(total: int, n: int, seed: int) -> list[NDArray[np.int64]]:
     """All size-n subsets of the columns, or `MAX_SUBSETS` of them; in order, which box clustering needs."""
     if math.comb(total, n) <= MAX_SUBSETS:
         return [np.array(columns) for columns in combinations(range(total), n)]

@@ -45,6 +45,8 @@ class Sample:
         logprob: Mean log-probability of the answer's tokens; None where the sampler gave none.
         finish: How it ended: ``stop``, ``length`` or ``error``.
         seed: The seed it was sampled with.
+        read_by: Who read the answer: ``rules``, or an extractor (`selfverify.evaluation.extraction`); None
+            where nobody could, and in older files.
     """
 
     problem: str
@@ -59,12 +61,15 @@ class Sample:
     logprob: float | None
     finish: str | None
     seed: int
+    read_by: str | None = None
 
 
 _FIELDS = {field.name for field in fields(Sample)}
+_OPTIONAL = {"read_by"}
 _TYPES: dict[str, tuple[type, ...]] = {
     "problem": (str,), "sample": (int,), "text": (str,), "key": (str, type(None)), "correct": (bool,),
     "rewards": (dict,), "scores": (dict,), "logprob": (float, int, type(None)),
+    "read_by": (str, type(None)),
 }  # fmt: skip
 
 
@@ -228,10 +233,10 @@ def _parse(path: Path) -> tuple[dict[str, Any] | None, list[Sample], list[int], 
 
 
 def _sample(record: dict[str, Any], path: Path, number: int) -> Sample:
-    if record.keys() != _FIELDS:
-        _fail(path, number, f"missing or unknown fields: {sorted(record.keys() ^ _FIELDS)}")
+    if wrong := (record.keys() ^ _FIELDS) - (_OPTIONAL - record.keys()):
+        _fail(path, number, f"missing or unknown fields: {sorted(wrong)}")
     for name, types in _TYPES.items():
-        if not isinstance(record[name], types):
+        if not isinstance(record.get(name), types):
             _fail(path, number, f"field {name!r} holds {record[name]!r}")
     for name in ("rewards", "scores"):
         if not all(value is None or isinstance(value, (int, float)) for value in record[name].values()):

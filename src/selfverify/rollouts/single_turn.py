@@ -41,6 +41,13 @@ def read_response(policy: Policy, task: Task, sample: Sample) -> tuple[str, Tagg
     return text, tagged, channel_lengths(ends, tagged.score_start)
 
 
+def prepare(policy: Policy, task: Task, samples: Sequence[tuple[Problem, Sample]]) -> None:
+    """Let a task whose judging is slow see all answers of a batch at once, before each is judged."""
+    begin = getattr(task, "prepare", None)
+    if begin is not None:
+        begin([(problem, read_response(policy, task, sample)[1]) for problem, sample in samples])
+
+
 def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample) -> Trajectory:
     """Cut one sample into ``answer`` and ``score`` and reward it.
 
@@ -108,6 +115,7 @@ def roll_out(
     """Sample a group for each problem and judge its trajectories."""
     prompts = policy.encode(problems)
     sampled = policy.sample(prompts, sampling, seeds=seeds)
+    prepare(policy, task, [(p, sample) for p, row in zip(problems, sampled, strict=True) for sample in row])
     groups = [
         Group(problem, [make_trajectory(policy, task, problem, sample) for sample in samples])
         for problem, samples in zip(problems, sampled, strict=True)

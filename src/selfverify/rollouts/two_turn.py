@@ -12,7 +12,14 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up, inserted_tokens, longer_prompt
-from selfverify.rollouts.single_turn import SCORE, Rollout, answer_rewards, read_response, verdict
+from selfverify.rollouts.single_turn import (
+    SCORE,
+    Rollout,
+    answer_rewards,
+    prepare,
+    read_response,
+    verdict,
+)
 from selfverify.rollouts.tags import Tagged
 from selfverify.rollouts.types import OBSERVATION, Group, Problem, Segment, Trajectory
 from selfverify.tasks import Task
@@ -106,6 +113,9 @@ def roll_out_turns(
     prompts = policy.encode(problems)
     between = [follow_up(policy.loaded, problem, words) for problem in problems]
     sampled = policy.sample_turns(prompts, between, sampling, seeds=seeds)
+    drawn = [(problem, turns) for problem, row in zip(problems, sampled, strict=True) for turns in row]
+    both = [(problem, turn) for problem, turns in drawn for turn in (turns.first, turns.second)]
+    prepare(policy, task, [(problem, turn) for problem, turn in both if turn is not None])
     groups = [
         Group(problem, [make_trajectory(policy, task, problem, turns, split_score) for turns in row])
         for problem, row in zip(problems, sampled, strict=True)

@@ -239,9 +239,16 @@ def consensus_box(boxes: ArrayLike, votes: ArrayLike, target: ArrayLike, thresho
         threshold: IoU that a box must exceed to join a cluster.
     """
     sums, consensus = box_votes(boxes, votes, threshold)
-    largest = (sums > 0) & (sums >= sums.max(-1, keepdims=True) * (1 - 1e-9))
     right = box_iou(consensus, np.asarray(target, dtype=np.float64)[..., None, :]) > 0.5
-    return np.where(largest.any(-1), (_uniform(largest) * right).sum(-1), 0.0)
+    return np.where((sums > 0).any(-1), (winners(sums) * right).sum(-1), 0.0)
+
+
+def winners(sums: ArrayLike) -> Floats:
+    """Probability ``[..., N]`` that each cluster wins by its votes, ties at random; 0 where nobody votes."""
+    sums = np.asarray(sums, dtype=np.float64)
+    # Sums of the same votes in another order differ in their last bits.
+    largest = (sums > 0) & (sums >= sums.max(-1, keepdims=True) * (1 - 1e-9))
+    return np.where(largest.any(-1, keepdims=True), _uniform(largest), 0.0)
 
 
 def majority_box(boxes: ArrayLike, target: ArrayLike, threshold: float = 0.5) -> Floats:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from selfverify.errors import DataError
 from selfverify.evaluation.bootstrap import Statistic, draws, evaluate, mean_statistic, percentile_interval
+from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.metrics import HEADLINE, statistics
 from selfverify.evaluation.run_data import RunData, load_run
 from selfverify.evaluation.store import Sample, read_samples
@@ -118,8 +119,8 @@ def task_results(
     continuous = task.kind == "continuous"
     boxes = None
     if continuous:
-        problems = (task.problem(recipe.evaluation.split, 0, i) for i in range(recipe.evaluation.problems))
-        boxes = {problem.id: problem.target for problem in problems}
+        held_out = HeldOut(task, recipe.evaluation)
+        boxes = {p.id: p.target for i in range(held_out.total) for p in held_out.make([i]).values()}
     order = list(dict.fromkeys(sample.problem for sample in before))
     start = measure_samples(before, order, continuous, boxes, n)
     measured = {

@@ -32,6 +32,9 @@ class TaskConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+RULES = "rules"
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What a task thinks of one answer.
@@ -47,6 +50,7 @@ class Judged:
         quality: What decides whether two answers contrast (ADPO Eq. 6 and 7) where that is not ``reward``.
         parts: Components by name, which become rewards of the trajectory beside ``answer`` and are logged as
             ``reward/NAME``: a mean over the answers that have it.
+        read_by: Who read the answer: the task's `RULES`, or in evaluations an extractor's name.
     """
 
     reward: float
@@ -56,6 +60,7 @@ class Judged:
     unjudged: str = ""
     quality: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
+    read_by: str = RULES
 
 
 UNREADABLE = Judged(reward=0.0, correct=False)

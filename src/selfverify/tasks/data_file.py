@@ -17,7 +17,9 @@ class DataFile(BaseModel):
     path: str = Field(min_length=1, description="The file, or a folder whose files belong together.")
     format: str | None = Field(None, description="Its format, if it is not recognised (docs/data.md).")
     split: str | None = Field(None, description="The split to read, where there are several.")
-    images: str | None = Field(None, description="Folder that images' paths start from; the file's by default.")
+    images: str | None = Field(
+        None, description="Folder that images' paths start from; the file's by default."
+    )
     limit: int | None = Field(None, ge=1, description="Read this many rows only.")
     on_bad: Literal["skip", "refuse"] = Field(
         "skip", description="Leave rows that cannot be used out, named and counted, or stop at them."

@@ -9,7 +9,7 @@ and ``solution`` for a cold start.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -53,7 +53,7 @@ class MathConfig(RowTaskConfig):
         2000, ge=1, le=100_000, description="A longer answer is unreadable, whatever stands in it."
     )
     timeout_s: float = Field(5.0, gt=0, description="Time limit of one comparison by math-verify.")
-    workers: int = Field(1, ge=1, description="Processes that compare.")
+    workers: int = Field(1, ge=1, description="Processes that compare, a batch at a time.")
 
 
 class Math:
@@ -113,6 +113,30 @@ class Math:
         text = f"{asked}\n{self.config.instruction}"
         return Problem(name, with_images(text, len(images), name), images, target, meta)
 
+    def prepare(self, answers: Sequence[tuple[Problem, Tagged]]) -> None:
+        """Have the workers compare a whole batch at once; `judge` then finds what they said in the cache.
+
+        The caller's process goes on alone where there is one worker, or nothing to ask.
+        """
+        if self.config.workers == 1:
+            return
+        calls: dict[tuple[str, str], None] = {}
+        for problem, tagged in answers:
+            answer = self._expression(problem, tagged) if tagged.answer_ok else None
+            for target in _targets(problem) if answer else ():
+                found = compare(target, answer or "")
+                if found.answer:
+                    calls[found.gold, found.answer] = None
+        if calls:
+            self._workers().map(calls)
+
+    def _expression(self, problem: Problem, tagged: Tagged) -> str | None:
+        """The expression that an answer is; None for one that is too long, and of an option."""
+        text = tagged.fields.get("answer", "")
+        if len(text) > self.config.max_answer_chars or _options(problem) is not None:
+            return None
+        return final_expression(text)
+
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
         """Eq. 2: does the answer equal the target?
 
@@ -120,15 +144,10 @@ class Math:
         too hard, too: leaving it out of training would let a model skip problems by writing what hangs. One
         whose worker died is ``unjudged``.
         """
-        text = tagged.fields.get("answer", "")
-        if len(text) > self.config.max_answer_chars:
-            return UNREADABLE
-        options = problem.meta.get("options")
-        if options is None and problem.target in _IMPLICIT:
-            options = _IMPLICIT
-        if options is not None:
+        text, options = tagged.fields.get("answer", ""), _options(problem)
+        if options is not None and len(text) <= self.config.max_answer_chars:
             return _judge_choice(problem, read_choice(text, options))
-        answer = final_expression(text)
+        answer = self._expression(problem, tagged)
         if not answer:
             return UNREADABLE
         right, value, unjudged = False, None, ""
@@ -204,6 +223,12 @@ class Math:
                 f"{problem.id}: the row's `solution` or `answer` holds tags of the answer's format"
             )
         return Demonstration([("answer", text)])
+
+
+def _options(problem: Problem) -> Mapping[str, str] | None:
+    """A problem's options; None where there are none."""
+    options: Mapping[str, str] | None = problem.meta.get("options")
+    return _IMPLICIT if options is None and problem.target in _IMPLICIT else options
 
 
 def _judge_choice(problem: Problem, letter: str | None) -> Judged:

@@ -110,8 +110,13 @@ class Mobile:
         text += f"Actions so far:{steps or ' none'}\nScreen:\n"
         system = {"role": "system", "content": [{"type": "text", "text": instructions(space)}]}
         user = {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]}
-        meta = {"question": goal, "screen": screen, "space": space, "ui_boxes": _boxes(row, name)}
-        meta["categories"] = categories_of(row) | {"action": [target["action"]]}
+        meta = {
+            "question": goal,
+            "screen": screen,
+            "space": space,
+            "ui_boxes": _boxes(row, name),
+            "categories": categories_of(row) | {"action": [target["action"]]},
+        }
         kept = {key: row[key] for key in ("category", "source") if row.get(key) is not None}
         return Problem(name, [system, user], [image], target, meta | kept)
 

@@ -48,7 +48,7 @@ def box_mask(box: ArrayLike, size: tuple[int, int]) -> NDArray[np.bool_]:
 
 
 class MaskOverlap:
-    """Intersections and unions ``[M, 2]`` of the pixels that boxes ``[M, 4]`` cover with one target ``[H, W]``.
+    """Intersections and unions ``[M, 2]`` of what boxes ``[M, 4]`` cover with one target ``[H, W]``.
 
     The same as `mask_overlap` of each box's `box_mask`, from running sums of the target: four look-ups a box.
     """

@@ -1,0 +1,127 @@
+"""Answers that the rules cannot read, looked for by somebody else: in evaluations only, never for a reward.
+
+An extractor sees the question and the response, not the target, and what it finds is judged by the task's
+rules as if it stood in the answer's tag. It has to copy: something that does not stand in the response as it
+is would be the extractor's answer, not the model's, and is not taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from selfverify.errors import DataError
+from selfverify.policy.config import SamplingConfig
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.tags import SCORE_TAG, Tagged, parse_tagged, token_ends
+from selfverify.rollouts.types import Group, Problem, Trajectory
+from selfverify.tasks import Task
+from selfverify.tasks.base import Judged, user_turn
+
+logger = logging.getLogger(__name__)
+
+SELF = "self"
+"""`EvaluationConfig.extractor` for the policy that is measured."""
+REQUEST = """\
+Here are a question and somebody's reply. Find the final answer that the reply arrives at and copy it, \
+letter by letter, into <answer></answer>. Do not solve the question. If the reply arrives at no answer, \
+write <answer>none</answer>.
+Question: {question}
+Reply: {response}"""
+
+
+class Extractor(Protocol):
+    """Finds answers in responses."""
+
+    @property
+    def name(self) -> str:
+        """What stored samples say who read them."""
+        ...
+
+    def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
+        """One answer per response, as it stands there; None where there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyExtractor:
+    """A policy of this library, asked in text, greedily."""
+
+    policy: Policy
+    name: str
+    max_new_tokens: int = 128
+    batch: int = 32
+
+    def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
+        """See `Extractor`. A response that cannot stand in a prompt has no answer."""
+        found: list[str | None] = [None] * len(problems)
+        asked: list[tuple[int, Prompt]] = []
+        for place, (problem, response) in enumerate(zip(problems, responses, strict=True)):
+            text = REQUEST.format(question=_question(problem), response=response)
+            try:
+                asked.append((place, self.policy.encode([Problem(problem.id, user_turn(text, 0))])[0]))
+            except DataError as error:
+                logger.warning("%s cannot read a response to %s: %s", self.name, problem.id, error)
+        sampling = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=self.max_new_tokens)
+        for first in range(0, len(asked), self.batch):
+            part = asked[first : first + self.batch]
+            drawn = self.policy.sample([prompt for _, prompt in part], sampling, seeds=[0] * len(part))
+            for (place, _), [sample] in zip(part, drawn, strict=True):
+                text = token_ends(self.policy.tokenizer, sample.tokens)[0]
+                answer = parse_tagged(text, ("answer",)).fields.get("answer", "").strip()
+                found[place] = answer if answer and answer.casefold() != "none" else None
+        return found
+
+
+def make_extractor(path: str, policy: Policy) -> Extractor:
+    """The extractor of a configuration: a model's path, or `SELF`."""
+    if path == SELF:
+        return PolicyExtractor(policy, SELF)
+    return PolicyExtractor(Policy.load(policy.config.for_model(path)), path)
+
+
+def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> None:
+    """Have every answer that the rules could not read extracted, and judge what was found in its place."""
+    unread = [
+        (group.problem, trajectory)
+        for group in groups
+        for trajectory in group.trajectories
+        if isinstance(trajectory.parsed, Judged)
+        and trajectory.parsed.answer is None
+        and not trajectory.parsed.unjudged
+    ]
+    if not unread:
+        return
+    responses = [
+        trajectory.segments[-1].text if _turns(trajectory) else trajectory.text for _, trajectory in unread
+    ]
+    answers = extractor.extract([problem for problem, _ in unread], responses)
+    if len(answers) != len(unread):
+        raise DataError(f"{extractor.name} read {len(answers)} answers in {len(unread)} responses")
+    tag = [tag for tag in task.tags if tag != SCORE_TAG][-1]
+    for (problem, trajectory), response, answer in zip(unread, responses, answers, strict=True):
+        if answer is None or _flat(answer) not in _flat(response):
+            continue
+        judged = task.judge(problem, Tagged({tag: answer}, answer_ok=True))
+        if judged.answer is None or judged.unjudged:
+            continue
+        trajectory.parsed = replace(judged, read_by=extractor.name)
+        trajectory.rewards |= judged.parts | {"answer": judged.reward, "correct": float(judged.correct)}
+
+
+def _turns(trajectory: Trajectory) -> bool:
+    return any(segment.turn for segment in trajectory.segments)
+
+
+def _question(problem: Problem) -> str:
+    options = problem.meta.get("options") or {}
+    return "\n".join(
+        [str(problem.meta.get("question", "")), *(f"{a}. {text}" for a, text in options.items())]
+    )
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.casefold().split())
