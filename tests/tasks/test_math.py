@@ -78,7 +78,7 @@ def test_a_problem() -> None:
     assert prompt(problem({}, instruction="Go.")) == "What?\nGo."
     assert problem({"answer": 4}).target == "4" and problem({"answer": 0.5}).target == "0.5"
     assert problem({"answer": [1, 2]}).target == "[1, 2]"
-    assert problem({"answer_type": "free-form"}).meta.keys() == {"question", "answer"}  # says nothing
+    assert problem({"answer_type": "free-form"}).meta.keys() == {"question", "answer", "categories"}
 
 
 def test_hints_and_options() -> None:
