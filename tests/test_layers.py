@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("recipe", "recipe_errors", "recipe_yaml"),
     ("bootstrap",),
     ("run", "data_check"),
+    ("data_filter",),
     ("study", "quickstart", "planner", "matrix", "cli_runs", "cli_data"),
     ("cli", "cli_plan", "cli_solve", "cli_select", "cli_serve", "integrations"),
     ("__main__",),

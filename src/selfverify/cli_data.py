@@ -8,12 +8,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Look at data files before a run does.")
-
-
-@app.callback()
-def _group() -> None:
-    pass
+app = typer.Typer(no_args_is_help=True, help="Look at data before a run does, and filter it.")
 
 
 @app.command()
@@ -58,3 +53,62 @@ def check(
             typer.echo(line)
     if checked.broken:
         raise typer.Exit(1)
+
+
+@app.command(name="filter")
+def filter_(
+    recipe: Annotated[str, typer.Argument(help="A recipe: its task, policy, method and sampling are used.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as `task.train=my.jsonl`."),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where the verdicts go.")] = Path("kept.jsonl"),
+    problems: Annotated[
+        int | None, typer.Option(min=1, help="Judge this many; by default all of the data file.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples per problem; by default the recipe's group size.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all verdicts as JSON.")] = False,
+) -> None:
+    """Sample every training problem, and drop those that are always right or always wrong.
+
+    Such a problem teaches the policy nothing. With a two-turn method those go whose answers are all right
+    before and after the second turn, or all wrong. Called again, it goes on where it was stopped. Train on
+    what is kept with `learner.keep=FILE`.
+
+    Examples:
+
+    - `selfverify data filter quickstart --problems 256 --output kept.jsonl`
+
+    - `selfverify data filter adpo-math task.train=my/train.jsonl --samples 8`
+
+    - `selfverify data filter quickstart method.name=adapo --problems 64 --output two-turns.jsonl`
+    """
+    from dataclasses import asdict
+
+    from rich.progress import Progress
+
+    from selfverify import ranks
+    from selfverify.data_filter import filter_recipe, summary
+    from selfverify.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    with Progress(transient=True, disable=as_json) as shown:
+        bar = shown.add_task("problems", total=None)
+        verdicts = filter_recipe(
+            loaded,
+            output,
+            problems=problems,
+            samples=samples,
+            progress=lambda done, total: shown.update(bar, completed=done, total=total),
+        )
+    first = ranks.index() == 0
+    ranks.stop()
+    if not first:
+        return
+    if as_json:
+        typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+        return
+    for line in [*summary(verdicts), f"verdicts: {output}; train on what is kept with learner.keep={output}"]:
+        typer.echo(line)

@@ -22,10 +22,10 @@ from selfverify.tasks.grounding import Grounding
 from selfverify.tasks.math import Math
 from selfverify.tasks.mobile import Mobile, MobileConfig
 
+Answers = list[list[tuple[str, float | None]]]
 
-def judged(
-    task: Any, answers: list[list[tuple[str, float | None]]]
-) -> tuple[list[Sample], dict[str, Problem]]:
+
+def judged(task: Any, answers: Answers) -> tuple[list[Sample], dict[str, Problem]]:
     """What the task makes of whole responses: per problem (inside of the answer's tag, score)."""
     if hasattr(task, "use_space"):
         task.use_space(lambda size: (1000, 1000))

@@ -18,6 +18,12 @@ class LearnerConfig(BaseModel):
         ge=1, description="Training steps; one step is one rollout of `groups_per_step` groups."
     )
     groups_per_step: int = Field(24, ge=1, description="Problems sampled in one step.")
+    keep: str | None = Field(
+        None,
+        min_length=1,
+        description="A file that `selfverify data filter` wrote: only problems that it keeps are trained on. "
+        "None: all of the task's.",
+    )
     updates_per_rollout: int = Field(
         1, ge=1, description="Minibatches a rollout is split in; each is one optimizer update."
     )

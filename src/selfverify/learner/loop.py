@@ -82,7 +82,7 @@ class Learner:
         self.config, self.sampling, self.seed = config, sampling, seed
         self.evaluate, self.on_step = evaluate, on_step
         tell_space(task, policy.coordinate_space)
-        self.source = Source(policy, task, method, sampling, config.groups_per_step, seed)
+        self.source = Source(policy, task, method, sampling, config.groups_per_step, seed, config.keep)
         self.step = 0
         self.empty_steps = 0
         self.best: float | None = None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from selfverify import ranks
 from selfverify.errors import DataError
 from selfverify.events import note
+from selfverify.learner.kept import Kept
 from selfverify.methods import Method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
@@ -30,13 +31,22 @@ class Source:
         sampling: How.
         count: Problems in a step, of all processes.
         seed: Decides problems and samples.
+        keep: Verdicts that say which problems there are (`Kept`); None takes all.
     """
 
     def __init__(
-        self, policy: Policy, task: Task, method: Method, sampling: SamplingConfig, count: int, seed: int
+        self,
+        policy: Policy,
+        task: Task,
+        method: Method,
+        sampling: SamplingConfig,
+        count: int,
+        seed: int,
+        keep: str | None = None,
     ) -> None:
         self.policy, self.task, self.method = policy, task, method
         self.sampling, self.count, self.seed = sampling, count, seed
+        self._kept = Kept(keep, task) if keep is not None else None
         self.skipped: dict[str, str] = {}
         """Why problems were skipped, by name."""
         self._step = 0
@@ -97,7 +107,7 @@ class Source:
         if known is not None:
             return known
         index = self._step * self.count + self._places[number]
-        made = self.policy.encoder.prompt(self.task.problem("train", self.seed, index))
+        made = self.policy.encoder.prompt(self._problem(index))
         if made.problem_id != prompt.problem_id or made.ids.tolist() != prompt.ids.tolist():
             raise DataError(
                 f"{prompt.problem_id}: process {ranks.index()} makes another prompt of problem {index} than "
@@ -106,13 +116,18 @@ class Source:
         self._prompts[number] = made
         return made
 
+    def _problem(self, index: int) -> Problem:
+        if self._kept is not None:
+            return self._kept.problem(self.seed, index)
+        return self.task.problem("train", self.seed, index)
+
     def _problems(self, step: int) -> dict[int, Problem]:
         """This process's problems by their place in the step. One that cannot be made is skipped."""
         found = {}
         for place in range(ranks.index(), self.count, ranks.count()):
             index = step * self.count + place
             try:
-                found[place] = self.task.problem("train", self.seed, index)
+                found[place] = self._problem(index)
             except DataError as error:
                 self._skip(f"{self.task.name}#{index}", error)
         return found
