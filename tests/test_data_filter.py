@@ -94,8 +94,8 @@ def test_the_file_and_the_summary(policy: Policy, tmp_path: Path) -> None:
     # Called again nothing is sampled; under other settings it is refused.
     assert filter_problems(policy, make_task("digits-pick"), method, SAMPLING, path, problems=7) == found
     assert method.asked == 7
+    longer = SAMPLING.model_copy(update={"max_new_tokens": 9})
     with pytest.raises(ConfigError, match="max_new_tokens was 8 and is now 9"):
-        longer = SAMPLING.model_copy(update={"max_new_tokens": 9})
         filter_problems(policy, make_task("digits-pick"), method, longer, path, problems=7)
 
 
@@ -198,8 +198,8 @@ def test_a_run_keeps_to_it(load_policy: Any, tmp_path: Path, monkeypatch: pytest
     learn(policy, task, make_method("adpo"), config, SAMPLING, output=tmp_path / "run", seed=9)
     # Once more for the check at the beginning.
     assert Counter(seen) == {f"digits-pick/train/3/{i}": 2 + (i == 3) for i in (3, 4, 6, 7)}
+    other = make_task("digits-pick", count=5)
     with pytest.raises(ConfigError, match="with other options"):
-        other = make_task("digits-pick", count=5)
         learn(policy, other, make_method("adpo"), config, SAMPLING, output=tmp_path / "other")
 
 
