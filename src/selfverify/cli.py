@@ -219,10 +219,28 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(metrics, indent=2, default=str))
         return
+    from selfverify.evaluation.breakdown import SHOWN, tabulate
+
     table = Table("metric", "value", title=Text(f"{loaded.name}: {model or found or loaded.policy.path}"))
-    for name, value in flat(metrics):
-        table.add_row(Text(name), Text(f"{value:.4g}" if isinstance(value, float) else str(value)))
+    for name, value in flat({k: v for k, v in metrics.items() if k not in ("metrics", "categories")}):
+        table.add_row(Text(name), Text(_figure(value)))
     Console().print(table)
+    if rows := tabulate(metrics):
+        total = metrics["samples_per_problem"]
+        names = ["part", "problems", "figure", *(r if "@" in r else f"{r}@{total}" for r in SHOWN)]
+        table = Table(title=Text("the task's figures, and by category; --json has every N"))
+        for name in names:
+            table.add_column(name, no_wrap=name in ("part", "figure"))
+        before = None
+        for row in rows:
+            again = {"part": "", "problems": ""} if row["part"] == before else {}
+            table.add_row(*(Text(_figure(value)) for value in (row | again).values()))
+            before = row["part"]
+        Console().print(table)
+
+
+def _figure(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @app.command()

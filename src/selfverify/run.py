@@ -255,5 +255,10 @@ def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | Non
     ranks.on_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
     found = {"after": summary, "settings": recipe.model_dump(mode="json")}
-    ranks.on_first(lambda: write_json(folder / "metrics.json", found))
+
+    def write() -> None:
+        write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
+        write_json(folder / "metrics.json", found)
+
+    ranks.on_first(write)
     return summary

@@ -101,3 +101,33 @@ def _figure(chosen: Chosen, metric: Metric, mask: NDArray[np.bool_], seed: int) 
         if any(value is not None for value in curve):
             figure["curves"][rule] = curve
     return figure
+
+
+SHOWN = ("pass@1", "majority", "best", "oracle")
+"""Rules in tables for people; `breakdown` has the others, and every N."""
+
+
+def tabulate(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows for people: ``part``, ``problems``, ``figure``, and what `SHOWN` make of all samples.
+
+    The parts are all problems and the categories, ``COLUMN: VALUE``; empty where there was no `breakdown`.
+    """
+    parts: dict[str, tuple[int, dict[str, Figure]]] = {}
+    if summary.get("metrics"):
+        parts["all"] = summary["problems"], summary["metrics"]
+    for column, values in (summary.get("categories") or {}).items():
+        for value, found in values.items():
+            parts[f"{column}: {value}"] = (
+                found["problems"],
+                {n: f for n, f in found.items() if n != "problems"},
+            )
+    return [
+        {
+            "part": part,
+            "problems": problems,
+            "figure": name,
+            **{rule: figure["curves"].get(rule, [None])[-1] for rule in SHOWN},
+        }
+        for part, (problems, figures) in parts.items()
+        for name, figure in figures.items()
+    ]

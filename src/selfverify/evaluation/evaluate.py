@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,11 @@ def _measure(
             archive.close()
 
 
+def _corners(box: Sequence[float]) -> list[list[float]]:
+    x1, y1, x2, y2 = box
+    return [[x1, y1], [x2, y1], [x2, y2], [x1, y2]]
+
+
 def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int) -> None:
     """Images and questions of the first ``count`` problems, for the report."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,12 +248,18 @@ def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int
         name = f"{index:05d}.png"
         if problem.images:
             problem.images[0].save(folder / name)
-        entries.append(
-            {
-                "id": problem.id,
-                "question": problem.meta.get("question", ""),
-                "target": problem.target,
-                "image": name if problem.images else None,
-            }
-        )
+        entry = {
+            "id": problem.id,
+            "question": problem.meta.get("question", ""),
+            "target": problem.target,
+            "image": name if problem.images else None,
+        }
+        if problem.images and (task.kind == "continuous" or "screen" in problem.meta):
+            # Answers are places: what their coordinates refer to, and outlines of what is meant.
+            entry["frame"] = problem.meta.get("screen") or problem.images[0].size
+            entry["regions"] = [
+                *problem.meta.get("polygons", ()),
+                *map(_corners, problem.meta.get("ui_boxes", ())),
+            ]
+        entries.append(entry)
     (folder / "problems.json").write_text(json.dumps(entries, indent=1))

@@ -95,9 +95,7 @@ def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> Non
     ]
     if not unread:
         return
-    responses = [
-        trajectory.segments[-1].text if _turns(trajectory) else trajectory.text for _, trajectory in unread
-    ]
+    responses = [_last_turn(trajectory) for _, trajectory in unread]
     answers = extractor.extract([problem for problem, _ in unread], responses)
     if len(answers) != len(unread):
         raise DataError(f"{extractor.name} read {len(answers)} answers in {len(unread)} responses")
@@ -112,8 +110,10 @@ def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> Non
         trajectory.rewards |= judged.parts | {"answer": judged.reward, "correct": float(judged.correct)}
 
 
-def _turns(trajectory: Trajectory) -> bool:
-    return any(segment.turn for segment in trajectory.segments)
+def _last_turn(trajectory: Trajectory) -> str:
+    """What the policy wrote last: its answer to the only or to the newest request."""
+    last = trajectory.segments[-1].turn if trajectory.segments else 0
+    return "".join(s.text for s in trajectory.segments if s.turn == last and s.author == "policy")
 
 
 def _question(problem: Problem) -> str:

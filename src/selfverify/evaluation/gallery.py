@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from PIL import Image
 
 from selfverify.evaluation.metrics import HEADLINE
+from selfverify.evaluation.places import BEST, OTHER, VOTE, draw_places
 from selfverify.evaluation.run_data import RunData
 from selfverify.evaluation.store import CORRECT_1, Sample
 from selfverify.evaluation.table import SampleTable
@@ -70,10 +72,24 @@ def gallery(run: RunData, limit: int = 12) -> list[dict[str, Any]]:
                 "target": _shown(entry.get("target")),
                 "image": image,
                 "image_note": note,
+                "places": _places(entry, grouped[problem], vote[row], best[row]),
                 "rows": _rows(grouped[problem], vote[row], best[row]),
             }
         )
     return _choose(cards, limit)
+
+
+def _places(
+    entry: dict[str, Any], samples: list[Sample], vote: np.ndarray, best: np.ndarray
+) -> Markup | None:
+    """Where the target and the answers are in the image, if they are places."""
+    if not entry.get("frame"):
+        return None
+    samples = sorted(samples, key=lambda sample: sample.sample)
+    kinds = [BEST if b > 0 else VOTE if v > 0 else OTHER for v, b in zip(vote, best, strict=True)]
+    answers = [(sample.answer, kind) for sample, kind in zip(samples, kinds, strict=True)]
+    answers.sort(key=lambda answer: (BEST, VOTE, OTHER).index(answer[1]))
+    return draw_places(entry["frame"], entry.get("target"), entry.get("regions") or [], answers)
 
 
 def _choose(cards: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selfverify.errors import DataError
 from selfverify.evaluation import figures
+from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.evaluation.gallery import KINDS, gallery
 from selfverify.evaluation.run_data import STAGES, RunData, load_run
 from selfverify.evaluation.wording import STAGE_TITLES, comparison, sentence, table, tiles, turn_categories
@@ -91,6 +92,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                 "sentence": sentence(run),
                 "tiles": tiles(run),
                 "table": table(run),
+                "breakdown": _breakdown(run),
                 "turn_categories": turn_categories(run),
                 "gallery": gallery(run),
                 "settings": sorted((key, _plain(value)) for key, value in _flat(run.settings)),
@@ -252,6 +254,19 @@ def _scores(runs: Sequence[RunData]) -> Iterator[Chart]:
                 )  # fmt: skip
             elif run.samples.get(stage):
                 run.leave_out("scores", f"The samples {stage} training carry no soft scores.")
+
+
+def _breakdown(run: RunData) -> dict[str, Any] | None:
+    """The task's own figures and categories of the later stage, as text."""
+    stage = next((stage for stage in reversed(STAGES) if tabulate(run.summaries.get(stage, {}))), None)
+    if stage is None:
+        return None
+    total = run.summaries[stage]["samples_per_problem"]
+    rows = [
+        {**row, **{rule: "–" if row[rule] is None else f"{row[rule]:.3f}" for rule in SHOWN}}
+        for row in tabulate(run.summaries[stage])
+    ]
+    return {"stage": STAGE_TITLES[stage], "n": total, "rows": rows}
 
 
 def _title(runs: Sequence[RunData], run: RunData, text: str) -> str:

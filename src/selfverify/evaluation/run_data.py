@@ -91,6 +91,8 @@ def load_run(path: Path) -> RunData:
     run.settings = (stored or {}).get("settings") or {}
     for stage in STAGES:
         file = path / f"samples-{stage}.jsonl"
+        if stage == "after" and not file.exists() and (path / "samples.jsonl").exists():
+            file = path / "samples.jsonl"  # of `selfverify eval`, which knows no stages
         if file.exists():
             run.samples[stage] = read_samples(file)[1]
         else:
