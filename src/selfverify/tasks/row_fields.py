@@ -28,7 +28,7 @@ class RowTaskConfig(TaskConfig):
 
 def categories_of(row: Row) -> dict[str, list[str]]:
     """What results are broken down by: the row's values by column."""
-    if row.get("categories"):
+    if row.get("categories") is not None:
         return dict(row["categories"])
     return {"category": [str(row["category"])]} if row.get("category") is not None else {}
 

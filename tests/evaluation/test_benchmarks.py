@@ -1,0 +1,370 @@
+"""A small file of each benchmark, as its owners write it, from the command line to the figures.
+
+The built-in kind of policy answers nothing readable; so known responses go the same way, too.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from data_files import (
+    android_episode,
+    base64_png,
+    png,
+    write_android_control,
+    write_odyssey,
+    write_reasonseg,
+)
+from selfverify.cli import app
+from selfverify.evaluation.config import EvaluationConfig
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.store import read_samples
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample as Drawn
+from selfverify.tasks import make_task
+from selfverify.tasks.base import tell_space
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """As pandas writes a TSV: quoted where needed, missing cells empty."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, delimiter="\t", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def struct(shade: int = 0) -> dict[str, Any]:
+    return {"bytes": png(28, 28, shade), "path": None}
+
+
+def mathvista(folder: Path) -> Path:
+    shared = {"image": base64_png(28, 28), "unit": "", "precision": ""}
+    return table(
+        folder / "MathVista_MINI.tsv",
+        [
+            {
+                **shared, "index": 1, "question": "What is x?", "question_type": "free_form",
+                "answer_type": "float", "choices": "", "answer": "1.20", "answer_option": "",
+                "precision": "2.0",
+                "category": "math-targeted-vqa", "task": "geometry problem solving",
+                "skills": "['arithmetic reasoning', 'geometry reasoning']",
+            },
+            {
+                **shared, "index": 2, "question": "Which bar?", "question_type": "multi_choice",
+                "answer_type": "text", "choices": "['Ann', 'Bob']", "answer": "Bob", "answer_option": "B",
+                "category": "general-vqa", "task": "figure question answering",
+                "skills": "['statistical reasoning', 'arithmetic reasoning']",
+            },
+        ],
+    )  # fmt: skip
+
+
+def mmmu(folder: Path) -> Path:
+    options = {"A": "one", "B": "two", "C": "", "D": "", "split": "validation", "l2-category": "Science"}
+    return table(
+        folder / "MMMU_DEV_VAL.tsv",
+        [
+            {
+                "index": 7, "question": "See <image 1> and <image 2>: which?", "answer": "A",
+                "category": "Physics",
+                "image": str([base64_png(28, 28), base64_png(28, 28, 9)]), "question_type": "multiple-choice",
+                **options,
+            },
+            {
+                "index": 8, "question": "How much in <image 1>?", "image": base64_png(28, 28), "answer": "42",
+                "category": "Math", "question_type": "open", **options, "A": "", "B": "",
+            },
+        ],
+    )  # fmt: skip
+
+
+def mathverse(folder: Path) -> Path:
+    rows = [
+        {
+            "sample_index": str(k + 1), "problem_index": "1", "problem_version": version,
+            "question": "Find it.", "image": struct(), "answer": answer, "question_type": kind,
+            "metadata": {"split": "testmini", "source": "GeoQA", "subject": "Plane", "subfield": subfield},
+        }
+        for k, (version, answer, kind, subfield) in enumerate(
+            [("Text Dominant", "B", "multi-choice", "Angle"), ("Vision Only", "14 cm", "free-form", "Area")]
+        )
+    ]  # fmt: skip
+    return parquet(folder / "testmini.parquet", rows)
+
+
+def mathvision(folder: Path) -> Path:
+    rows = [
+        {"id": "4", "question": "Which? <image1>", "options": ["A", "B"], "decoded_image": struct(),
+         "answer": "B", "image": "images/4.jpg", "solution": None, "level": 2, "subject": "counting"},
+        {"id": "5", "question": "How many? <image1>", "options": [], "decoded_image": struct(1),
+         "answer": "3", "image": "images/5.jpg", "solution": "Count.", "level": 3, "subject": "counting"},
+    ]  # fmt: skip
+    return parquet(folder / "testmini-00000-of-00001.parquet", rows)
+
+
+def wemath(folder: Path) -> Path:
+    shared = {"image": base64_png(28, 28), "A": "1", "B": "2", "C": "3", "split": "testmini", "ID": 5}
+    return table(
+        folder / "WeMath.tsv",
+        [
+            {**shared, "index": 0, "question": "Step 1?", "answer": "A", "key": "2steps_1",
+             "knowledge concept": "Area of Squares"},
+            {**shared, "index": 1, "question": "All?", "answer": "C", "key": "2steps_multi",
+             "knowledge concept": "Area of Squares"},
+        ],
+    )  # fmt: skip
+
+
+def mmstar(folder: Path) -> Path:
+    rows = [
+        {"index": k, "question": "Which?\nOptions: A: left, B: right", "image": png(28, 28, k),
+         "answer": "AB"[k], "category": "math", "l2_category": level,
+         "meta_info": {"source": "MMBench", "split": "val"}}
+        for k, level in enumerate(["geometry", "statistical reasoning"])
+    ]  # fmt: skip
+    return parquet(folder / "mmstar.parquet", rows)
+
+
+def ai2d(folder: Path) -> Path:
+    rows = [
+        {
+            "question": "What is at F?",
+            "options": ["egg", "larva", "pupa", "adult"],
+            "answer": str(k),
+            "image": struct(),
+        }
+        for k in (1, 3)
+    ]
+    return parquet(folder / "test-00000-of-00001.parquet", rows)
+
+
+def mmmu_pro(folder: Path) -> Path:
+    rows = [
+        {"id": f"test_History_{k}", "question": "<image 1> shows?", "options": "['a', 'b', 'c', 'd', 'e']",
+         "explanation": "", "image_1": struct(k), "image_2": None, "img_type": "['Paintings']", "answer": "E",
+         "topic_difficulty": level, "subject": "History"}
+        for k, level in enumerate(["Easy", "Hard"])
+    ]  # fmt: skip
+    return parquet(folder / "standard.parquet", rows)
+
+
+def reasonseg(folder: Path) -> Path:
+    """One image asked for by a word and one by a sentence; the target is the left half of the upper half."""
+    shapes = [{"label": "target", "points": [[0, 0], [50, 0], [50, 40], [0, 40]]}]
+    write_reasonseg(folder / "val", "1", text=["seat"], is_sentence=False, shapes=shapes)
+    return write_reasonseg(
+        folder / "val", "2", text=["What does one sit on?"], is_sentence=True, shapes=shapes
+    )
+
+
+def refcoco(folder: Path) -> Path:
+    sides: dict[str, Any] = {
+        "bbox_x1": 0,
+        "bbox_y1": 0,
+        "bbox_x2": 50,
+        "bbox_y2": 40,
+        "width": 100,
+        "height": 80,
+    }
+    sides["image"] = base64_png(100, 80)
+    return table(
+        folder / "RefCOCO.tsv",
+        [
+            {
+                "index": 0,
+                "image": base64_png(100, 80),
+                "question": "left man",
+                "split": "refcoco_testA",
+                **sides,
+            },
+            {"index": 0, "image": base64_png(100, 80), "question": "cup", "split": "refcoco_testB", **sides},
+        ],
+    )
+
+
+def android_control(folder: Path) -> Path:
+    actions = [{"action_type": "click", "x": 540, "y": 1200}, {"action_type": "navigate_back"}]
+    return write_android_control(folder / "android_control-00000-of-00020", [android_episode(1, actions)])
+
+
+def gui_odyssey(folder: Path) -> Path:
+    steps = [{"action": "CLICK", "info": [[500, 500]]}, {"action": "CLICK", "info": "KEY_BACK"}]
+    return write_odyssey(folder, steps=steps)
+
+
+def texts(right: str, wrong: str) -> tuple[str, str]:
+    return tuple(f"<think>t</think><answer>{t}</answer>" for t in (right, wrong))  # type: ignore[return-value]
+
+
+def box(values: list[int]) -> str:
+    return json.dumps({"bbox_2d": values})
+
+
+def call(**arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'mobile_use', 'arguments': arguments})}\n</tool_call>"
+
+
+BOXES = texts(box([0, 0, 500, 500]), box([0, 0, 1000, 500]))
+"""The target of `reasonseg` and `refcoco` in thousandths, and twice that: IoU 0.5, not above 0.5."""
+STEPS = [
+    (call(action="click", coordinate=[510, 500]), call(action="click", coordinate=[10, 10])),
+    (call(action="system_button", button="Back"), call(action="wait")),
+]
+
+
+@dataclass
+class Benchmark:
+    """A file, a right and a wrong response to each of its two problems, and what categories it has."""
+
+    task: str
+    write: Callable[[Path], Path]
+    responses: list[tuple[str, str]]
+    categories: dict[str, set[str]]
+    options: list[str] = field(default_factory=list)
+
+
+BENCHMARKS = {
+    "MathVista": Benchmark(
+        "math", mathvista, [texts("1.2", "1.3"), texts("B", "A")],
+        {
+            "category": {"math-targeted-vqa", "general-vqa"},
+            "task": {"geometry problem solving", "figure question answering"},
+            "skills": {"arithmetic reasoning", "geometry reasoning", "statistical reasoning"},
+        },
+    ),
+    "MMMU": Benchmark(
+        "math", mmmu, [texts("A", "B"), texts("42", "41")],
+        {"category": {"Physics", "Math"}, "l2-category": {"Science"}},
+    ),
+    "MathVerse": Benchmark(
+        "math", mathverse, [texts("(B)", "C"), texts("14", "15")],
+        {"problem_version": {"Text Dominant", "Vision Only"}, "subject": {"Plane"},
+         "subfield": {"Angle", "Area"}},
+    ),
+    "MathVision": Benchmark(
+        "math", mathvision, [texts("B", "A"), texts(r"\boxed{3}", "4")],
+        {"level": {"2", "3"}, "subject": {"counting"}},
+    ),
+    "WeMath": Benchmark(
+        "math", wemath, [texts("A", "B"), texts("C", "A")],
+        {"key": {"2steps_1", "2steps_multi"}, "knowledge concept": {"Area of Squares"}},
+    ),
+    "MMStar": Benchmark(
+        "math", mmstar, [texts("A", "B"), texts("B", "A")],
+        {"category": {"math"}, "l2_category": {"geometry", "statistical reasoning"}},
+    ),
+    "AI2D": Benchmark("math", ai2d, [texts("B", "A"), texts("adult", "C")], {}),
+    "MMMU-Pro": Benchmark(
+        "math", mmmu_pro, [texts("E", "D"), texts("e", "A")],
+        {"subject": {"History"}, "topic_difficulty": {"Easy", "Hard"}},
+    ),
+    "ReasonSeg": Benchmark("grounding", reasonseg, [BOXES, BOXES], {"category": {"short", "long"}}),
+    "RefCOCO": Benchmark(
+        "grounding", refcoco, [BOXES, BOXES], {"category": {"refcoco_testA", "refcoco_testB"}}
+    ),
+    "AndroidControl": Benchmark("mobile", android_control, STEPS, {"action": {"click", "system_button"}}),
+    "GUI-Odyssey": Benchmark(
+        "mobile", gui_odyssey, STEPS, {"category": {"Shopping"}, "action": {"click", "system_button"}}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_from_the_command_line(name: str, tmp_path: Path, tiny_folder: Path) -> None:
+    given = BENCHMARKS[name]
+    out, data = tmp_path / "out", tmp_path / "data"
+    data.mkdir()
+    command = [
+        "eval", "quickstart", f"policy.path={tiny_folder}", f"task.name={given.task}",
+        f"task.test={given.write(data)}", "evaluation.problems=2", "evaluation.samples=2",
+        "sampling.max_new_tokens=6", "--output", str(out), "--json",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["problems"], found["samples"], found["pass@1"]) == (2, 4, 0.0)
+    columns = {column: set(values) for column, values in found.get("categories", {}).items()}
+    assert columns == given.categories
+    for values in found.get("categories", {}).values():
+        for figures in values.values():
+            assert figures["accuracy"]["curves"]["pass@1"] == [0, 0] and figures["problems"] in (1, 2)
+    for figure in found.get("metrics", {}).values():
+        # Nothing is readable: nothing is hit, at any N, by any rule.
+        assert all(curve == [0, 0] for curve in figure["curves"].values()) and figure["curves"]
+    settings, samples = read_samples(out / "samples.jsonl")
+    assert {sample.read_by for sample in samples} == {None} and settings["task"] == given.task
+    before = (out / "samples.jsonl").read_bytes()
+    (out / "samples.jsonl").write_bytes(before[:-20])  # killed while writing: the last problem is drawn again
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout) == found
+    assert (out / "samples.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_known_responses(name: str, tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first problem's right response comes first and is trusted, the second's comes second and is not."""
+    given = BENCHMARKS[name]
+    task = make_task(given.task, test=str(given.write(tmp_path)))
+    (right_1, wrong_1), (right_2, wrong_2) = given.responses
+    written = [
+        [f"{right_1}<score>0.9</score>", f"{wrong_1}<score>0.2</score>"],
+        [f"{wrong_2}<score>0.8</score>", f"{right_2}<score>0.1</score>"],
+    ]
+
+    def sample(prompts: Any, sampling: Any, seeds: Any = None) -> list[list[Drawn]]:
+        tokens = [[policy.tokenizer(text)["input_ids"] for text in row] for row in written]
+        end = policy.tokenizer.eos_token_id
+        return [[Drawn([*ids, end], [0.0] * (len(ids) + 1), "stop") for ids in row] for row in tokens]
+
+    monkeypatch.setattr(policy, "sample", sample, raising=False)
+    monkeypatch.setattr(policy, "coordinate_space", lambda size: (1000, 1000), raising=False)
+    tell_space(task, policy.coordinate_space)
+    config = EvaluationConfig(problems=2, samples=2)
+    found = evaluate(policy, task, config, tmp_path / "samples.jsonl")
+    samples = read_samples(tmp_path / "samples.jsonl")[1]
+    assert [sample.correct for sample in samples] == [True, False, False, True]
+    assert {sample.read_by for sample in samples} == {"rules"}
+    assert (found["pass@1"], found["oracle@2"], found["format_rate"]) == (0.5, 1.0, 1.0)
+    assert found["curves"]["best_sampled"] == [0.5, 0.5] and found["sampled"]["auc"] == 0.5
+    for values in found.get("categories", {}).values():
+        for figures in values.values():
+            curves = figures["accuracy"]["curves"]
+            assert curves["pass@1"] == [0.5, 0.5] and curves["oracle"] == [0.5, 1.0]
+            assert curves["majority"] == pytest.approx([0.5, 0.5])
+    figures = {name: figure["curves"] for name, figure in found.get("metrics", {}).items()}
+    if given.task == "grounding":
+        # IoU 1 and 2000 / 4000, of both problems; a vote over two such boxes is for one of them.
+        assert figures["box_giou"]["pass@1"] == pytest.approx([0.75, 0.75])
+        assert figures["box_ciou"]["pass@1"] == pytest.approx([(2000 + 2000) / (2000 + 4000)] * 2)
+        assert figures["box_acc@0.5"]["majority"] == pytest.approx([0.5, 0.5])
+        assert figures["box_giou"]["oracle"] == pytest.approx([0.75, 1.0])
+        assert ("mask_giou" in figures) == (name == "ReasonSeg")
+    if name == "ReasonSeg":
+        # The mask is drawn with its outline, 51 x 41 pixels, of which the boxes cover 50 x 40 and 51 x 40.
+        union = (2091, 4000 + 2091 - 2040)
+        assert figures["mask_ciou"]["pass@1"] == pytest.approx([(2000 + 2040) / sum(union)] * 2)
+        assert figures["mask_giou"]["pass@1"][0] == pytest.approx((2000 / union[0] + 2040 / union[1]) / 2)
+    if given.task == "mobile":
+        # Right: everything. Wrong: a click elsewhere (type alone), another action.
+        assert figures["step_success"]["pass@1"] == [0.5, 0.5]
+        assert figures["type_accuracy"]["pass@1"] == [0.75, 0.75]
+        assert figures["grounding_accuracy"]["pass@1"] == [0.5, 0.5]
+        assert found["categories"]["action"]["click"]["type_accuracy"]["curves"]["pass@1"] == [1, 1]
