@@ -529,3 +529,33 @@ def test_mutated_outputs() -> None:
 @pytest.mark.timeout(1800)
 def test_a_million_mutated_outputs() -> None:
     mutations(1_000_000)
+
+
+def test_a_batch_is_judged_at_once(policy: Policy) -> None:
+    """All comparisons of a batch go to the workers together; judging one by one then finds them."""
+    made = task({"question": "?", "answer": r"\sqrt{12}"}, {"question": "?", "answer": "1/3+1/6"}, workers=2)
+    asked = [made.problem("test", 0, i) for i in range(2)]
+    texts = [r"2\sqrt{3}", r"3\sqrt{2}", r"\frac{6}{2\sqrt{3}} \cdot 2", "1/2", "7", "no maths", "x" * 3000]
+    answers = [(p, Tagged({"answer": text}, answer_ok=True)) for p in asked for text in texts]
+    made.prepare([*answers, (asked[0], Tagged({"answer": "9"}))])
+    pool = made._pool
+    assert pool is not None and pool.counters()["workers/cached"] == 0
+    known = len(pool._cache)
+    assert known > 4 and len(pool._all) == 2
+    verdicts = [made.judge(problem, tagged).correct for problem, tagged in answers]
+    assert len(pool._cache) == known and pool.counters()["workers/cached"] >= known
+    alone = task({"question": "?", "answer": r"\sqrt{12}"}, {"question": "?", "answer": "1/3+1/6"})
+    alone.prepare(answers)
+    assert alone._pool is None
+    assert verdicts == [alone.judge(problem, tagged).correct for problem, tagged in answers]
+    assert verdicts[:7] == [True, False, True, False, False, False, False] and verdicts[10]
+
+
+def test_a_rollout_prepares_its_batch(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = task({"question": "?", "answer": "3"}, {"question": "?", "answer": "4"})
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        made, "prepare", lambda answers: seen.append([p.id for p, _ in answers]), raising=False
+    )
+    evaluate(policy, made, EvaluationConfig(problems=2, samples=3), max_new_tokens=4)
+    assert seen == [["math/test/0"] * 3 + ["math/test/1"] * 3]

@@ -1,0 +1,128 @@
+"""Where an evaluation ends, what it leaves out, and going on with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_files import base64_png, png, write_jsonl
+from selfverify.errors import ConfigError, DataError
+from selfverify.evaluation.config import EvaluationConfig
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.policy.policy import Policy
+from selfverify.tasks import make_task
+from selfverify.tasks.base import tell_space
+
+ALL = EvaluationConfig(problems=None, samples=2, batch_problems=2)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {"id": f"r{i}", "question": f"q{i}", "answer": str(i), "image": base64_png(28, 28)}
+        for i in range(count)
+    ]
+
+
+def broken_file(folder: Path) -> Path:
+    """Five rows: the second has no answer, the fourth an image that is cut off."""
+    (folder / "cut.png").write_bytes(png(28, 28)[:60])
+    made = rows(5)
+    del made[1]["answer"]
+    made[3]["image"] = "cut.png"
+    return write_jsonl(folder / "a.jsonl", made)
+
+
+@pytest.mark.parametrize(("wanted", "evaluated"), [(2, 2), (3, 3), (99, 3), (None, 3)])
+def test_the_file_is_the_end(policy: Policy, tmp_path: Path, wanted: int | None, evaluated: int) -> None:
+    task = make_task("math", test=str(write_jsonl(tmp_path / "a.jsonl", rows(3))))
+    config = ALL.model_copy(update={"problems": wanted})
+    seen: list[tuple[int, int]] = []
+    found = evaluate(policy, task, config, max_new_tokens=3, progress=lambda *p: seen.append(p))
+    assert found["problems"] == evaluated and seen[-1] == (evaluated, evaluated) and "left_out" not in found
+
+
+def test_problems_without_end_need_a_number(policy: Policy) -> None:
+    with pytest.raises(ConfigError, match="digits-pick makes problems without end"):
+        evaluate(policy, make_task("digits-pick"), ALL)
+
+
+def test_broken_problems_stop_an_evaluation_or_are_counted(policy: Policy, tmp_path: Path) -> None:
+    file = broken_file(tmp_path)
+    task = make_task("math", test=str(file))
+    with pytest.raises(DataError, match=r"a\.jsonl, line 4"):
+        evaluate(policy, task, ALL, max_new_tokens=3)
+    store = tmp_path / "samples.jsonl"
+    skip = ALL.model_copy(update={"on_bad": "skip"})
+    found = evaluate(policy, task, skip, store, max_new_tokens=3)
+    assert found["problems"] == 3
+    left = found["left_out"]
+    assert (left["rows"], left["problems"], left["not_counted"]) == (1, 1, 0)
+    assert "line 2" in left["reasons"][0] and "answer is missing" in left["reasons"][0]
+    assert "line 4" in left["reasons"][1]
+    # Going on changes nothing, wherever it was killed.
+    whole = store.read_bytes()
+    for end in (len(whole) // 3, len(whole) - 5):
+        store.write_bytes(whole[:end])
+        assert evaluate(policy, task, skip, store, max_new_tokens=3) == found
+        assert store.read_bytes() == whole
+    # Rows may be refused at once.
+    strict = make_task("math", test={"path": str(file), "on_bad": "refuse", "check_images": True})
+    with pytest.raises(DataError, match=r"2 broken rows in .*(?s:.*)line 2.*(?s:.*)line 4"):
+        evaluate(policy, strict, skip, max_new_tokens=3)
+    checked = make_task("math", test={"path": str(file), "check_images": True})
+    assert evaluate(policy, checked, ALL, max_new_tokens=3)["left_out"]["rows"] == 2
+
+
+def test_a_problem_that_cannot_be_encoded_is_left_out(policy: Policy, tmp_path: Path) -> None:
+    """Whoever is left answers as if it had never been there."""
+    good = rows(3)
+    bad = [good[0], {**good[1], "question": "what is <|image_pad|>?"}, good[2]]
+    skip = ALL.model_copy(update={"on_bad": "skip", "batch_problems": 3})
+    task = make_task("math", test=str(write_jsonl(tmp_path / "b.jsonl", bad)))
+    found = evaluate(policy, task, skip, tmp_path / "b.out", max_new_tokens=3)
+    assert found["problems"] == 2 and "image_pad" in found["left_out"]["reasons"][0]
+    [*texts] = [json.loads(line)["text"] for line in (tmp_path / "b.out").read_text().splitlines()[1:]]
+    task = make_task("math", test=str(write_jsonl(tmp_path / "b.jsonl", good)))
+    evaluate(policy, task, skip, tmp_path / "g.out", max_new_tokens=3)
+    whole = [json.loads(line)["text"] for line in (tmp_path / "g.out").read_text().splitlines()[1:]]
+    assert texts == whole[:2] + whole[4:]
+    only = make_task("math", test=str(write_jsonl(tmp_path / "c.jsonl", bad[1:2])))
+    with pytest.raises(DataError, match="nothing to evaluate: none of 1 problems can be used"):
+        evaluate(policy, only, skip, max_new_tokens=3)
+
+
+def test_steps_that_a_profile_does_not_count_are_left_out(policy: Policy, tmp_path: Path) -> None:
+    step = {"goal": "g", "image": base64_png(54, 120)}
+    acts = [
+        {"action": "open", "text": "Clock"},
+        {"action": "wait"},
+        {"action": "click", "coordinate": [5, 5]},
+    ]
+    file = write_jsonl(tmp_path / "a.jsonl", [{**step, "action": action} for action in acts])
+    task = make_task("mobile", test=str(file), profile="agentcpm-odyssey")
+    tell_space(task, policy.coordinate_space)
+    found = evaluate(policy, task, ALL, max_new_tokens=3)
+    assert found["problems"] == 2 and found["left_out"]["not_counted"] == 1
+    assert set(found["categories"]["action"]) == {"wait", "click"}
+
+
+def test_readers_are_told_what_recipes_say(policy: Policy, tmp_path: Path) -> None:
+    from selfverify.recipe import load_recipe, to_yaml
+
+    made = [{**row, "split": "ab"[i % 2]} for i, row in enumerate(rows(4))]
+    file = write_jsonl(tmp_path / "a.data", made)
+    common = ["task.name=math", f"task.test={file}", "task.test.format=jsonl"]
+    recipe = load_recipe("quickstart", [*common, "task.test.split=b", f"task.train={file}"])
+    assert recipe.task.options["train"] == str(file)
+    assert recipe.task.options["test"] == {"path": str(file), "format": "jsonl", "split": "b"}
+    (tmp_path / "again.yaml").write_text(to_yaml(recipe))
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+    task: Any = make_task("math", **recipe.task.options)
+    assert [task.problem("test", 0, i).target for i in range(task.count("test"))] == ["1", "3"]
+    with pytest.raises(ConfigError, match=r"task\.test\.spilt.*no such key; did you mean task\.test\.split"):
+        load_recipe("quickstart", [*common, "task.test.spilt=b"])
+    with pytest.raises(ConfigError, match=r"task\.test\.on_bad"):
+        load_recipe("quickstart", [*common, "task.test.on_bad=ignore"])
