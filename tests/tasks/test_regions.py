@@ -45,7 +45,10 @@ def test_a_box_as_a_mask_has_its_area() -> None:
 def test_running_sums_count_what_pixels_do() -> None:
     rng = np.random.default_rng(0)
     target = rng.choice([0, 1, 255], (37, 53), p=[0.5, 0.3, 0.2])
+    whole = (target == 1).astype(np.int64)
     boxes = rng.uniform(-10, 70, (200, 4))
     boxes[:3] = [[0, 0, 53, 37], [5.5, 5.5, 6.5, 6.5], [np.nan] * 4]
-    slow = [mask_overlap(None if np.isnan(b).any() else box_mask(b, (53, 37)), target) for b in boxes]
-    assert MaskOverlap(target)(boxes).tolist() == np.array(slow).tolist()
+    boxes[3:50, 2:] = boxes[3:50, :2] + rng.uniform(0, 40, (47, 2))
+    for mask in (target, whole):
+        slow = [mask_overlap(None if np.isnan(b).any() else box_mask(b, (53, 37)), mask) for b in boxes]
+        assert MaskOverlap(mask)(boxes).tolist() == np.array(slow).tolist()

@@ -18,7 +18,7 @@ from selfverify.evaluation.store import Sample
 from selfverify.evaluation.table import SampleTable
 from selfverify.rollouts.types import Problem
 from selfverify.selection.candidates import Candidates
-from selfverify.selection.rules import box_iou, box_votes, cluster_boxes, winners
+from selfverify.selection.rules import box_iou, cluster_boxes, cluster_votes, winners
 from selfverify.selection.strategies import DEFAULTS, Strategy, find_strategy
 from selfverify.tasks import Task
 
@@ -158,7 +158,7 @@ def _consensus(taken: Candidates, strategy: Strategy) -> tuple[Floats, Floats]:
     A subset without a readable box has one NaN box.
     """
     assert strategy.votes is not None and taken.boxes is not None
-    sums, made = box_votes(taken.boxes, strategy.votes(taken, DEFAULTS), DEFAULTS.iou)
+    sums, made = cluster_votes(taken.keys, taken.boxes, strategy.votes(taken, DEFAULTS))
     weights = winners(sums)
     weights[..., 0] += ~(sums > 0).any(-1)
     return made.reshape(len(sums), -1, 4), weights.reshape(len(sums), -1) / sums.shape[1]

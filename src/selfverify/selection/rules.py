@@ -217,7 +217,12 @@ def box_votes(boxes: ArrayLike, votes: ArrayLike, threshold: float = 0.5) -> tup
         or nobody in it has a vote.
     """
     boxes = np.asarray(boxes, dtype=np.float64)
-    ids, _ = cluster_boxes(boxes, threshold)
+    return cluster_votes(cluster_boxes(boxes, threshold)[0], boxes, votes)
+
+
+def cluster_votes(ids: ArrayLike, boxes: ArrayLike, votes: ArrayLike) -> tuple[Floats, Floats]:
+    """`box_votes` of boxes whose clusters ``[..., N]`` are known."""
+    boxes, ids = np.asarray(boxes, dtype=np.float64), np.asarray(ids)
     member = ids[..., :, None] == np.arange(ids.shape[-1])
     parts = np.where(member, np.asarray(votes, dtype=np.float64)[..., :, None], 0.0)
     sums = parts.sum(-2)

@@ -55,7 +55,8 @@ class MaskOverlap:
 
     def __init__(self, target: ArrayLike) -> None:
         target = np.asarray(target)
-        self._counted = _running(target != IGNORED)
+        counted = target != IGNORED
+        self._counted = None if counted.all() else _running(counted)
         self._wanted = _running((target != 0) & (target != IGNORED))
 
     def __call__(self, boxes: ArrayLike) -> Floats:
@@ -64,18 +65,22 @@ class MaskOverlap:
         height, width = (side - 1 for side in self._wanted.shape)
         # A pixel belongs to a box that its middle lies in.
         sides = np.clip(np.ceil(boxes - 0.5), 0, [width, height, width, height]).astype(np.int64)
-        shared, covered = _inside(self._wanted, sides), _inside(self._counted, sides)
+        shared = _inside(self._wanted, sides)
+        if self._counted is None:
+            covered = np.clip(sides[:, 2:] - sides[:, :2], 0, None).prod(-1).astype(np.float64)
+        else:
+            covered = _inside(self._counted, sides)
         return np.stack([shared, covered + float(self._wanted[-1, -1]) - shared], axis=-1)
 
 
-def _running(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _running(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
     """``[H + 1, W + 1]``: how many flags lie above and to the left."""
-    sums = np.zeros((flags.shape[0] + 1, flags.shape[1] + 1), dtype=np.int64)
-    sums[1:, 1:] = flags.cumsum(0, dtype=np.int64).cumsum(1)
+    sums = np.zeros((flags.shape[0] + 1, flags.shape[1] + 1), dtype=np.int32)
+    flags.cumsum(1, dtype=np.int32).cumsum(0, out=sums[1:, 1:])
     return sums
 
 
-def _inside(sums: NDArray[np.int64], sides: NDArray[np.int64]) -> Floats:
+def _inside(sums: NDArray[np.int32], sides: NDArray[np.int64]) -> Floats:
     x1, y1, x2, y2 = sides.T
     x2, y2 = np.maximum(x1, x2), np.maximum(y1, y2)
     found = sums[y2, x2] - sums[y1, x2] - sums[y2, x1] + sums[y1, x1]
