@@ -11,14 +11,14 @@ from selfverify import ranks
 from selfverify.data.verdicts import BROKEN, Verdict, VerdictFile, why_dropped
 from selfverify.errors import ConfigError, DataError
 from selfverify.learner.kept import made_by, problem_digest
-from selfverify.methods import Method
+from selfverify.methods import Method, make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
 from selfverify.recipe import Recipe
 from selfverify.rollouts.types import Group, Problem
-from selfverify.run import build, start_processes
-from selfverify.tasks import Task
+from selfverify.run import start_processes
+from selfverify.tasks import Task, make_task
 from selfverify.tasks.base import problem_count, tell_space
 
 Progress = Callable[[int, int], None]
@@ -39,7 +39,10 @@ def filter_recipe(
         ConfigError: The recipe's method does not sample.
     """
     start_processes(recipe)
-    policy, task, method = build(recipe)
+    task = make_task(recipe.task.name, **recipe.task.options)
+    method = make_method(recipe.method.name, **recipe.method.options)
+    problem_count(task, "train")  # a data file that is missing shows before the model is loaded
+    policy = Policy.load(recipe.policy)
     sampling = recipe.sampling.model_copy(update={"engine": "own"})
     if samples is not None:
         sampling = sampling.model_copy(update={"group_size": samples})

@@ -116,7 +116,7 @@ def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
     method = make_method(recipe.method.name, **recipe.method.options)
     splits: Any = getattr(task, "splits", None)
     for split in ("train", recipe.evaluation.split) if splits is not None else ():
-        if splits.paths.get(split) is not None:
+        if splits.files.get(split) is not None:
             try:
                 splits.rows(split)
             except ConfigError as error:
