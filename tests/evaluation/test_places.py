@@ -119,3 +119,37 @@ def test_a_gallery_ends_with_the_file_and_leaves_broken_problems_out(tmp_path: P
     assert len(json.loads((tmp_path / "problems.json").read_text())) == 1
     with pytest.raises(DataError, match=r"missing\.png"):
         write_gallery(task, EvaluationConfig(problems=None), tmp_path, 8)
+
+
+def test_an_evaluation_alone_is_no_training(tmp_path: Path) -> None:
+    row = {
+        "question": "the dog",
+        "images": [picture(400, 200)],
+        "box": [80, 80, 240, 160],
+        "category": "dogs",
+    }
+    task = Grounding(rows={"test": [row]})
+    page = report(tmp_path, task, [[90, 80, 240, 150], None], [True, False], [0.4, 0.3])
+    assert "In this evaluation, the answer that the model itself scores" in page
+    assert "samples-before" not in page and "learning curves" not in page
+
+
+def test_figures_and_categories_are_tabulated(tmp_path: Path) -> None:
+    from known_answers import GROUNDED, grounding_rows, judged
+    from selfverify.evaluation.breakdown import breakdown, tabulate
+    from selfverify.evaluation.metrics import summarise
+
+    task = Grounding(rows={"test": grounding_rows()})
+    rows, problems = judged(task, GROUNDED)
+    boxes = {problem.id: problem.target for problem in problems.values()}
+    summary = summarise(rows, boxes, n=20) | breakdown(rows, task, problems)
+    (tmp_path / "metrics.json").write_text(json.dumps({"after": summary, "settings": {}}))
+    with SampleStore(tmp_path / "samples.jsonl", {}, 2) as store:
+        for problem in problems:
+            store.append([row for row in rows if row.problem == problem])
+    page = write_report(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "category: short" in page and "box_ciou" in page and "Best of 2" in page
+    table = {(row["part"], row["figure"]): row for row in tabulate(summary)}
+    assert table["category: short", "accuracy"]["problems"] == 1
+    assert table["all", "box_giou"]["best"] == pytest.approx((1 / 3 + 0.5) / 2)
+    assert tabulate(summarise(rows, boxes, n=20)) == []

@@ -15,7 +15,15 @@ from selfverify.evaluation import figures
 from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.evaluation.gallery import KINDS, gallery
 from selfverify.evaluation.run_data import STAGES, RunData, load_run
-from selfverify.evaluation.wording import STAGE_TITLES, comparison, sentence, table, tiles, turn_categories
+from selfverify.evaluation.wording import (
+    STAGE_TITLES,
+    comparison,
+    sentence,
+    stage_title,
+    table,
+    tiles,
+    turn_categories,
+)
 
 LEARNING_CURVES = {
     "reward/answer": ("Answer reward", "Mean reward of the answers, format part included.", False),
@@ -159,7 +167,7 @@ def _accuracy(runs: Sequence[RunData]) -> Iterator[Chart]:
     ]
     limits = figures.accuracy_limits([curves for _, _, curves in found])
     for run, stage, curves in found:
-        title = _title(runs, run, STAGE_TITLES[stage])
+        title = _title(runs, run, stage_title(run, stage))
         yield _chart(
             partial(figures.draw_accuracy, curves=curves, title=title, limits=limits),
             f"Accuracy by samples per problem, {run.name}, {stage} training",
@@ -247,7 +255,7 @@ def _scores(runs: Sequence[RunData]) -> Iterator[Chart]:
         for stage in STAGES:
             right, wrong = run.scores(stage)
             if len(right) + len(wrong):
-                title = _title(runs, run, STAGE_TITLES[stage])
+                title = _title(runs, run, stage_title(run, stage))
                 yield _chart(
                     partial(figures.draw_histogram, right=right, wrong=wrong, title=title),
                     f"Scores of right and wrong answers, {run.name}, {stage} training",
@@ -266,7 +274,7 @@ def _breakdown(run: RunData) -> dict[str, Any] | None:
         {**row, **{rule: "–" if row[rule] is None else f"{row[rule]:.3f}" for rule in SHOWN}}
         for row in tabulate(run.summaries[stage])
     ]
-    return {"stage": STAGE_TITLES[stage], "n": total, "rows": rows}
+    return {"stage": stage_title(run, stage), "n": total, "rows": rows}
 
 
 def _title(runs: Sequence[RunData], run: RunData, text: str) -> str:

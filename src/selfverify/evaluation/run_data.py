@@ -34,6 +34,8 @@ class RunData:
         steps: The lines of ``metrics.jsonl``, with those of ``timing.jsonl`` where there are any.
         happened: `selfverify.events.story` of ``events.jsonl``; empty if nothing did.
         problems: The entries of ``gallery/problems.json``.
+        measured_only: The folder is one of `selfverify eval`: what it holds, as stage ``after``, may be of a
+            model that was never trained.
         missing: A sentence for each part of a report that cannot be shown, by section.
     """
 
@@ -46,6 +48,7 @@ class RunData:
     steps: list[dict[str, Any]] = field(default_factory=list)
     happened: list[str] = field(default_factory=list)
     problems: list[dict[str, Any]] = field(default_factory=list)
+    measured_only: bool = False
     missing: dict[str, list[str]] = field(default_factory=dict)
 
     def leave_out(self, section: str, sentence: str) -> None:
@@ -89,10 +92,9 @@ def load_run(path: Path) -> RunData:
     run = RunData(path.resolve().name, path)
     stored = _read_json(path / "metrics.json", dict)
     run.settings = (stored or {}).get("settings") or {}
-    for stage in STAGES:
-        file = path / f"samples-{stage}.jsonl"
-        if stage == "after" and not file.exists() and (path / "samples.jsonl").exists():
-            file = path / "samples.jsonl"  # of `selfverify eval`, which knows no stages
+    run.measured_only = (path / "samples.jsonl").exists() and not (path / "samples-after.jsonl").exists()
+    for stage in STAGES[1:] if run.measured_only else STAGES:
+        file = path / ("samples.jsonl" if run.measured_only else f"samples-{stage}.jsonl")
         if file.exists():
             run.samples[stage] = read_samples(file)[1]
         else:
@@ -110,11 +112,11 @@ def load_run(path: Path) -> RunData:
             )
     if all(run.samples.get(stage) for stage in STAGES):
         run.differences = paired_difference(run.samples["before"], run.samples["after"])
-    elif run.summaries:
+    elif run.summaries and not run.measured_only:
         run.leave_out("table", "Without the samples of both stages there are no paired differences.")
     timing = {row.get("step"): row for row in _read_steps(path / "timing.jsonl")}
     run.steps = [{**timing.get(row.get("step"), {}), **row} for row in _read_steps(path / "metrics.jsonl")]
-    if not run.steps:
+    if not run.steps and not run.measured_only:
         run.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
     run.happened = story(read_events(path / EVENTS_FILE))
     run.problems = _read_json(path / "gallery" / "problems.json", list) or []

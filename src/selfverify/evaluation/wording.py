@@ -99,15 +99,15 @@ def sentence(run: RunData) -> str:
     stage = "after" if "after" in run.summaries else "before"
     found, n = run.summaries.get(stage, {}), total(run)
     if "turns" in found:
-        return _turns_sentence(found, stage)
+        return _turns_sentence(found, _when(run, stage))
     best, majority = found.get(f"best@{n}"), found.get(f"majority@{n}")
     if found.get("pass@1") is None:
         return "This run has no evaluation yet."
     where = f"{found.get('problems', '?')} held-out problems"
     if best is None:
-        return f"{_when(stage)} a single answer is right on {_percent(found['pass@1'])} of {where}."
+        return f"{_when(run, stage)} a single answer is right on {_percent(found['pass@1'])} of {where}."
     text = (
-        f"{_when(stage)} the answer that the model itself scores highest among {n} is right on "
+        f"{_when(run, stage)} the answer that the model itself scores highest among {n} is right on "
         f"{_percent(best)} of {where}"
     )
     earlier = run.summaries.get("before", {}).get(f"best@{n}") if stage == "after" else None
@@ -132,12 +132,12 @@ def sentence(run: RunData) -> str:
     return f"{text}, so {verdict} by {abs(lead) * 100:.1f} points{known}.{both}"
 
 
-def _turns_sentence(found: dict[str, Any], stage: str) -> str:
+def _turns_sentence(found: dict[str, Any], when: str) -> str:
     turns = found["turns"]
     interval = (found.get("intervals") or {}).get("turns.delta")
     known = f" (95\u00a0% interval {_points(interval[0])} to {_points(interval[1])})" if interval else ""
     return (
-        f"{_when(stage)} {_percent(turns['acc@t1'])} of the first and {_percent(turns['acc@t2'])} of the "
+        f"{when} {_percent(turns['acc@t1'])} of the first and {_percent(turns['acc@t2'])} of the "
         f"second answers to {found.get('problems', '?')} held-out problems are right, a change of "
         f"{_points(turns['delta'])} points{known}: {_percent(turns['0->1'])} of all answers are corrected "
         f"and {_percent(turns['1->0'])} spoiled."
@@ -186,7 +186,7 @@ def turn_categories(run: RunData) -> dict[str, Any] | None:
             for column, of in found.items()
         ]
         heads = ["problems", *_TURN_HEADS.values()]
-        return {"stage": STAGE_TITLES[stage].lower(), "heads": heads, "columns": columns}
+        return {"stage": stage_title(run, stage).lower(), "heads": heads, "columns": columns}
     return None
 
 
@@ -233,8 +233,13 @@ def _difference(found: dict[str, Any] | None, metric: Metric) -> dict[str, str] 
     return {"value": write(found["difference"]), "interval": f"{write(low)} – {write(high)}", "trend": trend}
 
 
-def _when(stage: str) -> str:
-    return f"{STAGE_TITLES[stage]},"
+def stage_title(run: RunData, stage: str) -> str:
+    """What a stage is called; an evaluation on its own has but one."""
+    return "Evaluation" if run.measured_only else STAGE_TITLES[stage]
+
+
+def _when(run: RunData, stage: str) -> str:
+    return "In this evaluation," if run.measured_only else f"{STAGE_TITLES[stage]},"
 
 
 def _word(gain: float) -> str:
