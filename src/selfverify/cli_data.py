@@ -83,7 +83,7 @@ def filter_(
 
     - `selfverify data filter adpo-math task.train=my/train.jsonl --samples 8`
 
-    - `selfverify data filter quickstart method.name=adapo --problems 64 --output two-turns.jsonl`
+    - `selfverify data filter adapo-digits policy.path=builtin:digits --problems 32 --output two.jsonl`
     """
     from dataclasses import asdict
 
