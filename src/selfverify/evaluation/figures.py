@@ -177,7 +177,9 @@ def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
     On the dotted line as much is corrected as is spoiled.
     """
     places = np.array([pair for p in points for pair in ((p.spoiled, p.corrected), *p.seeds)])
-    right, top = places.max(0) * 1.2 + 0.01 if len(places) else (1.0, 1.0)
+    low, high = (places.min(0), places.max(0)) if len(places) else (np.zeros(2), np.ones(2))
+    margin = 0.15 * (high - low) + 0.01
+    (left, bottom), (right, top) = np.maximum(low - margin, 0.0), high + margin
     axes.plot([0, 1], [0, 1], ":", color=PALETTE["muted"], lw=1, zorder=1)
     handles = []
     for point in points:
@@ -195,8 +197,9 @@ def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
     _finish(axes, title, "spoiled: right first, wrong then", percent=True)
     axes.set_ylabel("corrected: wrong first, right then")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    axes.set_xlim(-0.05 * right, right)
-    axes.set_ylim(-0.05 * top, top)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
     # Names beside the bubbles would cover each other where bubbles lie close.
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
 
