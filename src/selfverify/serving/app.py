@@ -23,6 +23,7 @@ from selfverify.serving.errors import ApiError, error_response, http_error, inva
 from selfverify.serving.images import ImageLimits, take_images
 from selfverify.serving.incoming import read_json, remote_as_data, with_instruction, without_images
 from selfverify.serving.metrics import Metrics
+from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.protocol import BestOf, ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.security import Keys, RateLimit
@@ -32,7 +33,7 @@ from selfverify.serving.upstream import Upstream, with_pictures
 
 logger = logging.getLogger("selfverify.serving")
 
-OPEN_PATHS = {"/", "/health"}
+OPEN_PATHS = PAGE_PATHS | {"/health"}
 """Need no key."""
 _ABOUT = web.RequestKey("about", str)
 _OURS = {"model", "n", "stream", "stream_options", "best_of"}
@@ -73,12 +74,26 @@ class Settings:
 
 
 class Gateway:
-    """Answers requests with what a backend writes."""
+    """Answers requests with what a backend writes.
 
-    def __init__(self, backend: Backend, settings: Settings, metrics: Metrics | None = None) -> None:
+    Args:
+        backend: Writes.
+        settings: How to behave.
+        metrics: To count in.
+        example: Example problems for the page.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        example: Example | None = None,
+    ) -> None:
         self.backend = backend
         self.settings = settings
         self.metrics = metrics or Metrics()
+        self.example = example
         self.rate = RateLimit(settings.per_minute)
         self.remote: RemoteImages | None = None
         self.in_flight = 0
@@ -92,6 +107,8 @@ class Gateway:
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.show_metrics)
+        settings = self.settings
+        add_page(app, settings.defaults, settings.images, bool(settings.keys), self.example)
         app.cleanup_ctx.append(self._resources)
         return app
 

@@ -53,10 +53,11 @@ def summary(ask: Ask, outcome: Outcome) -> dict[str, Any]:
 
 
 def candidate_json(index: int, candidate: Candidate) -> dict[str, Any]:
-    """One candidate, without its text."""
+    """One candidate, without its text. Those with the same ``key`` gave the same answer; boxes have none."""
     return {
         "index": index,
         "answer": candidate.answer,
+        "key": candidate.key,
         "score": candidate.score,
         "logprob": candidate.logprob,
         "tokens": candidate.tokens,

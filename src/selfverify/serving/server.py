@@ -16,6 +16,7 @@ from selfverify.errors import ConfigError
 from selfverify.remote.client import OpenAIClient, ServerSettings
 from selfverify.serving.app import Gateway, Settings
 from selfverify.serving.metrics import Metrics
+from selfverify.serving.page import digits_example
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
@@ -43,7 +44,7 @@ def local_gateway(
     verifiers = {spec: make_verifier(spec, policy) for spec in judges}
     name = model if model.startswith("builtin:") else Path(model).name
     backend = Local(policy, name, verifiers, max_tokens, max_batch, metrics.batch.observe)
-    return Gateway(backend, settings, metrics)
+    return Gateway(backend, settings, metrics, digits_example if name == "builtin:digits" else None)
 
 
 def upstream_gateway(server: ServerSettings, settings: Settings, separate: bool = False) -> Gateway:

@@ -1,0 +1,103 @@
+"""The page at ``/``: ask about an image and watch the candidates come. Static files and two things they read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from aiohttp import web
+
+from selfverify.serving.errors import ApiError
+from selfverify.serving.images import ImageLimits
+from selfverify.serving.protocol import MOST_SAMPLES, BestOf
+
+EXAMPLES = 100
+"""Example problems on offer."""
+
+PAGE_PATHS = frozenset({"/", "/page/page.js", "/page/page.css", "/page/settings", "/page/example"})
+"""Open to everybody: nothing on them is secret, and a key can only be typed in once they are there."""
+
+Example = Callable[[int], dict[str, Any]]
+"""The example problem with this number."""
+
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/page/page.js": ("page.js", "text/javascript"),
+    "/page/page.css": ("page.css", "text/css"),
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def add_page(
+    app: web.Application, defaults: BestOf, limits: ImageLimits, needs_key: bool, example: Example | None
+) -> None:
+    """Add the page's routes.
+
+    Args:
+        app: To this application.
+        defaults: What the page's fields start with.
+        limits: Of images; the page checks them before it sends one.
+        needs_key: Whether to ask for an API key.
+        example: Makes example problems; None offers none.
+    """
+    folder = files("selfverify.serving") / "static"
+    bodies = {path: (folder / name).read_bytes() for path, (name, _) in _FILES.items()}
+
+    async def show(request: web.Request) -> web.Response:
+        kind = f"{_FILES[request.path][1]}; charset=utf-8"
+        return web.Response(body=bodies[request.path], headers=_HEADERS | {"Content-Type": kind})
+
+    async def settings(request: web.Request) -> web.Response:
+        wanted = defaults.model_dump(include={"n", "strategy", "answers", "stop"})
+        found = {
+            **wanted,
+            "most": MOST_SAMPLES,
+            "needs_key": needs_key,
+            "examples": 0 if example is None else EXAMPLES,
+            "image_bytes": limits.bytes,
+            "image_pixels": limits.pixels,
+        }
+        return web.json_response(found, headers=_HEADERS)
+
+    async def show_example(request: web.Request) -> web.Response:
+        wanted = request.query.get("index", "0")
+        if example is None:
+            raise ApiError(404, "there are examples for the built-in model only", "not_found")
+        if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < EXAMPLES):
+            raise ApiError(400, f"index: a number below {EXAMPLES}", "invalid_value", "index")
+        return web.json_response(await asyncio.to_thread(example, int(wanted)), headers=_HEADERS)
+
+    for path in _FILES:
+        app.router.add_get(path, show)
+    app.router.add_get("/page/settings", settings)
+    app.router.add_get("/page/example", show_example)
+
+
+@lru_cache(EXAMPLES)
+def digits_example(index: int) -> dict[str, Any]:
+    """A held-out problem of ``digits-pick``, for ``builtin:digits``: question, image as a data URL, and how its
+    answers are compared."""
+    from selfverify.tasks import make_task
+
+    problem = make_task("digits-pick").problem("test", 0, index)
+    buffer = io.BytesIO()
+    problem.images[0].save(buffer, "PNG")
+    return {
+        "name": f"example {index + 1}",
+        "image": f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}",
+        "question": problem.meta["question"],
+        "answers": "set",
+    }

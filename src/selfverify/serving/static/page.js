@@ -1,0 +1,411 @@
+// Asks the gateway that serves this page. Whatever a model or a server says is only ever set as textContent.
+
+const $ = (id) => document.getElementById(id);
+const IMAGES = "PNG, JPEG, WebP, GIF or BMP";
+
+let settings = { examples: 0, stop: "never" }; // the gateway's, see `start`
+let image = null; // data URL
+let example = 0; // the next one
+let running = null; // AbortController
+let shown = []; // one element per candidate
+let keys = []; // what their answers are equal by
+
+class Told extends Error {} // its message is for people
+
+// --- talking to the gateway
+
+function headers() {
+  const key = $("key").value.trim();
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+async function call(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, { headers: headers(), cache: "no-store", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Told("The gateway cannot be reached. Is it still running?");
+  }
+  if (response.ok) return response;
+  let error = null;
+  try {
+    error = (await response.json()).error;
+  } catch { /* not from the gateway: a proxy's page, perhaps */ }
+  if (response.status === 401) {
+    $("key-field").hidden = false;
+    $("key").focus();
+    throw new Told($("key").value ? "The gateway does not know this API key." : "An API key is needed.");
+  }
+  throw new Told(refusal(error, response.status));
+}
+
+function refusal(error, status) {
+  const said = error && typeof error.message === "string" ? error.message : "";
+  if (error && error.code === "invalid_image") return `The image was refused: ${said}`;
+  return said ? `The gateway says: ${said}` : `The gateway failed (status ${status}).`;
+}
+
+// Server-sent events: comments are skipped, `data` lines of an event joined.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    buffer += value;
+    const blocks = buffer.split(/\r?\n\r?\n/);
+    buffer = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split(/\r?\n/);
+      const field = (name) =>
+        lines.filter((line) => line.startsWith(`${name}:`)).map((line) => line.slice(name.length + 1).trim());
+      const data = field("data").join("\n");
+      if (data) yield { name: field("event")[0] || "", data };
+    }
+  }
+}
+
+async function loadModels() {
+  if ($("model").options.length) return;
+  const { data } = await (await call("v1/models")).json();
+  for (const { id } of data) {
+    if (id.endsWith("@plain")) continue;
+    const option = document.createElement("option");
+    option.value = option.textContent = id;
+    $("model").append(option);
+  }
+  if (!$("model").options.length) throw new Told("The gateway offers no model.");
+  $("model-field").hidden = $("model").options.length < 2;
+}
+
+// --- the image
+
+function showImage(url, name) {
+  image = url;
+  const preview = $("preview");
+  preview.src = url;
+  preview.alt = `The image: ${name}`;
+  preview.hidden = false;
+  $("prompt").hidden = true;
+  $("file-name").textContent = name;
+  preview.onload = () => preview.classList.toggle("small", preview.naturalWidth < 160);
+}
+
+function dropImage() {
+  image = null;
+  $("preview").hidden = true;
+  $("preview").removeAttribute("src");
+  $("prompt").hidden = false;
+  $("file-name").textContent = "No image yet.";
+}
+
+function asDataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Told(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+}
+
+async function take(file) {
+  say("");
+  dropImage();
+  const name = file.name || "pasted image";
+  try {
+    if (file.size > settings.image_bytes) {
+      throw new Told(`${name} has ${megas(file.size)} MB, and ${megas(settings.image_bytes)} MB are allowed.`);
+    }
+    let bitmap;
+    try {
+      bitmap = await createImageBitmap(file);
+    } catch {
+      throw new Told(`${name} is not an image that can be read. Choose a ${IMAGES} file.`);
+    }
+    const { width, height } = bitmap;
+    bitmap.close();
+    if (width * height > settings.image_pixels) {
+      throw new Told(`${name} has ${width} × ${height} pixels, and ${megas(settings.image_pixels)} million are allowed.`);
+    }
+    const url = await asDataUrl(file);
+    const type = file.type.startsWith("image/") ? file.type : "image/unknown"; // the gateway looks for itself
+    showImage(`data:${type};base64,${url.slice(url.indexOf(",") + 1)}`, `${name}, ${width} × ${height}`);
+  } catch (error) {
+    report(error);
+  }
+}
+
+function megas(count) {
+  return (count / 1e6).toFixed(1).replace(/\.0$/, "");
+}
+
+async function showExample() {
+  say("");
+  try {
+    const found = await (await call(`page/example?index=${example}`)).json();
+    example = (example + 1) % settings.examples;
+    $("file").value = "";
+    showImage(found.image, found.name);
+    $("question").value = found.question;
+    $("answers").value = found.answers;
+    $("example").textContent = "Another example";
+  } catch (error) {
+    report(error);
+  }
+}
+
+// --- what is found
+
+function text(tag, className, value) {
+  const element = document.createElement(tag);
+  element.className = className;
+  element.textContent = value;
+  return element;
+}
+
+function written(answer) {
+  if (Array.isArray(answer)) return answer.map(written).join(" ");
+  return typeof answer === "object" && answer !== null ? JSON.stringify(answer) : String(answer);
+}
+
+function clear(reason) {
+  $("answer").textContent = "–";
+  $("reason").textContent = reason;
+  $("result").classList.remove("won");
+  $("facts").replaceChildren();
+  $("progress").textContent = "";
+}
+
+function addCandidate(found) {
+  const line = text("div", "line", "");
+  const what = text("span", "what", "");
+  const unread = found.answer === null;
+  what.append(text("span", unread ? "unread" : "", unread ? "no readable answer" : written(found.answer)));
+  const score = text("span", "score", "");
+  if (typeof found.score === "number") {
+    const meter = document.createElement("meter");
+    meter.value = found.score;
+    meter.setAttribute("aria-label", `Score of candidate ${found.index + 1}`);
+    score.append(meter, text("span", "", found.score.toFixed(2)));
+  } else {
+    score.append(text("span", "tokens", "no score"), text("span", "", "–"));
+  }
+  line.append(text("span", "place", String(found.index + 1)), what, score);
+  const item = document.createElement("li");
+  item.append(line);
+  shown[found.index] = item;
+  keys[found.index] = found.key;
+  $("candidates").append(item);
+  $("progress").textContent = `${$("candidates").children.length} of ${found.of}`;
+}
+
+function addText(sample) {
+  const item = shown[sample.index];
+  if (!item || typeof sample.text !== "string") return;
+  const details = document.createElement("details");
+  const more = sample.finish_reason === "stop" ? "" : `, ended by ${sample.finish_reason}`;
+  details.append(text("summary", "", `What it wrote: ${sample.tokens} tokens${more}`), text("p", "", sample.text));
+  item.append(details);
+}
+
+const STOPPED = {
+  samples: "all drawn",
+  tokens: "token budget spent",
+  confident: "sure enough",
+  greedy: "another would be the same",
+  deadline: "time was up",
+  fault: "the model server failed",
+};
+
+function conclude(found, usage, seconds) {
+  const { verification: made, best_of: all, refused, answer } = found;
+  $("answer").textContent = refused || written(made.answer === null ? answer || "No readable answer" : made.answer);
+  const rule = $("strategy").querySelector(`option[value="${CSS.escape(made.strategy)}"]`);
+  $("reason").textContent = `Chosen by ${rule ? rule.textContent : made.strategy}. ${sentence(made.reason)}`;
+  $("result").classList.toggle("won", !made.abstained && made.answer !== null);
+  for (const sample of all.samples || []) addText(sample);
+  const key = keys[made.candidate];
+  shown.forEach((item, place) => {
+    const won = place === made.candidate;
+    const same = won || (typeof key === "string" && keys[place] === key);
+    item.classList.toggle("won", won && !made.abstained);
+    item.classList.toggle("same", same);
+    const badge = won ? (made.abstained ? "withheld" : "chosen") : same ? "same answer" : "";
+    if (badge) item.querySelector(".what").append(text("span", "badge", badge));
+  });
+  const facts = [
+    ["Votes", `${made.votes} of ${made.samples}`],
+    ["Score", number(made.score)],
+    made.probability === null
+      ? ["Confidence, uncalibrated", number(made.confidence)]
+      : ["Probability, calibrated", number(made.probability)],
+    ["Scored by", made.verifier],
+    ["Samples used", `${all.samples_used}, ${STOPPED[all.stopped] || all.stopped}`],
+    ...(all.samples_missing ? [["Did not come", all.samples_missing]] : []),
+    ...(usage ? [["Tokens written", usage.completion_tokens], ["Tokens read", usage.prompt_tokens]] : []),
+    ["Time", `${seconds.toFixed(1)} s`],
+  ];
+  for (const [name, value] of facts) {
+    const pair = document.createElement("div");
+    pair.append(text("dt", "", name), text("dd", "", String(value)));
+    $("facts").append(pair);
+  }
+}
+
+function number(value) {
+  return typeof value === "number" ? value.toFixed(2) : "none";
+}
+
+function sentence(said) {
+  return `${said.charAt(0).toUpperCase()}${said.slice(1)}.`;
+}
+
+// --- asking
+
+function say(message) {
+  $("alert").textContent = message;
+}
+
+function report(error) {
+  if (!(error instanceof Told)) console.error(error);
+  say(error instanceof Told ? error.message : "The page failed; the browser's console says why.");
+}
+
+function checked() {
+  const question = $("question").value.trim();
+  const n = Number($("n").value);
+  const fault = (id, message) => {
+    $(id).focus();
+    return new Told(message);
+  };
+  if (!image) throw fault("file", "Choose an image first.");
+  if (!question) throw fault("question", "Ask a question about the image.");
+  const most = Number($("n").max);
+  if (!Number.isInteger(n) || n < 1 || n > most) throw fault("n", `Candidates: a whole number from 1 to ${most}.`);
+  return { question, n };
+}
+
+async function ask() {
+  say("");
+  const { question, n } = checked();
+  running = new AbortController();
+  const { signal } = running;
+  const begun = performance.now();
+  const seconds = () => (performance.now() - begun) / 1000;
+  shown = [];
+  keys = [];
+  $("candidates").replaceChildren();
+  clear("Asking …");
+  busy(true);
+  try {
+    await loadModels();
+    const response = await call("v1/chat/completions", {
+      method: "POST",
+      signal,
+      body: JSON.stringify({
+        model: $("model").value,
+        stream: true,
+        stream_options: { include_usage: true },
+        messages: [{
+          role: "user",
+          content: [{ type: "image_url", image_url: { url: image } }, { type: "text", text: question }],
+        }],
+        best_of: {
+          n,
+          strategy: $("strategy").value,
+          answers: $("answers").value,
+          stop: !$("early").checked ? "never" : settings.stop === "never" ? "posterior" : settings.stop,
+          samples: true,
+          progress: "events",
+        },
+      }),
+    });
+    $("reason").textContent = "Candidates are coming …";
+    const found = { answer: "", refused: "" };
+    let usage = null;
+    let whole = false;
+    for await (const { name, data } of events(response)) {
+      if (data === "[DONE]") {
+        whole = true;
+        break;
+      }
+      const said = JSON.parse(data);
+      if (said.error) throw new Told(refusal(said.error, 200));
+      if (name === "candidate") addCandidate(said);
+      if (name) continue;
+      usage = said.usage || usage;
+      for (const choice of said.choices) {
+        found.answer += choice.delta.content || "";
+        found.refused += choice.delta.refusal || "";
+        if (choice.verification) Object.assign(found, { verification: choice.verification, best_of: said.best_of });
+      }
+    }
+    if (!whole || !found.verification) throw new Told("The connection broke off before the answer was there.");
+    conclude(found, usage, seconds());
+  } catch (error) {
+    const came = shown.filter(Boolean).length;
+    const some = came ? `${came} of ${n} candidates had come; nothing was chosen.` : "Nothing had come yet.";
+    if (error.name === "AbortError") clear(`Stopped by you after ${seconds().toFixed(1)} s. ${some}`);
+    else {
+      clear(`There is no answer. ${came ? some : ""}`);
+      report(error instanceof TypeError ? new Told("The connection to the gateway broke off.") : error);
+    }
+  } finally {
+    running = null;
+    busy(false);
+  }
+}
+
+function busy(is) {
+  $("ask").disabled = is;
+  $("stop").disabled = !is;
+  $("candidates").setAttribute("aria-busy", String(is));
+  if (is) {
+    $("stop").focus();
+    if (window.innerWidth < 832) $("stop").scrollIntoView({ block: "start" }); // the answer is below it
+  } else if (document.activeElement === $("stop") || document.activeElement === document.body) {
+    $("ask").focus({ preventScroll: true });
+  }
+}
+
+// --- wiring
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!running) ask().catch(report);
+});
+$("stop").addEventListener("click", () => running && running.abort());
+$("example").addEventListener("click", showExample);
+$("key").addEventListener("change", () => loadModels().then(() => say(""), report));
+$("file").addEventListener("change", () => $("file").files[0] && take($("file").files[0]));
+for (const kind of ["dragover", "drop"]) {
+  window.addEventListener(kind, (event) => {
+    event.preventDefault(); // a file that misses its place must not replace the page
+    $("drop").classList.toggle("over", kind === "dragover");
+    const [file] = kind === "drop" ? event.dataTransfer.files : [];
+    if (file) take(file);
+  });
+}
+window.addEventListener("dragleave", () => $("drop").classList.remove("over"));
+window.addEventListener("paste", (event) => {
+  const [file] = event.clipboardData.files;
+  if (!file) return; // text goes where the cursor is
+  event.preventDefault();
+  take(file);
+});
+
+async function start() {
+  settings = await (await call("page/settings")).json();
+  $("n").value = settings.n;
+  $("n").max = settings.most;
+  $("strategy").value = settings.strategy;
+  $("answers").value = settings.answers;
+  $("early").checked = settings.stop !== "never";
+  $("example").hidden = !settings.examples;
+  $("key-field").hidden = !settings.needs_key;
+  if (settings.examples && !image) await showExample();
+  if (!settings.needs_key) await loadModels();
+}
+
+start().catch(report);
