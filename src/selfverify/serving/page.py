@@ -1,4 +1,4 @@
-"""The page at ``/``: ask about an image and watch the candidates come. Static files and two things they read."""
+"""The page at ``/``: ask about an image and watch the candidates come. Files, and two things they read."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def add_page(
 
 @lru_cache(EXAMPLES)
 def digits_example(index: int) -> dict[str, Any]:
-    """A held-out problem of ``digits-pick``, for ``builtin:digits``: question, image as a data URL, and how its
-    answers are compared."""
+    """A held-out problem of ``digits-pick``, for ``builtin:digits``: its question, its image as a data URL,
+    and how its answers are compared."""
     from selfverify.tasks import make_task
 
     problem = make_task("digits-pick").problem("test", 0, index)

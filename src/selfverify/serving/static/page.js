@@ -137,7 +137,7 @@ async function take(file) {
 }
 
 function megas(count) {
-  return (count / 1e6).toFixed(1).replace(/\.0$/, "");
+  return String(Number((count / 1e6).toPrecision(count < 1e6 ? 1 : 3)));
 }
 
 async function showExample() {

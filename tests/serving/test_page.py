@@ -1,0 +1,107 @@
+"""The page at ``/`` without a browser: what is sent, to whom, and what it may load."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from importlib.resources import files
+
+import pytest
+import requests
+from PIL import Image
+
+from selfverify.serving.app import Settings
+from selfverify.serving.page import EXAMPLES, digits_example
+from selfverify.serving.protocol import BestOf
+from selfverify.serving.security import Keys
+from serving_servers import FakeUpstream, Loop
+
+STATIC = files("selfverify.serving") / "static"
+SOURCES = {name: (STATIC / name).read_text("utf-8") for name in ("index.html", "page.js", "page.css")}
+
+
+def root(url: str) -> str:
+    """A gateway's address without ``/v1``."""
+    return url.removesuffix("/v1")
+
+
+def test_page_is_open_where_keys_are_needed_and_nothing_else_is(servers: Loop) -> None:
+    url, _ = servers.before(FakeUpstream(), Settings(keys=Keys(["secret"])))
+    for path in ("/", "/page/page.js", "/page/page.css", "/page/settings"):
+        assert requests.get(root(url) + path, timeout=10).status_code == 200, path
+    assert requests.get(root(url) + "/page/settings", timeout=10).json()["needs_key"] is True
+    for path in ("/v1/models", "/metrics", "/page/nothing", "/page/../metrics"):
+        assert requests.get(root(url) + path, timeout=10).status_code == 401, path
+
+
+def test_every_part_of_the_page_carries_the_strict_policy(servers: Loop) -> None:
+    url, _ = servers.before(FakeUpstream())
+    kinds = {"/": "text/html", "/page/page.js": "text/javascript", "/page/page.css": "text/css"}
+    for path, kind in kinds.items():
+        headers = requests.get(root(url) + path, timeout=10).headers
+        assert headers["Content-Type"] == f"{kind}; charset=utf-8"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["trusted-types"] == "'none'" and policy["frame-ancestors"] == "'none'"
+        assert "unsafe" not in headers["Content-Security-Policy"]
+
+
+def test_page_loads_nothing_from_elsewhere_and_makes_no_markup_of_text() -> None:
+    for name, text in SOURCES.items():
+        assert not re.search(r"https?:|//[a-z]|@import|url\(", text.replace("// ", "")), name
+    assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\s(on\w+|style)=", SOURCES["index.html"])
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|Function\(|\.style\b",
+        SOURCES["page.js"],
+    )
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2's relative luminance."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_stands_out_from_its_ground(theme: int) -> None:
+    block = re.findall(r":root \{(.*?)\}", SOURCES["page.css"], re.S)[theme]
+    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block))
+    pairs = [(ink, ground, 4.5) for ink in ("ink", "faint", "accent") for ground in ("paper", "ground")]
+    pairs += [("bad", "paper", 4.5), ("ink", "won", 4.5), ("faint", "won", 4.5), ("on-accent", "accent", 4.5)]
+    pairs += [("won-line", "won", 3.0), ("won-line", "paper", 3.0), ("bar", "rail", 1.5)]
+    for ink, ground, least in pairs:
+        bright, dim = sorted((luminance(colours[ink]), luminance(colours[ground])), reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= least, (ink, ground)
+
+
+def test_fields_start_as_the_gateway_was_started(servers: Loop) -> None:
+    url, _ = servers.before(FakeUpstream(), Settings(BestOf(n=5, strategy="majority", answers="set")))
+    found = requests.get(root(url) + "/page/settings", timeout=10).json()
+    assert (found["n"], found["strategy"], found["answers"], found["stop"]) == (5, "majority", "set", "never")
+    assert found["examples"] == 0
+    refused = requests.get(root(url) + "/page/example", timeout=10)
+    assert refused.status_code == 404 and "built-in model" in refused.json()["error"]["message"]
+
+
+def test_example_is_a_held_out_problem_of_the_task() -> None:
+    found = digits_example(3)
+    head, data = found["image"].split(",")
+    assert head == "data:image/png;base64"
+    assert Image.open(io.BytesIO(base64.b64decode(data))).size == (48, 32)
+    assert re.fullmatch(r"Pick 3 of the digits shown that add up to \d+\.", found["question"])
+    assert found != digits_example(4)
+
+
+@pytest.mark.parametrize("index", ["-1", str(EXAMPLES), "x", "1e3", "", "٣", "9" * 5000])
+def test_example_with_a_wrong_number_is_refused(servers: Loop, index: str) -> None:
+    from serving_servers import quick_gateway
+
+    gateway = quick_gateway("http://127.0.0.1:9")
+    gateway.example = digits_example
+    url = servers.gateway(gateway)
+    assert requests.get(f"{root(url)}/page/example?index=3", timeout=30).json()["name"] == "example 4"
+    assert requests.get(f"{root(url)}/page/example", params={"index": index}, timeout=10).status_code == 400

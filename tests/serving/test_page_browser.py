@@ -1,0 +1,448 @@
+"""The page at ``/`` in a real Chromium. Skipped where there is none: `make browser` says how to get it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.select import Select
+
+from browser import DESKTOP, PHONE, look, missing, open_browser, until
+from selfverify.selection.calibration import Calibration
+from selfverify.serving.app import Settings
+from selfverify.serving.images import ImageLimits
+from selfverify.serving.protocol import BestOf
+from selfverify.serving.security import Keys as ApiKeys
+from selfverify.serving.selecting import use_of
+from serving_servers import Body, FakeUpstream, Loop, tagged
+
+from .conftest import data_url, png
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chrome]:
+    with open_browser() as driver:
+        yield driver
+
+
+@dataclass
+class Gated(FakeUpstream):
+    """Streams as many candidates as it is allowed to; then what `ending` says: wait, or break off."""
+
+    allowed: int = 100
+    breaks: bool = False
+    waits: int = field(default=0, init=False)
+
+    async def _stream(self, request: web.Request, texts: list[str], fault: Any) -> web.StreamResponse:
+        if self.allowed >= len(texts):
+            return await super()._stream(request, texts, fault)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for i, text in enumerate(texts):
+            while i >= self.allowed:
+                if self.breaks:
+                    assert request.transport is not None
+                    request.transport.close()
+                    return response
+                await asyncio.sleep(0.01)
+            choice = {"index": i, "delta": {"content": text}, "finish_reason": "stop"}
+            await response.write(b"data: " + web.json_response({"choices": [choice]}).body + b"\n\n")  # type: ignore[operator]
+        usage = {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}
+        await response.write(b"data: " + web.json_response({"choices": [], "usage": usage}).body + b"\n\n")  # type: ignore[operator]
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+class Page:
+    """The page, as somebody sees it who uses it."""
+
+    def __init__(self, driver: Chrome, url: str) -> None:
+        self.driver = driver
+        driver.get_log("browser")
+        driver.get(url.removesuffix("v1"))
+        until(driver, lambda: self["n"].get_attribute("value"))
+
+    def __getitem__(self, id: str) -> WebElement:
+        return self.driver.find_element(By.ID, id)
+
+    def text(self, id: str) -> str:
+        return self[id].get_attribute("textContent") or ""
+
+    def wait(self, id: str, part: str) -> str:
+        """The text of an element, once it holds ``part``."""
+        until(self.driver, lambda: part in self.text(id))
+        return self.text(id)
+
+    def choose(self, image: Path) -> None:
+        """Choose a file; returns when it is shown or refused."""
+        self.driver.execute_script("document.getElementById('alert').textContent = ''")
+        self["file"].send_keys(str(image))
+        until(self.driver, lambda: self["preview"].is_displayed() or self.text("alert"))
+
+    def ask(self, image: Path | None = None, question: str = "7+2?", n: int = 4) -> None:
+        """Fill in the form and send it."""
+        if image:
+            self.choose(image)
+        for id, value in (("question", question), ("n", str(n))):
+            self[id].clear()
+            self[id].send_keys(value)
+        self["ask"].click()
+
+    def rows(self) -> list[str]:
+        return [
+            row.text.split("\nWhat it wrote")[0]
+            for row in self["candidates"].find_elements(By.TAG_NAME, "li")
+        ]
+
+    def facts(self) -> dict[str, str]:
+        pairs = until(self.driver, lambda: self["facts"].find_elements(By.TAG_NAME, "div"))
+        return dict(pair.text.split("\n") for pair in pairs)
+
+    def complaints(self) -> list[str]:
+        """What the browser's console shows, but for requests that were refused on purpose."""
+        entries = [str(entry["message"]) for entry in self.driver.get_log("browser")]
+        return [text for text in entries if "Failed to load resource" not in text]
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.png"
+    path.write_bytes(png((320, 200)))
+    return path
+
+
+def test_candidates_come_one_by_one_and_the_winner_is_explained(
+    chromium: Chrome, servers: Loop, photo: Path
+) -> None:
+    texts = [tagged("9", "0.9"), tagged("8", "0.8"), tagged("9", "0.7"), "nothing in tags <answer>"]
+    upstream = Gated(write=lambda body, i: texts[i], allowed=0)
+    url, _ = servers.before(upstream, Settings(BestOf(strategy="best")))
+    look(chromium, DESKTOP)
+    page = Page(chromium, url)
+    page.ask(photo)
+    for count in (1, 2, 3):
+        upstream.allowed = count
+        page.wait("progress", f"{count} of 4")
+        assert len(page.rows()) == count and page.text("answer") == "–"
+        assert page["stop"].is_enabled() and not page["ask"].is_enabled()
+    upstream.allowed = 4
+    facts = page.facts()
+    assert page.rows() == [
+        "1\n9\nchosen\n0.90", "2\n8\n0.80", "3\n9\nsame answer\n0.70", "4\nno readable answer\nno score\n–"
+    ]  # fmt: skip
+    assert page.text("answer") == "9"
+    assert page.text("reason").startswith("Chosen by highest score. Highest score 0.90; 2 of 4 candidates")
+    time = facts.pop("Time")
+    assert float(time.removesuffix(" s")) > 0
+    assert facts == {
+        "Votes": "2 of 4", "Score": "0.90", "Confidence, uncalibrated": "0.90", "Scored by": "inline",
+        "Samples used": "4, all drawn", "Tokens written": "28", "Tokens read": "10",
+    }  # fmt: skip
+    assert page["candidates"].get_attribute("aria-busy") == "false"
+    [sent] = upstream.seen
+    assert sent["n"] == 4 and sent["model"] == "m" and "best_of" not in sent
+    picture, question = sent["messages"][0]["content"]
+    assert picture["image_url"]["url"] == data_url(photo.read_bytes())
+    assert question["text"].startswith("7+2? ")
+    assert page.complaints() == []
+
+
+def test_what_a_model_writes_is_shown_as_text(chromium: Chrome, servers: Loop, photo: Path) -> None:
+    url, _ = servers.before(FakeUpstream(write=lambda body, i: tagged(HOSTILE)))
+    page = Page(chromium, url)
+    page.ask(photo, n=2)
+    page.facts()
+    assert page.text("answer") == HOSTILE
+    assert page["candidates"].find_elements(By.CSS_SELECTOR, "img, script") == []
+    details = page["candidates"].find_elements(By.TAG_NAME, "details")
+    assert len(details) == 2 and HOSTILE in (details[0].get_attribute("textContent") or "")
+    assert chromium.title == "selfverify" and page.complaints() == []
+
+
+def test_policy_stops_scripts_and_requests_that_are_not_the_pages_own(
+    chromium: Chrome, servers: Loop
+) -> None:
+    url, _ = servers.before(FakeUpstream())
+    Page(chromium, url)
+    elsewhere = servers.upstream(FakeUpstream())
+    reached = chromium.execute_async_script(
+        "const done = arguments[1];"
+        "fetch(arguments[0], {mode: 'no-cors'}).then(() => done(true), () => done(false))",
+        elsewhere + "/v1/models",
+    )
+    assert reached is False
+    refused = chromium.execute_script(
+        "try { document.body.innerHTML = '<b>x</b>'; return 'taken' } catch (error) { return error.name }"
+    )
+    assert refused == "TypeError"
+
+
+def test_image_can_be_pasted_and_dropped(chromium: Chrome, servers: Loop) -> None:
+    upstream = FakeUpstream()
+    url, _ = servers.before(upstream)
+    give = """
+        const bytes = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt(0));
+        const data = new DataTransfer();
+        data.items.add(new File([bytes], arguments[1], { type: "image/png" }));
+        const more = { bubbles: true, cancelable: true };
+        const event = arguments[2] === "paste"
+            ? new ClipboardEvent("paste", { clipboardData: data, ...more })
+            : new DragEvent("drop", { dataTransfer: data, ...more });
+        document.getElementById("question").dispatchEvent(event);
+        return event.defaultPrevented;
+    """
+    for way, size in (("paste", (40, 30)), ("drop", (50, 60))):
+        page = Page(chromium, url)
+        data = base64.b64encode(png(size)).decode()
+        assert chromium.execute_script(give, data, f"{way}.png", way) is True
+        assert page.wait("file-name", way) == f"{way}.png, {size[0]} × {size[1]}"
+        page.ask(n=1)
+        page.facts()
+        assert upstream.seen[-1]["messages"][0]["content"][0]["image_url"]["url"].endswith(data)
+        assert page.complaints() == []
+
+
+def test_what_is_missing_or_no_image_is_said_before_anything_is_sent(
+    chromium: Chrome, servers: Loop, photo: Path, tmp_path: Path
+) -> None:
+    upstream = FakeUpstream()
+    url, gateway = servers.before(upstream)
+    page = Page(chromium, url)
+    page.ask()
+    assert page.wait("alert", "image") == "Choose an image first."
+    assert chromium.switch_to.active_element == page["file"]
+    text = tmp_path / "notes.png"
+    text.write_text("no picture at all")
+    page.choose(text)
+    assert "notes.png is not an image that can be read" in page.wait("alert", "notes.png")
+    assert "PNG, JPEG" in page.text("alert")
+    assert not page["preview"].is_displayed()
+    page.ask(photo, question="")
+    assert page.wait("alert", "question") == "Ask a question about the image."
+    page.ask(n=0)
+    assert page.wait("alert", "whole number") == "Candidates: a whole number from 1 to 256."
+    assert upstream.seen == [] and gateway.metrics.candidates._value.get() == 0
+    page.ask(n=2)
+    page.facts()
+    assert page.text("alert") == "" and page.complaints() == []
+
+
+def test_image_beyond_the_gateways_limits_is_refused(chromium: Chrome, servers: Loop, photo: Path) -> None:
+    for limits, said in (
+        (ImageLimits(pixels=1000), "photo.png has 320 × 200 pixels, and 0.001 million are allowed."),
+        (
+            ImageLimits(bytes=100),
+            f"photo.png has {photo.stat().st_size / 1e6:.4f} MB, and 0.0001 MB are allowed.",
+        ),
+    ):
+        url, _ = servers.before(FakeUpstream(), Settings(images=limits))
+        page = Page(chromium, url)
+        page.choose(photo)
+        assert page.text("alert") == said
+        assert not page["preview"].is_displayed()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(500, "told to fail"), ("garbage", "cannot be used")],
+)
+def test_servers_failure_is_told_and_asking_again_helps(
+    chromium: Chrome, servers: Loop, photo: Path, fault: Any, said: str
+) -> None:
+    broken = [True]
+
+    def fails(body: Body) -> Any:
+        return fault if broken else None
+
+    url, _ = servers.before(FakeUpstream(fault=fails))
+    page = Page(chromium, url)
+    page.ask(photo)
+    assert said in page.wait("alert", "The gateway says")
+    assert page.text("reason").startswith("There is no answer.") and page["ask"].is_enabled()
+    broken.clear()
+    page.ask()
+    assert page.facts()["Votes"] and page.text("alert") == ""
+    assert page.complaints() == []
+
+
+def test_stream_that_breaks_off_leaves_the_best_of_what_came(
+    chromium: Chrome, servers: Loop, photo: Path
+) -> None:
+    calls: list[int] = []
+
+    def fails(body: Body) -> Any:
+        calls.append(1)
+        return "cut" if len(calls) == 1 else 500
+
+    url, _ = servers.before(FakeUpstream(fault=fails))
+    page = Page(chromium, url)
+    page.ask(photo)
+    facts = page.facts()
+    assert facts["Samples used"] == "2, the model server failed" and facts["Did not come"] == "2"
+
+
+def test_gateway_that_is_gone_is_told(chromium: Chrome, photo: Path) -> None:
+    servers = Loop()
+    try:
+        url, _ = servers.before(FakeUpstream())
+        page = Page(chromium, url)
+        until(chromium, lambda: Select(page["model"]).options)
+    finally:
+        servers.close()
+    page.ask(photo)
+    assert page.wait("alert", "gateway") == "The gateway cannot be reached. Is it still running?"
+
+
+@pytest.mark.parametrize("came", [0, 2])
+def test_stop_cancels_the_candidates_that_are_still_coming(
+    chromium: Chrome, servers: Loop, photo: Path, came: int
+) -> None:
+    upstream = Gated(allowed=came)
+    url, gateway = servers.before(upstream)
+    page = Page(chromium, url)
+    page.ask(photo, n=4)
+    until(chromium, lambda: upstream.open == 1 and len(page.rows()) == came)
+    page["stop"].click()
+    said = page.wait("reason", "Stopped by you")
+    assert (f"{came} of 4 candidates had come" if came else "Nothing had come yet") in said
+    until(chromium, lambda: upstream.open == 0 and gateway.in_flight == 0)
+    assert upstream.left == 1 and len(upstream.seen) == 1
+    assert page.text("answer") == "–" and page.text("alert") == ""
+    upstream.allowed = 100
+    page.ask(n=4)
+    assert page.facts()["Votes"] and len(page.rows()) == 4
+    assert page.complaints() == []
+
+
+def test_key_is_asked_for_where_one_is_needed(chromium: Chrome, servers: Loop, photo: Path) -> None:
+    url, _ = servers.before(FakeUpstream(), Settings(keys=ApiKeys(["right"])))
+    page = Page(chromium, url)
+    assert page["key"].is_displayed()
+    page.ask(photo)
+    assert page.wait("alert", "key") == "An API key is needed."
+    assert chromium.switch_to.active_element == page["key"]
+    page["key"].send_keys("wrong", Keys.TAB)
+    assert page.wait("alert", "does not know") == "The gateway does not know this API key."
+    page["key"].clear()
+    page["key"].send_keys("right")
+    page.ask()
+    page.facts()
+    assert page.text("alert") == ""
+    url, _ = servers.before(FakeUpstream())
+    assert not Page(chromium, url)["key"].is_displayed()
+
+
+def test_probability_is_shown_where_it_is_calibrated_and_doubt_withholds(
+    chromium: Chrome, servers: Loop, photo: Path
+) -> None:
+    chosen = BestOf(n=4, strategy="majority")
+    calibration = Calibration(
+        "isotonic", (0.0, 1.0), (0.0, 0.8), threshold=0.3, fitted_on=use_of(chosen, "inline")
+    )
+    answers = ["1", "1", "1", "2"]
+    upstream = FakeUpstream(write=lambda body, i: tagged(answers[i]))
+    url, _ = servers.before(upstream, Settings(chosen, calibration=calibration))
+    page = Page(chromium, url)
+    page.ask(photo)
+    assert page.facts()["Probability, calibrated"] == "0.60"
+    answers[:] = ["1", "2", "3", "4"]
+    page.ask()
+    page.wait("answer", "sure")
+    assert page.facts()["Probability, calibrated"] == "0.20"
+    assert page.text("answer").startswith("No answer is sure enough")
+    assert [row for row in page.rows() if "withheld" in row] and not [r for r in page.rows() if "chosen" in r]
+    assert page["candidates"].find_elements(By.CSS_SELECTOR, ".won") == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_page_fits_a_phone(chromium: Chrome, servers: Loop, photo: Path, dark: bool) -> None:
+    long = "incomprehensibilities" * 12
+    url, _ = servers.before(FakeUpstream(write=lambda body, i: tagged(long)))
+    look(chromium, PHONE, dark)
+    page = Page(chromium, url)
+    width = "return document.documentElement.scrollWidth"
+    assert chromium.execute_script(width) == 375
+    page.ask(photo, n=3)
+    page.facts()
+    assert chromium.execute_script(width) == 375
+    top = "return arguments[0].getBoundingClientRect().top"
+    assert 0 <= chromium.execute_script(top, page["result"]) < PHONE[1]  # nobody has to look for it
+    outside = """return [...document.querySelectorAll("main *")].filter((e) => e.offsetParent
+        && e.id !== "file" && e.getBoundingClientRect().right > 375).map((e) => e.outerHTML)"""
+    assert chromium.execute_script(outside) == []
+    small = """return [...document.querySelectorAll("button, select, textarea, input:not([type=checkbox])")]
+        .filter((e) => e.offsetParent && e.getBoundingClientRect().height < 24).map((e) => e.id)"""
+    assert chromium.execute_script(small) == []
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    assert chromium.execute_script(ground) == ("rgb(20, 23, 28)" if dark else "rgb(246, 247, 249)")
+    look(chromium, DESKTOP)
+
+
+def test_every_control_has_a_name_and_the_form_works_by_keyboard(
+    chromium: Chrome, servers: Loop, photo: Path
+) -> None:
+    url, _ = servers.before(FakeUpstream(), Settings(keys=ApiKeys(["right"])))
+    page = Page(chromium, url)
+    nodes = chromium.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    roles = {"button", "textbox", "spinbutton", "combobox", "checkbox", "list", "form", "region", "img"}
+    named = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if not node.get("ignored") and node.get("role", {}).get("value") in roles
+    ]
+    assert [role for role, name in named if not name] == []
+    names = {name for _, name in named}
+    assert {"Question", "Candidates", "Choose by", "API key", "Ask", "Stop"} <= names
+    assert any(name.startswith("Choose an image") for name in names)
+    live = [
+        n for n in nodes if n.get("role", {}).get("value") in ("status", "alert") and not n.get("ignored")
+    ]
+    assert len(live) >= 2
+    page["file"].send_keys(str(photo))
+    chromium.execute_script("document.activeElement.blur()")
+    order = []
+    for _ in range(7):
+        ActionChains(chromium).send_keys(Keys.TAB).perform()
+        order.append(chromium.switch_to.active_element.get_attribute("id"))
+    assert order == ["file", "question", "n", "strategy", "answers", "early", "key"]
+    page["question"].send_keys("7+2?")
+    page["key"].send_keys("right", Keys.ENTER)
+    page.facts()
+
+
+@pytest.fixture(scope="module")
+def digits() -> Iterator[str]:
+    """A gateway with the built-in model."""
+    from selfverify.serving.server import local_gateway
+
+    servers = Loop()
+    try:
+        yield servers.gateway(local_gateway("builtin:digits", Settings()))
+    finally:
+        servers.close()
+
+
+def test_newcomer_sees_the_built_in_model_answer_an_example(chromium: Chrome, digits: str) -> None:
+    page = Page(chromium, digits)
+    assert page.wait("file-name", "example 1") == "example 1"
+    assert "add up to" in (page["question"].get_attribute("value") or "")
+    page["example"].click()
+    page.wait("file-name", "example 2")
+    page["ask"].click()
+    facts = page.facts()
+    assert len(page.rows()) == 8 and facts["Samples used"] == "8, all drawn"
+    assert len(page.text("answer").split()) == 3
+    assert page.complaints() == []
