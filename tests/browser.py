@@ -102,13 +102,14 @@ def main(url: str, path: Path) -> None:
             driver.execute_script("scrollTo(0, 0)")
             time.sleep(0.3)
             pictures.append(shot(driver))
+        cut = int(driver.execute_script("return document.querySelector('section').offsetTop")) - 8
     screen, phone = pictures
-    half = max(screen.height, -(-phone.height // 2))
-    sheet = Image.new("RGB", (screen.width + 2 * (phone.width + 16), half), "white")
+    parts = [phone.crop((0, 0, phone.width, cut)), phone.crop((0, cut, *phone.size))]
+    height = max(screen.height, *(part.height for part in parts))
+    sheet = Image.new("RGB", (screen.width + 2 * (phone.width + 16), height), "white")
     sheet.paste(screen)
-    for part in (0, 1):
-        below = phone.crop((0, part * half, phone.width, min((part + 1) * half, phone.height)))
-        sheet.paste(below, (screen.width + 16 + part * (phone.width + 16), 0))
+    for i, part in enumerate(parts):
+        sheet.paste(part, (screen.width + 16 + i * (phone.width + 16), 0))
     sheet.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
