@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from selfverify.errors import ConfigError, ServerError
+from selfverify.errors import ConfigError, DataError, ServerError
 from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
 from selfverify.remote.judge import ServerRating
 from selfverify.remote.replies import Reply
@@ -42,6 +42,15 @@ def draw(fake: FakeUpstream, n: int, mode: Mode = "n", **more: Any) -> tuple[lis
         return await ServerSampler(client).draw(question(**more), n, got.append, usage, mode)
 
     return got, usage, with_client(fake, use)
+
+
+def test_text_that_is_no_unicode_is_refused_and_all_other_text_arrives() -> None:
+    fake = FakeUpstream()
+    with_client(fake, lambda client: client.chat(question('"7" + 2 = ½?\n\0 \u2028 𝟟')))
+    assert fake.seen[0] == question('"7" + 2 = ½?\n\0 \u2028 𝟟')
+    with pytest.raises(DataError, match="cannot be written as JSON"):
+        with_client(fake, lambda client: client.chat(question("half a pair: \ud83d")))
+    assert len(fake.seen) == 1
 
 
 @pytest.mark.parametrize("how", [503, 429, "garbage", "cut"])
