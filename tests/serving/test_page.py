@@ -79,10 +79,12 @@ def test_text_stands_out_from_its_ground(theme: int) -> None:
 
 
 def test_fields_start_as_the_gateway_was_started(servers: Loop) -> None:
-    url, _ = servers.before(FakeUpstream(), Settings(BestOf(n=5, strategy="majority", answers="set")))
+    url, _ = servers.before(
+        FakeUpstream(), Settings(BestOf(n=5, strategy="majority", answers="set"), most_samples=20)
+    )
     found = requests.get(root(url) + "/page/settings", timeout=10).json()
     assert (found["n"], found["strategy"], found["answers"], found["stop"]) == (5, "majority", "set", "never")
-    assert found["examples"] == 0
+    assert found["most"] == 20 and found["examples"] == 0
     refused = requests.get(root(url) + "/page/example", timeout=10)
     assert refused.status_code == 404 and "built-in model" in refused.json()["error"]["message"]
 

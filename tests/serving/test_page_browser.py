@@ -233,7 +233,7 @@ def test_what_is_missing_or_no_image_is_said_before_anything_is_sent(
     page.ask(photo, question="")
     assert page.wait("alert", "question") == "Ask a question about the image."
     page.ask(n=0)
-    assert page.wait("alert", "whole number") == "Candidates: a whole number from 1 to 256."
+    assert page.wait("alert", "whole number") == "Candidates: a whole number from 1 to 64."
     assert upstream.seen == [] and gateway.metrics.candidates._value.get() == 0
     page.ask(n=2)
     page.facts()

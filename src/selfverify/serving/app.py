@@ -108,7 +108,14 @@ class Gateway:
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.show_metrics)
         settings = self.settings
-        add_page(app, settings.defaults, settings.images, bool(settings.keys), self.example)
+        add_page(
+            app,
+            settings.defaults,
+            settings.most_samples,
+            settings.images,
+            bool(settings.keys),
+            self.example,
+        )
         app.cleanup_ctx.append(self._resources)
         return app
 

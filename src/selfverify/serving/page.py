@@ -14,7 +14,7 @@ from aiohttp import web
 
 from selfverify.serving.errors import ApiError
 from selfverify.serving.images import ImageLimits
-from selfverify.serving.protocol import MOST_SAMPLES, BestOf
+from selfverify.serving.protocol import BestOf
 
 EXAMPLES = 100
 """Example problems on offer."""
@@ -42,13 +42,19 @@ _HEADERS = {
 
 
 def add_page(
-    app: web.Application, defaults: BestOf, limits: ImageLimits, needs_key: bool, example: Example | None
+    app: web.Application,
+    defaults: BestOf,
+    most_samples: int,
+    limits: ImageLimits,
+    needs_key: bool,
+    example: Example | None,
 ) -> None:
     """Add the page's routes.
 
     Args:
         app: To this application.
         defaults: What the page's fields start with.
+        most_samples: Candidates that may be asked for.
         limits: Of images; the page checks them before it sends one.
         needs_key: Whether to ask for an API key.
         example: Makes example problems; None offers none.
@@ -64,7 +70,7 @@ def add_page(
         wanted = defaults.model_dump(include={"n", "strategy", "answers", "stop"})
         found = {
             **wanted,
-            "most": MOST_SAMPLES,
+            "most": most_samples,
             "needs_key": needs_key,
             "examples": 0 if example is None else EXAMPLES,
             "image_bytes": limits.bytes,
