@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from selfverify.serving.images import ImageLimits
 from selfverify.serving.protocol import BestOf
 from selfverify.serving.security import Keys as ApiKeys
 from selfverify.serving.selecting import use_of
-from serving_servers import Body, FakeUpstream, Loop, tagged
+from selfverify.serving.server import start
+from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
 
 from .conftest import data_url, png
 
@@ -255,19 +257,18 @@ def test_image_beyond_the_gateways_limits_is_refused(chromium: Chrome, servers: 
         assert not page["preview"].is_displayed()
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [(500, "told to fail"), ("garbage", "cannot be used")],
-)
+@pytest.mark.parametrize("begun", [False, True], ids=["at once", "after the stream began"])
+@pytest.mark.parametrize(("fault", "said"), [(500, "told to fail"), ("garbage", "cannot be used")])
 def test_servers_failure_is_told_and_asking_again_helps(
-    chromium: Chrome, servers: Loop, photo: Path, fault: Any, said: str
+    chromium: Chrome, servers: Loop, photo: Path, fault: Any, said: str, begun: bool
 ) -> None:
     broken = [True]
 
     def fails(body: Body) -> Any:
         return fault if broken else None
 
-    url, _ = servers.before(FakeUpstream(fault=fails))
+    settings = Settings(keep_alive_s=0.02) if begun else Settings()
+    url, _ = servers.before(FakeUpstream(fault=fails, delay_s=0.2 * begun), settings)
     page = Page(chromium, url)
     page.ask(photo)
     assert said in page.wait("alert", "The gateway says")
@@ -304,6 +305,16 @@ def test_gateway_that_is_gone_is_told(chromium: Chrome, photo: Path) -> None:
         servers.close()
     page.ask(photo)
     assert page.wait("alert", "gateway") == "The gateway cannot be reached. Is it still running?"
+
+
+def test_connection_that_breaks_off_is_told(chromium: Chrome, servers: Loop, photo: Path) -> None:
+    gateway, stack = quick_gateway(servers.upstream(Gated(allowed=1))), AsyncExitStack()
+    page = Page(chromium, f"http://127.0.0.1:{servers.run(start(gateway, '127.0.0.1', 0, stack, 0.1))}/v1")
+    page.ask(photo)
+    page.wait("progress", "1 of 4")
+    servers.run(stack.aclose())
+    assert "broke off" in page.wait("alert", "connection")
+    assert page.text("reason").endswith("1 of 4 candidates had come; nothing was chosen.")
 
 
 @pytest.mark.parametrize("came", [0, 2])
