@@ -160,6 +160,17 @@ def test_metrics_say_where_the_group_stands() -> None:
     assert logged["turns/delta"] == pytest.approx(logged["turns/0->1"] - logged["turns/1->0"])
 
 
+def test_metrics_count_whom_the_rewards_count() -> None:
+    """The same P: of two thirds without what was cut off, of three quarters with it."""
+    made = group((0, 0), (0, 1), (1, 0), (0, 0, "length"))
+    for options, rate in (({}, 2 / 3), ({"drop_truncated": False}, 3 / 4)):
+        method = make_method("adapo", **options)
+        turn_1, _ = credits(method, made)
+        logged = method.metrics([made])
+        assert logged["adapo/error_rate"] == pytest.approx(rate)
+        assert logged["adapo/beta_1"] == pytest.approx(float(turn_1.kl_coef))
+
+
 # --- SCoRe ----------------------------------------------------------------------------------------------
 
 

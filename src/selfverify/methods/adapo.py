@@ -121,8 +121,7 @@ class AdaPO:
         it would be paid for how its first answers ended.
         """
         c = self.config
-        if c.drop_truncated:
-            valid = valid & valid_trajectories(group, drop_truncated=True)
+        valid = valid & valid_trajectories(group, c.drop_truncated)
         first, second = column(group, "correct_1"), column(group, "correct")
         table = self._table(first, valid)
         reward = trajectory_reward(table, first, second)
@@ -150,7 +149,7 @@ class AdaPO:
         logged = group_metrics(groups) | turn_metrics(groups)
         rates, betas = [], []
         for group in groups:
-            valid = valid_trajectories(group, drop_truncated=True)
+            valid = valid_trajectories(group, self.config.drop_truncated)
             if bool(valid.any()):
                 first = column(group, "correct_1")
                 rates.append(float(error_rate(first, valid)))
