@@ -76,7 +76,8 @@ def iterations(
 ) -> Iterator[tuple[Path, Conversations, LearnerConfig]]:
     """What to learn from in each iteration, its folder, and for how long.
 
-    Whoever iterates trains ``policy`` on it before the next is asked for.
+    Whoever iterates trains ``policy`` on it before the next is asked for. There is no next one behind an
+    iteration that was not trained to its end (``learner.time_limit_s``).
 
     Raises:
         ConfigError: The folder holds conversations of other weights or settings.
@@ -98,11 +99,15 @@ def iterations(
                 "from a model that corrects some"
             )
         steps = min(math.ceil(method.config.epochs * len(kept) / learner.groups_per_step), learner.steps)
-        # Measured at its end, at least, where a run is measured while it trains.
-        every = min(learner.evaluate_every, steps)
-        shorter = learner.model_copy(update={"steps": steps, "evaluate_every": every})
-        yield folder, Conversations(task, kept, own), shorter
-        ranks.on_first(partial(join_logs, output, number))
+        # It may be shorter than the warm-up, and than the time between evaluations.
+        shorter = {
+            "steps": steps,
+            "warmup_steps": min(learner.warmup_steps, steps),
+            "evaluate_every": min(learner.evaluate_every, steps),
+        }
+        yield folder, Conversations(task, kept, own), learner.model_copy(update=shorter)
+        if ranks.on_first(partial(join_logs, output, number)) < steps:
+            return
 
 
 def clear_iterations(output: Path) -> None:
@@ -111,8 +116,11 @@ def clear_iterations(output: Path) -> None:
         shutil.rmtree(folder)
 
 
-def join_logs(output: Path, last: int) -> None:
-    """Write the iterations' metrics and timings as one file each, their steps counted through."""
+def join_logs(output: Path, last: int) -> int:
+    """Write the iterations' metrics and timings as one file each, their steps counted through.
+
+    Returns the steps that the last iteration has made.
+    """
     for name in ("metrics.jsonl", "timing.jsonl"):
         (output / name).unlink(missing_ok=True)
         log, before = MetricsLog(output / name), 0
@@ -122,6 +130,7 @@ def join_logs(output: Path, last: int) -> None:
             for row in rows:
                 log.append(row | {"step": before + row["step"], "star/iteration": number})
             before += rows[-1]["step"] if rows else 0
+    return MetricsLog(output / f"iteration-{last}" / "metrics.jsonl").last_step()
 
 
 def _collect(
@@ -134,7 +143,7 @@ def _collect(
     seed: int,
     own: int,
 ) -> list[Kept]:
-    """Conversations of all problems; those in the folder's file are not sampled again."""
+    """Conversations of all problems; those in the folder's file are not written again."""
     config = method.config
     settings = {
         "weights": policy.fingerprint(),
@@ -144,11 +153,13 @@ def _collect(
         "method": config.model_dump(mode="json", include={"second_turn", "rounds", "keep_right"}),
     }
     path = folder / CONVERSATIONS_FILE
-    found: list[Kept] = []
-    done = ranks.on_first(lambda: _open(path, settings))
-    found += [entry for rows in done for entry in rows]
+    done = ranks.on_first(lambda: _open(path, settings))[: config.problems]
+    found = [entry for rows in done for entry in rows]
     size = batch * ranks.count()
-    for first in range(len(done), config.problems, size):
+    # A batch that was killed while it was written is sampled again as a whole: on what else is in a batch
+    # depends how its numbers are rounded.
+    begin = len(done) // size * size if len(done) < config.problems else len(done)
+    for first in range(begin, config.problems, size):
         start = first + ranks.index() * batch
         indices = range(start, min(start + batch, config.problems))
         problems = [task.problem("train", seed, index) for index in indices]
@@ -156,8 +167,9 @@ def _collect(
         made = method.collect(policy, task, problems, seeds, sampling) if problems else []
         everyone = [rows for part in ranks.gather(made) for rows in part]
         numbered = [[(first + n, t) for t in rows] for n, rows in enumerate(everyone)]
-        ranks.on_first(partial(_append, path, numbered))
-        found += [entry for rows in numbered for entry in rows]
+        new = numbered[max(len(done) - first, 0) :]
+        ranks.on_first(partial(_append, path, new))
+        found += [entry for rows in new for entry in rows]
     return found
 
 

@@ -24,7 +24,9 @@ def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def holds_a_run(folder: Path) -> bool:
     """Whether training has already written something there."""
     metrics = folder / "metrics.jsonl"
-    return (metrics.is_file() and metrics.stat().st_size > 0) or any(folder.glob("checkpoints/checkpoint-*"))
+    if metrics.is_file() and metrics.stat().st_size > 0:
+        return True
+    return any(any(folder.glob(kept)) for kept in ("checkpoints/checkpoint-*", "iteration-*"))
 
 
 def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:

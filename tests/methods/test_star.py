@@ -13,6 +13,7 @@ import torch
 
 from selfverify import LearnerConfig, learn
 from selfverify.bootstrap import CONVERSATIONS_FILE, Conversations
+from selfverify.cli_runs import holds_a_run
 from selfverify.errors import ConfigError, DataError
 from selfverify.methods import make_method
 from selfverify.methods.star import CONVERSATION
@@ -133,16 +134,25 @@ class Corrects:
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.calls, self.stop_at = 0, stop_at
+        self.asked: list[list[int]] = []
 
     def __call__(self, policy: Policy, task: Any, problems: Sequence[Problem], *rest: Any) -> Any:
+        policy.encode(problems)
         self.calls += 1
+        self.asked.append([int(p.id.rsplit("/")[-1]) for p in problems])
         if self.calls == self.stop_at:
             raise KeyboardInterrupt
         return [[conversation(2)] if int(p.id.rsplit("/")[-1]) % 3 == 0 else [] for p in problems]
 
 
 def run(
-    model: Path, output: Path, collect: Corrects, resume: bool = False, stop_at: int | None = None
+    model: Path,
+    output: Path,
+    collect: Corrects,
+    resume: bool = False,
+    stop_at: int | None = None,
+    last: int = 6,
+    **settings: Any,
 ) -> Any:
     method = make_method("star", problems=9, epochs=2)
     method.collect = collect  # type: ignore[attr-defined]
@@ -153,13 +163,15 @@ def run(
         if step == stop_at:
             raise KeyboardInterrupt
 
-    config = LearnerConfig(steps=20, groups_per_step=2, micro_batch_groups=3, checkpoint_every=1)
+    config = LearnerConfig(
+        steps=20, groups_per_step=2, micro_batch_groups=3, checkpoint_every=1, **settings
+    )  # fmt: skip
     policy = Policy.load(str(model), device="cpu")
     learn(
         policy, make_task("digits-pick"), method, config, SamplingConfig(group_size=2), output=output,
         resume=resume, on_step=on_step, save_as="model",
     )  # fmt: skip
-    assert shown[-1] == 6
+    assert shown[-1] == last
     return policy.fingerprint()
 
 
@@ -182,6 +194,45 @@ def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["star/iteration"] for row in rows] == [1, 1, 1, 2, 2, 2]
     assert (torn / "model" / "model.safetensors").is_file()
+
+
+def test_a_batch_that_was_half_written_is_sampled_as_a_whole(tiny_folder: Path, tmp_path: Path) -> None:
+    """Who stands beside a problem decides how its numbers are rounded; no line is written twice."""
+    whole = run(tiny_folder, tmp_path / "whole", Corrects())
+    torn, files = (
+        tmp_path / "torn",
+        [tmp_path / n / "iteration-1" / CONVERSATIONS_FILE for n in ("whole", "torn")],
+    )
+    files[1].parent.mkdir(parents=True)
+    files[1].write_text("".join(files[0].read_text().splitlines(keepends=True)[:5]))  # settings, 4 problems
+    collect = Corrects()
+    assert run(tiny_folder, torn, collect, resume=True) == whole
+    assert collect.asked[:2] == [[3, 4, 5], [6, 7, 8]]
+    assert files[0].read_text() == files[1].read_text()
+
+
+def test_time_ends_an_iteration_and_all_behind_it(tiny_folder: Path, tmp_path: Path) -> None:
+    """The next one would sample from weights that a resumed run no longer has."""
+    whole = run(tiny_folder, tmp_path / "whole", Corrects())
+    torn = tmp_path / "torn"
+    run(tiny_folder, torn, Corrects(), last=1, time_limit_s=1e-9)
+    assert not (torn / "iteration-2").exists()
+    assert len((torn / "metrics.jsonl").read_text().splitlines()) == 1
+    assert holds_a_run(torn)
+    assert run(tiny_folder, torn, Corrects(), resume=True) == whole
+
+
+def test_a_short_iteration_reaches_its_learning_rate(tiny_folder: Path, tmp_path: Path) -> None:
+    run(tiny_folder, tmp_path, Corrects(), warmup_steps=10, learning_rate=1e-3)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["learning_rate"] for row in rows) == 1e-3
+
+
+def test_a_run_that_only_sampled_is_a_run(tiny_folder: Path, tmp_path: Path) -> None:
+    """Nothing computed is lost by starting again without --resume."""
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_folder, tmp_path, Corrects(stop_at=2))
+    assert holds_a_run(tmp_path)
 
 
 def test_files_of_another_run_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
