@@ -1,12 +1,14 @@
 """STaR's loop: collect the conversations that a policy corrects, and learn from them; again and again.
 
 Every iteration has a folder: ``conversations.jsonl``, a line per problem that was sampled, and what a
-training run writes. A run that was killed goes on where it was, in the middle of either part.
+training run writes. A run that was killed goes on where it was, in the middle of either part. The run's own
+``events.jsonl`` tells what happened while conversations were sampled.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,7 @@ import numpy as np
 
 from selfverify import ranks
 from selfverify.errors import ConfigError, DataError
+from selfverify.events import EVENTS_FILE, EventLog, note
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.logging import MetricsLog
 from selfverify.methods.star import CONVERSATION, STaR
@@ -30,6 +33,8 @@ from selfverify.rollouts.types import Problem, Segment, Trajectory
 from selfverify.tasks import Task
 from selfverify.tasks.base import Demonstration, Judged, tell_space
 from selfverify.tasks.canvas import Split
+
+logger = logging.getLogger(__name__)
 
 CONVERSATIONS_FILE = "conversations.jsonl"
 
@@ -86,11 +91,13 @@ def iterations(
     tell_space(task, policy.coordinate_space)
     if not resume:
         ranks.on_first(lambda: clear_iterations(output))
+    ranks.on_first(partial(output.mkdir, parents=True, exist_ok=True))
     for number in range(1, method.config.iterations + 1):
         folder = output / f"iteration-{number}"
         own = derived_seed(seed, number)
         batch = learner.micro_batch_groups
-        kept = policy.whole(partial(_collect, policy, task, method, sampling, batch, folder, seed, own))
+        with EventLog(output / EVENTS_FILE, ranks.index()):
+            kept = policy.whole(partial(_collect, policy, task, method, sampling, batch, folder, seed, own))
         if not kept:
             raise DataError(
                 f"{folder / CONVERSATIONS_FILE}: in {method.config.problems} problems x "
@@ -162,15 +169,68 @@ def _collect(
     for first in range(begin, config.problems, size):
         start = first + ranks.index() * batch
         indices = range(start, min(start + batch, config.problems))
-        problems = [task.problem("train", seed, index) for index in indices]
-        seeds = [derived_seed(own, index) for index in indices]
-        made = method.collect(policy, task, problems, seeds, sampling) if problems else []
+        made = _sample(policy, task, method, sampling, indices, seed, own)
         everyone = [rows for part in ranks.gather(made) for rows in part]
         numbered = [[(first + n, t) for t in rows] for n, rows in enumerate(everyone)]
         new = numbered[max(len(done) - first, 0) :]
         ranks.on_first(partial(_append, path, new))
         found += [entry for rows in new for entry in rows]
     return found
+
+
+def _sample(
+    policy: Policy,
+    task: Task,
+    method: STaR,
+    sampling: SamplingConfig,
+    indices: Sequence[int],
+    seed: int,
+    own: int,
+) -> list[list[Trajectory]]:
+    """Conversations of each of ``indices``; a problem that cannot be made or encoded has none."""
+    problems: dict[int, Problem] = {}
+    for index in indices:
+        try:
+            problems[index] = task.problem("train", seed, index)
+        except DataError as error:
+            _skip(f"{task.name}#{index}", error)
+    try:
+        made = _conversations(policy, task, method, sampling, problems, own)
+    except DataError:
+        # Encoding comes first, so nothing is lost.
+        usable = {index: problem for index, problem in problems.items() if _encodable(policy, problem)}
+        if len(usable) == len(problems):
+            raise
+        made = _conversations(policy, task, method, sampling, usable, own)
+    return [made.get(index, []) for index in indices]
+
+
+def _conversations(
+    policy: Policy,
+    task: Task,
+    method: STaR,
+    sampling: SamplingConfig,
+    problems: dict[int, Problem],
+    own: int,
+) -> dict[int, list[Trajectory]]:
+    if not problems:
+        return {}
+    seeds = [derived_seed(own, index) for index in problems]
+    made = method.collect(policy, task, [*problems.values()], seeds, sampling)
+    return dict(zip(problems, made, strict=True))
+
+
+def _encodable(policy: Policy, problem: Problem) -> bool:
+    try:
+        policy.encoder.prompt(problem)
+    except DataError as error:
+        _skip(problem.id, error)
+        return False
+    return True
+
+
+def _skip(name: str, error: DataError) -> None:
+    note(logger, "problem_skipped", f"a problem is skipped: {error}", problem=name, reason=str(error))
 
 
 def _open(path: Path, settings: dict[str, Any]) -> list[list[Kept]]:

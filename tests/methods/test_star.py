@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from selfverify import LearnerConfig, learn
 from selfverify.bootstrap import CONVERSATIONS_FILE, Conversations
 from selfverify.cli_runs import holds_a_run
 from selfverify.errors import ConfigError, DataError
+from selfverify.events import EVENTS_FILE, read_events
 from selfverify.methods import make_method
 from selfverify.methods.star import CONVERSATION
 from selfverify.policy.config import SamplingConfig
@@ -152,6 +154,7 @@ def run(
     resume: bool = False,
     stop_at: int | None = None,
     last: int = 6,
+    task: Any = None,
     **settings: Any,
 ) -> Any:
     method = make_method("star", problems=9, epochs=2)
@@ -168,7 +171,7 @@ def run(
     )  # fmt: skip
     policy = Policy.load(str(model), device="cpu")
     learn(
-        policy, make_task("digits-pick"), method, config, SamplingConfig(group_size=2), output=output,
+        policy, task or make_task("digits-pick"), method, config, SamplingConfig(group_size=2), output=output,
         resume=resume, on_step=on_step, save_as="model",
     )  # fmt: skip
     assert shown[-1] == last
@@ -233,6 +236,34 @@ def test_a_run_that_only_sampled_is_a_run(tiny_folder: Path, tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         run(tiny_folder, tmp_path, Corrects(stop_at=2))
     assert holds_a_run(tmp_path)
+
+
+class Holed:
+    """`digits-pick` with a problem that cannot be made and one that cannot be encoded."""
+
+    def __init__(self) -> None:
+        self.task = make_task("digits-pick")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        if index == 1:
+            raise DataError("no image")
+        made = self.task.problem(split, seed, index)
+        return replace(made, images=[]) if index == 6 else made
+
+
+def test_problems_that_cannot_be_used_are_skipped(tiny_folder: Path, tmp_path: Path) -> None:
+    """As when a run learns from samples of its own: named, and no reason to lose the others."""
+    collect = Corrects()
+    run(tiny_folder, tmp_path, collect, last=4, task=Holed())
+    assert collect.asked == [[0, 2], [3, 4, 5], [7, 8]] * 2
+    lines = (tmp_path / "iteration-1" / CONVERSATIONS_FILE).read_text().splitlines()[1:]
+    assert [bool(json.loads(line)) for line in lines] == [n in (0, 3) for n in range(9)]
+    told = read_events(tmp_path / EVENTS_FILE)
+    assert [e["event"] for e in told] == ["problem_skipped"] * 4
+    assert told[0]["reason"] == "no image" and told[1]["problem"].endswith("/6")
 
 
 def test_files_of_another_run_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
