@@ -21,7 +21,7 @@ from selfverify.methods import make_method
 from selfverify.methods.star import CONVERSATION
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
+from selfverify.policy.sampling import Sample, derived_seed
 from selfverify.policy.turns import Turns, follow_up
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.two_turn import make_trajectory
@@ -37,6 +37,7 @@ class Scripted:
     def __init__(self, policy: Policy, scripts: Sequence[str]) -> None:
         self.policy, self.task, self.scripts = policy, make_task("digits-pick"), scripts
         self.asked: list[list[str]] = []
+        self.seeds: list[list[int]] = []
 
     def say(self, problem: Problem, right: str) -> Sample:
         tokenizer = self.policy.tokenizer
@@ -66,8 +67,9 @@ class Scripted:
         """A further turn: what it is asked is on record."""
         assert sampling.group_size == 1 and len(set(seeds)) == len(prompts)
         self.asked.append([self.policy.tokenizer.decode(p.ids) for p in prompts])
+        self.seeds.append(list(seeds))
         going = [s for s in self.scripts if s[:2] == "00"]
-        return [[self.say(self.problem, s[2])] for s in going]
+        return [[self.say(self.problem, s[2])] for _ in range(len(prompts) // len(going)) for s in going]
 
 
 def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +97,23 @@ def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyP
     assert asked[0].endswith(three.segments[3].text) and three.segments[3].text == three.segments[1].text
     assert [len(t.segments) for t in kept(rounds=1)] == [3]
     assert [t.rewards["correct_1"] for t in kept(keep_right=True)] == [1, 0, 0]
+
+
+def test_a_problems_further_turns_do_not_depend_on_its_neighbours(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two problems with the same script, of which the second turns of samples 1 and 2 are wrong."""
+    script = Scripted(policy, ["11", "000", "001"])
+    problems = [script.task.problem("train", 0, index) for index in (0, 1)]
+    script.problem = problems[0]  # type: ignore[attr-defined]
+    monkeypatch.setattr("selfverify.methods.star.roll_out_turns", script.first_two)
+    monkeypatch.setattr(policy, "sample", script.sample)
+    method, sampling = make_method("star", second_turn=WORDS), SamplingConfig(group_size=3)
+    method.collect(policy, script.task, problems, [7, 8], sampling)
+    method.collect(policy, script.task, problems[1:], [8], sampling)
+    together, alone = script.seeds
+    assert together == [derived_seed(seed, 2, place) for seed in (7, 8) for place in (1, 2)]
+    assert together[2:] == alone
 
 
 def conversation(turns: int) -> Trajectory:

@@ -69,21 +69,23 @@ class STaR:
         words = self.config.second_turn
         rollout = roll_out_turns(policy, task, problems, seeds, sampling, words)
         kept: list[list[Trajectory]] = [[] for _ in problems]
-        going = [(n, t) for n, group in enumerate(rollout.groups) for t in group.trajectories]
+        going = [
+            (n, g, t) for n, group in enumerate(rollout.groups) for g, t in enumerate(group.trajectories)
+        ]
         for round in range(1, self.config.rounds + 1):
             if round > 1:
-                asked = [(problems[n], rollout.prompts[n], t) for n, t in going]
-                own = [derived_seed(seeds[n], round, place) for place, (n, _) in enumerate(going)]
+                asked = [(problems[n], rollout.prompts[n], t) for n, _, t in going]
+                own = [derived_seed(seeds[n], round, g) for n, g, _ in going]
                 again = ask_again(policy, task, asked, own, sampling, words)
-                going = [(n, t) for (n, _), t in zip(going, again, strict=True)]
-            going = [(n, t) for n, t in going if not t.truncated and t.finish != "error"]
-            for n, trajectory in going:
+                going = [(n, g, t) for (n, g, _), t in zip(going, again, strict=True)]
+            going = [(n, g, t) for n, g, t in going if not t.truncated and t.finish != "error"]
+            for n, _, trajectory in going:
                 rewards = trajectory.rewards
                 # What is malformed behind a right answer would be learnt, too.
                 whole = rewards["correct"] > 0 and rewards["score_opened"] <= rewards["score_format"]
                 if whole and (rewards["correct_1"] == 0 or self.config.keep_right):
                     kept[n].append(trajectory)
-            going = [(n, t) for n, t in going if t.rewards["correct"] == t.rewards["correct_1"] == 0]
+            going = [(n, g, t) for n, g, t in going if t.rewards["correct"] == t.rewards["correct_1"] == 0]
         return kept
 
     def rollout(
