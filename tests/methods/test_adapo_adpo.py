@@ -76,6 +76,48 @@ def test_what_cannot_be_combined_is_refused() -> None:
             make_method("adapo-adpo", **options)
 
 
+def test_options_of_both() -> None:
+    """Each is checked as in its own method, with AdaPO's coefficient for the turns."""
+    assert make_method("adapo-adpo").config.kl == make_method("adapo").config.kl  # type: ignore[attr-defined]
+    for options, needs in (
+        ({"kl": 0, "kl_scale": 0}, False),
+        ({"kl": 0, "kl_scale": 0, "score_kl": 0.1}, True),
+        ({"kl": 0, "score_kl": 0}, True),
+        ({"kl": 0, "reward": "fixed"}, False),
+    ):
+        assert make_method("adapo-adpo", **options).config.needs_reference is needs  # type: ignore[attr-defined]
+
+
+def test_every_score_that_could_have_been_written_learns() -> None:
+    """Real second turns with scores: what an untrained policy writes has none, and tests no places."""
+    policy, task = Policy.load("builtin:digits-two-turns", device="cpu"), make_task("digits-pick")
+    method = make_method("adapo-adpo", second_turn="Check the answer.", verification_credit="expected")
+    problems = [task.problem("train", 0, index) for index in range(3)]
+    sampling = SamplingConfig(group_size=8, max_new_tokens=32)
+    rollout = method.rollout(policy, task, problems, [1, 2, 3], sampling)
+    taught = 0
+    for prompt, made in zip(rollout.prompts, rollout.groups, strict=True):
+        credits = method.credit(made, torch.ones(8, dtype=torch.bool))
+        if not all(credit.teaches for credit in credits):
+            continue
+        taught += 1
+        streams = make_streams(prompt, made, credits)
+        choices = streams.choices
+        assert choices is not None
+        assert len(choices.rows) >= 4
+        for row, place in zip(choices.rows.tolist(), choices.places.tolist(), strict=True):
+            last = made.trajectories[row].segments[-1]
+            assert last.channel == "score"
+            assert place >= len(made.trajectories[row].tokens) - len(last.tokens)
+        torch.testing.assert_close(
+            (choices.probability * choices.advantage).sum(-1),
+            torch.zeros(len(choices.rows), dtype=choices.advantage.dtype),
+            atol=1e-5,
+            rtol=0,
+        )
+    assert taught > 0
+
+
 @pytest.mark.parametrize("credit", ["normalised", "concordance", "expected"])
 def test_a_run(tiny_folder: Path, tmp_path: Path, credit: str) -> None:
     fresh = Policy.load(str(tiny_folder), device="cpu")

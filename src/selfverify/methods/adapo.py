@@ -87,7 +87,7 @@ class AdaPOConfig(MethodConfig):
         return RewardShape(**values)
 
     @model_validator(mode="after")
-    def _check(self) -> AdaPOConfig:
+    def _check_rewards(self) -> AdaPOConfig:
         _ = self.shape  # refuses what would pay for a wrong end
         return self
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
@@ -26,21 +26,19 @@ from selfverify.tasks import Task
 class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):
     """AdaPO's options, and those of ADPO's score channel. `kl` is AdaPO's; `score_kl` is `kl` by default."""
 
+    format_weight: float = Field(
+        0.1, ge=0, description="What a malformed score loses, unless `score_format_weight` says."
+    )
+
     @property
     def needs_reference(self) -> bool:
         """Whether any channel can have a KL term."""
-        return self.kl > 0 or (self.score_kl or 0) > 0 or (self.reward == "adaptive" and self.kl_scale > 0)
+        return super().needs_reference or (self.score_kl or 0) > 0
 
     @model_validator(mode="after")
-    def _check(self) -> AdaPOADPOConfig:
-        _ = self.shape
+    def _check_channels(self) -> AdaPOADPOConfig:
         if self.credit == "entangled":
             raise ValueError("credit: entangled has one advantage for all channels, and this method three")
-        if self.verification_credit != "normalised" and self.verification != "pairwise":
-            raise ValueError(
-                f"verification_credit: {self.verification_credit} is a sum over pairs; use verification: "
-                "pairwise"
-            )
         return self
 
 

@@ -64,7 +64,7 @@ class ADPOConfig(PolicyGradientConfig):
         return self.kl > 0 or (self.score_kl or 0) > 0
 
     @model_validator(mode="after")
-    def _check(self) -> ADPOConfig:
+    def _check_verification(self) -> ADPOConfig:
         if self.verification_credit != "normalised" and self.verification != "pairwise":
             raise ValueError(
                 f"verification_credit: {self.verification_credit} is a sum over pairs; use verification: "
