@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from samples import sample
 from selfverify.evaluation.config import EvaluationConfig
@@ -125,3 +126,16 @@ def test_bubbles_say_name_and_change() -> None:
     ]
     drawn = svg(lambda axes: draw_bubbles(axes, points, "Bubbles"), "bubbles")
     assert "ours +4.0" in drawn and "worse \u221210.0" in drawn
+
+
+def test_ticks_say_where_they_are() -> None:
+    """Also between whole percents, where few of them are shown."""
+    axes = Figure().subplots()
+    draw_bubbles(axes, [Bubble("ours", PALETTE["best"], 0.16, 0.2)], "Bubbles")
+    axes.set_xlim(0.15, 0.17)
+    axes.set_ylim(0.13, 0.152)
+    for axis in (axes.xaxis, axes.yaxis):
+        places = axis.get_ticklocs()
+        labels = axis.get_major_formatter().format_ticks(places)
+        assert any(abs(100 * place - round(100 * place)) > 0.1 for place in places)
+        assert [float(label.removesuffix("%")) for label in labels] == pytest.approx(100 * places)

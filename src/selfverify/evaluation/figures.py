@@ -196,7 +196,7 @@ def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
         handles.append(Line2D([], [], marker="o", ls="", label=f"{point.name} {change}", **shown))
     _finish(axes, title, "spoiled: right first, wrong then", percent=True)
     axes.set_ylabel("corrected: wrong first, right then")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(_percent))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
@@ -253,12 +253,17 @@ def overview(
     return buffer.getvalue()
 
 
+def _percent(value: float, _: int | None = None) -> str:
+    """A tick's label: 12.5 % is neither 12 nor 13."""
+    return f"{round(100 * value, 2) + 0.0:g}%"
+
+
 def _finish(axes: Axes, title: str, x_label: str, percent: bool) -> None:
     axes.set_title(title)
     axes.set_xlabel(x_label)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     if percent:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
