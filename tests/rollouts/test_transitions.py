@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.rollouts.transitions import transitions, uniform_outcome
+from selfverify.rollouts.transitions import transitions
 
 
 def test_by_hand() -> None:
@@ -27,19 +27,3 @@ def test_by_hand() -> None:
 def test_rates_of_nothing_are_left_out() -> None:
     assert transitions([], []) == {}
     assert "spoiled" not in transitions([False], [True]) and "corrected" not in transitions([True], [True])
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "found"),
-    [
-        ([1, 1, 1], [1, 1, 1], "1->1"),
-        ([0, 0], [0, 0], "0->0"),
-        ([1, 1], [0, 0], None),  # all spoiled: much to learn
-        ([0, 0], [1, 1], None),
-        ([1, 0], [1, 0], None),
-        ([1, 1, 1], [1, 1, 0], None),
-        ([], [], None),
-    ],
-)
-def test_uniform_outcome(first: list[int], second: list[int], found: str | None) -> None:
-    assert uniform_outcome(first, second) == found

@@ -30,23 +30,3 @@ def transitions(first: ArrayLike, second: ArrayLike) -> dict[str, float]:
     if before.any():
         found["spoiled"] = float((~after[before]).mean())
     return found
-
-
-def uniform_outcome(first: ArrayLike, second: ArrayLike) -> str | None:
-    """The offline pre-filter of AdaPO's Appendix A.2 on one problem's trajectories.
-
-    Args:
-        first: ``[G]``, whether each first answer is right; those without a verdict left out.
-        second: ``[G]``, whether the second is.
-
-    Returns:
-        ``1->1`` where every trajectory is right in both turns (too easy) and ``0->0`` where every one is
-        wrong in both (too difficult, or noise): such a problem is left out. None for every other group, also
-        where all trajectories are 1->0 or all 0->1, and without any trajectory.
-    """
-    before, after = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
-    if before.size == 0:
-        return None
-    if before.all() and after.all():
-        return "1->1"
-    return "0->0" if not (before.any() or after.any()) else None
