@@ -85,9 +85,13 @@ def iterations(
     iteration that was not trained to its end (``learner.time_limit_s``).
 
     Raises:
-        ConfigError: The folder holds conversations of other weights or settings.
+        ConfigError: The folder holds conversations of other weights or settings, or ``learner.keep`` is set.
         DataError: A file is corrupt, or nothing was corrected that could be learnt from.
     """
+    if learner.keep is not None:
+        raise ConfigError(
+            f"learner.keep={learner.keep}: star samples the problems that it learns from itself"
+        )
     tell_space(task, policy.coordinate_space)
     if not resume:
         ranks.on_first(lambda: clear_iterations(output))

@@ -23,6 +23,7 @@ from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample, derived_seed
 from selfverify.policy.turns import Turns, follow_up
+from selfverify.recipe import load_recipe
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.two_turn import make_trajectory
 from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
@@ -294,6 +295,17 @@ def test_files_of_another_run_are_refused(tiny_folder: Path, tmp_path: Path) -> 
     path.write_text("not JSON\n")
     with pytest.raises(DataError, match="is corrupt"):
         run(tiny_folder, tmp_path, Corrects(), resume=True)
+
+
+def test_filtered_problems_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    """What it learns from are conversations, which verdicts on problems are not about."""
+    with pytest.raises(ConfigError, match=r"learner\.keep=kept\.jsonl: star samples"):
+        run(tiny_folder, tmp_path, Corrects(), keep="kept.jsonl")
+    with pytest.raises(ConfigError, match=r"learner\.keep=kept\.jsonl: star samples"):
+        load_recipe(
+            "adapo-digits",
+            ["method.name=star", "method.second_turn=Check the answer.", "learner.keep=kept.jsonl"],
+        )
 
 
 def test_nothing_to_learn_from_is_said(tiny_folder: Path, tmp_path: Path) -> None:

@@ -68,6 +68,15 @@ def _own_engine(recipe: Any) -> list[str]:
     return []
 
 
+def _all_problems(recipe: Any) -> list[str]:
+    if recipe.learner.keep is not None:
+        return [
+            f"learner.keep={recipe.learner.keep}: {recipe.method.name} samples the problems that it learns "
+            "from itself"
+        ]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class MethodEntry:
     """How to build a method: its options' class, the class itself, one line for people, a recipe check."""
@@ -103,7 +112,7 @@ METHODS: dict[str, MethodEntry] = {
         STaRConfig,
         STaR,
         "collect what further turns correct, learn from it, repeat (STaR)",
-        lambda recipe: _measures_what_it_trains(recipe) + _own_engine(recipe),
+        lambda recipe: _measures_what_it_trains(recipe) + _own_engine(recipe) + _all_problems(recipe),
     ),
     "turns-sft": MethodEntry(
         TurnsSFTConfig,
