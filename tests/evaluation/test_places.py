@@ -153,3 +153,15 @@ def test_figures_and_categories_are_tabulated(tmp_path: Path) -> None:
     assert table["category: short", "accuracy"]["problems"] == 1
     assert table["all", "box_giou"]["best"] == pytest.approx((1 / 3 + 0.5) / 2)
     assert tabulate(summarise(rows, boxes, n=20)) == []
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "F", "LA"])
+def test_images_of_any_mode_come_into_the_gallery(mode: str, tmp_path: Path) -> None:
+    """Photographs for print are CMYK, which PNG does not know."""
+    from selfverify.tasks.math import Math
+
+    task = Math(
+        rows={"test": [{"question": "?", "answer": "1", "images": [picture(16, 8).convert("L").convert(mode)]}]}
+    )
+    write_gallery(task, EvaluationConfig(problems=1), tmp_path, 8)
+    assert Image.open(tmp_path / "00000.png").size == (16, 8)

@@ -247,7 +247,7 @@ def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int
     for index, problem in made.make(range(min(count, made.total))).items():
         name = f"{index:05d}.png"
         if problem.images:
-            problem.images[0].save(folder / name)
+            problem.images[0].convert("RGB").save(folder / name)  # PNG knows no CMYK
         entry = {
             "id": problem.id,
             "question": problem.meta.get("question", ""),
