@@ -113,6 +113,12 @@ def test_profiles_decide() -> None:
     ).correct
 
 
+def test_earlier_screens_may_have_been_turned() -> None:
+    """An episode that was begun in landscape goes on in portrait."""
+    row = mobile_row(history=[{"action": "click", "coordinate": [2160, 600]}])
+    assert '"coordinate": [2000, 250]' in texts(mobile(row))[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [

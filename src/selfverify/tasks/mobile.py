@@ -126,7 +126,8 @@ class Mobile:
         lines = []
         for number, step in enumerate(steps[first:], start=first + 1):
             if not isinstance(step, str):
-                action = _action(step, screen, f"{name}: history step {number}")
+                # Its screen may have been turned the other way, so it may be off the present one.
+                action = _read(step, f"{name}: history step {number}")
                 step = write_call(moved(action, screen, space))
             lines.append(f"\n{number}. {step}")
         return "".join(lines)
@@ -213,11 +214,15 @@ def instructions(space: Size) -> str:
     )
 
 
-def _action(value: Any, screen: Size, name: str) -> Action:
+def _read(value: Any, name: str) -> Action:
     try:
-        action = read_action(value)
+        return read_action(value)
     except ValueError as error:
         raise DataError(f"{name}: {error}") from None
+
+
+def _action(value: Any, screen: Size, name: str) -> Action:
+    action = _read(value, name)
     places = [action[key] for key in ("coordinate", "coordinate2") if key in action]
     if not all(0 <= value <= side for place in places for value, side in zip(place, screen, strict=True)):
         raise DataError(f"{name}: {action} is not on its screen of {screen[0]} x {screen[1]} pixels")
