@@ -84,7 +84,8 @@ class VerdictFile:
         header = json.dumps({"format": FORMAT, "problems": problems, "settings": dict(settings)})
         path.parent.mkdir(parents=True, exist_ok=True)
         self.verdicts: dict[int, Verdict] = {}
-        if path.exists() and path.stat().st_size:
+        # With a header that was cut off nothing is lost.
+        if path.exists() and not f"{header}\n".encode().startswith(path.read_bytes()):
             found, verdicts, end = _parse(path)
             if found != json.loads(header):
                 raise ConfigError(
