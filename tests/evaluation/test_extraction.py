@@ -12,7 +12,7 @@ import pytest
 from selfverify.errors import ConfigError, DataError
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.extraction import PolicyExtractor, make_extractor, read_again
+from selfverify.evaluation.extraction import PolicyExtractor, make_extractor, read_again, stands_in
 from selfverify.evaluation.store import read_samples
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample as Drawn
@@ -85,6 +85,34 @@ def test_an_extractor_has_to_copy(policy: Policy) -> None:
     assert all(t.parsed is UNREADABLE for t in made[1].trajectories)
     with pytest.raises(DataError, match="script read 1 answers in 4 responses"):
         read_again(TASK, groups(policy, [["a", "b"], ["c", "d"]]), Scripted(["a"]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "copied"),
+    [
+        ("B", "I choose (B).", True),
+        ("B", "Because it is blue", False),
+        ("A", "It is a square", False),
+        ("b", "**b**", True),
+        ("5", "it is 5.", True),
+        ("5", "it is 15", False),
+        ("5", "it is -5", False),
+        ("5", "it is 1.5", False),
+        ("1", "it is 1.5", False),
+        ("234", "it is 1,234", False),
+        ("-5", "it is -5", True),
+        ("1.5", "x = 1.5, so", True),
+        (r"\frac{1}{2}", r"$x=\frac{1}{2}$", True),
+        ("new  York", "In New\nYork", True),
+        ("york", "a yorkshire dog", False),
+        ('{"name": "x"}', 'call {"name": "x"} now', True),
+        ("B", "答案是B。", True),
+        ("", "anything", False),
+        ("a" * 10, "a" * 100_000, False),
+    ],
+)
+def test_a_copy_is_no_part_of_a_word_or_number(answer: str, response: str, copied: bool) -> None:
+    assert stands_in(answer, response) == copied
 
 
 def test_of_two_turns_the_second_is_read() -> None:

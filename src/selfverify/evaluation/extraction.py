@@ -8,6 +8,7 @@ is would be the extractor's answer, not the model's, and is not taken.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -101,7 +102,7 @@ def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> Non
         raise DataError(f"{extractor.name} read {len(answers)} answers in {len(unread)} responses")
     tag = [tag for tag in task.tags if tag != SCORE_TAG][-1]
     for (problem, trajectory), response, answer in zip(unread, responses, answers, strict=True):
-        if answer is None or _flat(answer) not in _flat(response):
+        if answer is None or not stands_in(answer, response):
             continue
         judged = task.judge(problem, Tagged({tag: answer}, answer_ok=True))
         if judged.answer is None or judged.unjudged:
@@ -123,5 +124,15 @@ def _question(problem: Problem) -> str:
     )
 
 
-def _flat(text: str) -> str:
-    return " ".join(text.casefold().split())
+def stands_in(answer: str, response: str) -> bool:
+    """Whether an answer is in a response as it is, regardless of spacing and, but for single letters, case.
+
+    It may not be a part of a word or of a number: nearly every response has a "b" somewhere, and 15 is not 5.
+    """
+    wanted, text = " ".join(answer.split()), " ".join(response.split())
+    if len(wanted) > 1:
+        wanted, text = wanted.casefold(), text.casefold()
+    before = r"(?<![\w\\-])(?<!\d[.,])" if wanted[:1].isalnum() else ""
+    after = r"(?!\w|[.,]\d)" if wanted[-1:].isalnum() else ""
+    # Chinese has no spaces between words, so boundaries are those of ASCII.
+    return bool(wanted) and re.search(before + re.escape(wanted) + after, text, re.ASCII) is not None
