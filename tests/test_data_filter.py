@@ -117,6 +117,22 @@ def test_a_killed_filter_goes_on_with_the_same_result(
     assert cut.read_bytes() == whole.read_bytes()
 
 
+def test_going_on_with_other_data_or_another_rule_is_refused(policy: Policy, tmp_path: Path) -> None:
+    """Verdicts by two rules, or on two files of as many rows, do not belong together."""
+    files = [str(write_jsonl(tmp_path / name, rows(2))) for name in ("a.jsonl", "b.jsonl")]
+    path, method = tmp_path / "k.jsonl", make_method("adpo")
+
+    def filtered(file: str, **options: Any) -> None:
+        filter_problems(policy, make_task("math", train=file, **options), method, SAMPLING, path)
+
+    filtered(files[0])
+    filtered(files[0], workers=2, test=files[1])  # these decide nothing
+    with pytest.raises(ConfigError, match=r"options\.train was '.*a\.jsonl' and is now '.*b\.jsonl'"):
+        filtered(files[1])
+    with pytest.raises(ConfigError, match=r"options\.max_answer_chars was 2000 and is now 5; set"):
+        filtered(files[0], max_answer_chars=5)
+
+
 def test_two_turns_and_what_cannot_be_filtered(policy: Policy, tmp_path: Path) -> None:
     task = make_task("digits-pick")
     found = filter_problems(
@@ -210,6 +226,17 @@ def test_broken_problems_are_named_and_dropped(policy: Policy, tmp_path: Path) -
     found = filter_problems(policy, task, make_method("adpo"), SAMPLING, tmp_path / "k.jsonl")
     [broken] = [verdict for verdict in found if verdict.dropped == "broken"]
     assert "a.jsonl, line 3" in broken.reason and any("a.jsonl, line 3" in line for line in summary(found))
+
+
+def test_steps_that_a_profile_does_not_count_are_not_broken(policy: Policy, tmp_path: Path) -> None:
+    step = {"goal": "g", "image": base64_png(54, 120)}
+    acts = [{"action": "wait"}, {"action": "click", "coordinate": [5, 5]}]
+    file = write_jsonl(tmp_path / "a.jsonl", [{**step, "action": action} for action in acts])
+    task = make_task("mobile", train=str(file), profile="ui-r1")
+    found = filter_problems(policy, task, make_method("adpo"), SAMPLING, tmp_path / "k.jsonl")
+    [left_out] = [verdict for verdict in found if not verdict.samples]
+    assert left_out.dropped == "not counted" and "does not count wait steps" in left_out.reason
+    assert "1 not counted" in summary(found)[0] and "broken" not in " ".join(summary(found))
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

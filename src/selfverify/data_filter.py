@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from selfverify import ranks
-from selfverify.data.verdicts import BROKEN, Verdict, VerdictFile, why_dropped
+from selfverify.data.verdicts import BROKEN, NOT_COUNTED, Verdict, VerdictFile, why_dropped
 from selfverify.errors import ConfigError, DataError
-from selfverify.learner.kept import made_by, problem_digest
+from selfverify.learner.kept import judged_by, problem_digest
 from selfverify.methods import Method, make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -19,7 +19,7 @@ from selfverify.recipe import Recipe
 from selfverify.rollouts.types import Group, Problem
 from selfverify.run import start_processes
 from selfverify.tasks import Task, make_task
-from selfverify.tasks.base import problem_count, tell_space
+from selfverify.tasks.base import NotCounted, problem_count, tell_space
 
 Progress = Callable[[int, int], None]
 """Called with the problems done and the problems there are."""
@@ -109,7 +109,7 @@ def filter_problems(
     settings = {
         "task": task.name,
         "count": count,
-        "options": made_by(task),
+        "options": judged_by(task),
         "seed": seed,
         "samples": sampling.group_size,
         "temperature": sampling.temperature,
@@ -171,7 +171,8 @@ def _judge(
             policy.encoder.prompt(problem)
             problems[index] = problem
         except DataError as error:
-            verdicts.append(Verdict(index, f"{task.name}#{index}", "", {}, BROKEN, str(error)))
+            why = NOT_COUNTED if isinstance(error, NotCounted) else BROKEN
+            verdicts.append(Verdict(index, f"{task.name}#{index}", "", {}, why, str(error)))
     if problems:
         seeds = [derived_seed(seed, index) for index in problems]
         groups = method.rollout(policy, task, [*problems.values()], seeds, sampling).groups

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,8 @@ from selfverify.errors import ConfigError, DataError
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-ALL_RIGHT, ALL_WRONG, BROKEN, UNJUDGED = "all right", "all wrong", "broken", "unjudged"
+ALL_RIGHT, ALL_WRONG, UNJUDGED = "all right", "all wrong", "unjudged"
+BROKEN, NOT_COUNTED = "broken", "not counted"
 """Why a problem is dropped."""
 _UNIFORM = {"1": ALL_RIGHT, "1->1": ALL_RIGHT, "0": ALL_WRONG, "0->0": ALL_WRONG}
 
@@ -36,7 +37,7 @@ class Verdict:
         samples: How many samples there are of each kind: ``1`` right and ``0`` wrong, or with two turns
             ``0->0`` to ``1->1``. Without those that could not be judged.
         dropped: Why it is not worth training on; empty if it is.
-        reason: What is wrong with one that is broken.
+        reason: Why, of one that is broken or that the task's scoring does not count.
     """
 
     index: int
@@ -166,6 +167,15 @@ def _parse(path: Path) -> tuple[dict[str, Any], list[Verdict], int]:
 
 
 def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
-    old, new = ({"problems": h["problems"], **h["settings"]} for h in (found, asked))
+    old, new = (dict(_flat({"problems": h["problems"], **h["settings"]})) for h in (found, asked))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return "; ".join(f"{name} was {old.get(name)!r:.80} and is now {new.get(name)!r:.80}" for name in names)
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
