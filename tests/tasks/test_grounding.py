@@ -69,11 +69,6 @@ def test_answers_are_pixels_of_the_image() -> None:
     assert judged.answer == [33.04, 9.82, 66.07, 30.36] and judged.key == "33.04 9.82 66.07 30.36"
 
 
-def test_threshold_is_an_option() -> None:
-    task = grounding(iou=0.3)
-    assert task.judge(task.problem("test", 0, 0), box_answer("(400,400),(800,800)")).correct
-
-
 def test_an_untold_task_refuses_to_judge() -> None:
     rows = [grounding_row()]
     task = Grounding(rows={"test": rows})

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from selfverify.data.reasonseg import draw_mask
 from selfverify.errors import ConfigError, DataError
@@ -34,6 +33,8 @@ from selfverify.tasks.strict_json import is_number
 _SLACK = 1.0
 """Pixels by which a target may stand out of its image: what rounding a width to whole pixels adds."""
 
+HIT = 0.5
+"""An answer is right when its IoU exceeds this: ADPO's Acc, VLM-R1's evaluation, Acc@0.5."""
 
 KEPT = ("category", "source", "polygons", "ignored")
 """Fields of rows that an evaluation looks at."""
@@ -41,8 +42,6 @@ KEPT = ("category", "source", "polygons", "ignored")
 
 class GroundingConfig(RowTaskConfig):
     """Options of `grounding`."""
-
-    iou: float = Field(0.5, ge=0, lt=1, description="An answer is right when its IoU exceeds this.")
 
 
 class Grounding:
@@ -112,6 +111,8 @@ class Grounding:
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
         """IoU in pixels of the image with the box as far as it lies within; one without area is unreadable.
 
+        Right is what exceeds `HIT`, as for the boxes that votes make (`selfverify.selection.rules`).
+
         Raises:
             ConfigError: The problem was made before the task knew how its policy writes places.
         """
@@ -124,18 +125,16 @@ class Grounding:
             return UNREADABLE
         iou = float(box_iou(box, problem.target))
         shown = [round(value, 2) for value in box]
-        return Judged(iou, iou > self.config.iou, shown, " ".join(f"{value:g}" for value in shown))
+        return Judged(iou, iou > HIT, shown, " ".join(f"{value:g}" for value in shown))
 
     def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
         """Overlaps ``[M]`` of boxes ``[M, 4]`` with the target, box with box and, where there are polygons,
         the pixels that a box covers with the target's mask. NaN covers nothing.
-
-        ``box_hit`` is whether the IoU of the boxes exceeds 0.5, whatever ``iou`` is.
         """
         shared, union = box_overlap(answers, np.broadcast_to(problem.target, answers.shape)).T
         iou = np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
         found = {"box_intersection": shared, "box_union": union, "box_iou": iou}
-        found["box_hit"] = (iou > 0.5).astype(np.float64)
+        found["box_hit"] = (iou > HIT).astype(np.float64)
         if problem.meta.get("polygons"):
             mask = draw_mask(
                 problem.meta["polygons"], problem.meta.get("ignored") or (), problem.meta["size"]
