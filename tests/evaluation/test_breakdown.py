@@ -92,7 +92,7 @@ def test_steps_by_hand() -> None:
 def test_accuracy_by_category_and_by_every_column() -> None:
     rows = [
         {"question": "?", "answer": "1", "categories": {"task": ["GPS"], "skills": ["algebra", "geometry"]}},
-        {"question": "?", "answer": "2", "categories": {"task": ["FQA"], "skills": ["algebra"]}},
+        {"question": "?", "answer": "2", "categories": {"task": "FQA", "skills": ["algebra"]}},
         {"question": "?", "answer": "3", "category": "alone"},
     ]
     task = Math(rows={"test": rows})

@@ -27,9 +27,12 @@ class RowTaskConfig(TaskConfig):
 
 
 def categories_of(row: Row) -> dict[str, list[str]]:
-    """What results are broken down by: the row's values by column."""
+    """What results are broken down by: the row's values by column. A text alone is one value."""
     if row.get("categories") is not None:
-        return dict(row["categories"])
+        return {
+            column: [values] if isinstance(values, str) else list(values)
+            for column, values in row["categories"].items()
+        }
     return {"category": [str(row["category"])]} if row.get("category") is not None else {}
 
 
