@@ -160,8 +160,7 @@ def test_images_of_any_mode_come_into_the_gallery(mode: str, tmp_path: Path) -> 
     """Photographs for print are CMYK, which PNG does not know."""
     from selfverify.tasks.math import Math
 
-    task = Math(
-        rows={"test": [{"question": "?", "answer": "1", "images": [picture(16, 8).convert("L").convert(mode)]}]}
-    )
+    image = picture(16, 8).convert("L").convert(mode)
+    task = Math(rows={"test": [{"question": "?", "answer": "1", "images": [image]}]})
     write_gallery(task, EvaluationConfig(problems=1), tmp_path, 8)
     assert Image.open(tmp_path / "00000.png").size == (16, 8)
