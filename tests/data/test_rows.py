@@ -193,6 +193,9 @@ def test_options_and_answers_that_do_not_fit(tmp_path: Path) -> None:
         {"options": {"A": "cat", "B": None}, "answer": "a"},
         {"choices": [], "answer": "free"},
         {"choices": ["2", "1", "0"], "answer": "2"},  # MathVista's answers are texts
+        {"choices": ["B", "A"], "answer": "A"},  # even where these are letters
+        {"choices": ["cat", "dog"], "answer": "B"},
+        {"options": ["B", "A"], "answer": "A"},
     ]
     broken = [
         {"options": ["2", "1", "0"], "answer": "2"},  # text of A, number of C
@@ -207,8 +210,8 @@ def test_options_and_answers_that_do_not_fit(tmp_path: Path) -> None:
     ]
     path = write_jsonl(tmp_path / "a.jsonl", [{**ROW, **row} for row in fine + broken])
     rows = open_rows(path)
-    assert [row["answer"] for row in rows] == ["C", "B", "A", "free", "A"]
-    assert [bad.line for bad in rows.bad] == list(range(6, 15))
+    assert [row["answer"] for row in rows] == ["C", "B", "A", "free", "A", "B", "B", "A"]
+    assert [bad.line for bad in rows.bad] == list(range(9, 18))
     assert "could be A or C" in rows.bad[0].reason and "is none of the options" in rows.bad[1].reason
 
 

@@ -166,8 +166,11 @@ def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
         return [text(answer, "answer", LONGEST_ANSWER) for answer in found] or [text(None, "answer", 1)]
     answer = text(found, "answer", LONGEST_ANSWER)
     if options is not None:
-        # MathVista's answers to `choices` are texts, and often numbers; AI2D's to `options` are places.
-        return [_letter(answer, options, not filled(record.get("choices")))]
+        # MathVista's answers to `choices` are texts, even "2" and "B"; AI2D's to `options` are places.
+        if not filled(record.get("choices")):
+            return [_letter(answer, options, True)]
+        letters = [letter for letter, option in options.items() if option == answer]
+        return letters if len(letters) == 1 else [_letter(answer, options, False)]
     # MMMU writes several accepted answers as a list; MathVista's lists are one answer.
     if record.get("question_type") == "open" and answer.startswith("["):
         return [text(a, "answer", LONGEST_ANSWER) for a in listed(answer, "answer")]
