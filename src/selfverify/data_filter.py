@@ -10,7 +10,7 @@ from typing import Any
 from selfverify import ranks
 from selfverify.data.verdicts import BROKEN, NOT_COUNTED, Verdict, VerdictFile, why_dropped
 from selfverify.errors import ConfigError, DataError
-from selfverify.learner.kept import judged_by, problem_digest
+from selfverify.learner.kept import judged_by
 from selfverify.methods import Method, make_method
 from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -19,7 +19,7 @@ from selfverify.recipe import Recipe
 from selfverify.rollouts.types import Group, Problem
 from selfverify.run import start_processes
 from selfverify.tasks import Task, make_task
-from selfverify.tasks.base import NotCounted, problem_count, tell_space
+from selfverify.tasks.base import NotCounted, problem_count, problem_digest, tell_space
 
 Progress = Callable[[int, int], None]
 """Called with the problems done and the problems there are."""

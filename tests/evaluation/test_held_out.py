@@ -76,6 +76,19 @@ def test_broken_problems_stop_an_evaluation_or_are_counted(policy: Policy, tmp_p
     assert evaluate(policy, checked, ALL, max_new_tokens=3)["left_out"]["rows"] == 2
 
 
+def test_samples_of_a_file_that_has_changed_are_refused(policy: Policy, tmp_path: Path) -> None:
+    """A target that was put right makes other verdicts, which stored samples do not know of."""
+    store, file = tmp_path / "samples.jsonl", tmp_path / "a.jsonl"
+    task = make_task("math", test=str(write_jsonl(file, rows(2))))
+    evaluate(policy, task, ALL, store, max_new_tokens=3)
+    changed = [rows(2)[0], {**rows(2)[1], "answer": "7"}]
+    task = make_task("math", test=str(write_jsonl(file, changed)))
+    with pytest.raises(
+        ConfigError, match=r"samples\.jsonl belongs to other data: problem math/test/a/r1 asks"
+    ):
+        evaluate(policy, task, ALL, store, max_new_tokens=3)
+
+
 def test_a_problem_that_cannot_be_encoded_is_left_out(policy: Policy, tmp_path: Path) -> None:
     """Whoever is left answers as if it had never been there."""
     good = rows(3)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from selfverify import ranks
-from selfverify.errors import DataError
+from selfverify.errors import ConfigError, DataError
 from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.extraction import Extractor, make_extractor, read_again
@@ -25,7 +25,7 @@ from selfverify.rollouts.single_turn import ANSWER, Rollout, read_rollout, roll_
 from selfverify.rollouts.two_turn import TURN_2, roll_out_turns
 from selfverify.rollouts.types import Problem, Trajectory
 from selfverify.tasks import Task
-from selfverify.tasks.base import tell_space
+from selfverify.tasks.base import problem_digest, tell_space
 
 Progress = Callable[[int, int], None]
 """Called with the problems done and the problems there are."""
@@ -66,6 +66,7 @@ def _sample(
         finish=trajectory.finish,
         seed=seed,
         read_by=judged.read_by if judged and judged.answer is not None else None,
+        digest=problem_digest(problem),
     )
 
 
@@ -139,7 +140,7 @@ def evaluate(
         The summary of `selfverify.evaluation.metrics.summarise` with the above.
 
     Raises:
-        ConfigError: The store holds samples of other settings or of other weights.
+        ConfigError: The store holds samples of other settings, of other weights or of other problems.
         DataError: A problem cannot be made or encoded, and ``config.on_bad`` is ``refuse``. Training skips
             such a problem; leaving it out of a measurement changes what is measured.
     """
@@ -184,10 +185,10 @@ def _measure(
     first_process = ranks.index() == 0
     archive: SampleStore | None = None
 
-    def open_archive() -> set[str]:
+    def open_archive() -> dict[str, str | None]:
         nonlocal archive
         archive = SampleStore(store, settings, config.samples) if store else None
-        return archive.finished if archive else set()
+        return archive.finished if archive else {}
 
     def summary() -> dict[str, Any]:
         if not known:
@@ -209,6 +210,12 @@ def _measure(
             last = min(first + size, problems.total)
             # Batch by batch: the images of a whole benchmark may not fit into memory.
             batch = problems.make(range(first, last))
+            for problem in batch.values():
+                if finished.get(problem.id) not in (None, problem_digest(problem)):
+                    raise ConfigError(
+                        f"{store} belongs to other data: problem {problem.id} asks or wants something else "
+                        "now; write to another path, or delete the file to start over"
+                    )
             start = first + ranks.index() * config.batch_problems
             if not all(problem.id in finished for problem in batch.values()):
                 share = range(start, min(start + config.batch_problems, last))

@@ -47,6 +47,7 @@ class Sample:
         seed: The seed it was sampled with.
         read_by: Who read the answer: ``rules``, or an extractor (`selfverify.evaluation.extraction`); None
             where nobody could, and in older files.
+        digest: `selfverify.tasks.base.problem_digest` of its problem; None in older files.
     """
 
     problem: str
@@ -62,14 +63,15 @@ class Sample:
     finish: str | None
     seed: int
     read_by: str | None = None
+    digest: str | None = None
 
 
 _FIELDS = {field.name for field in fields(Sample)}
-_OPTIONAL = {"read_by"}
+_OPTIONAL = {"read_by", "digest"}
 _TYPES: dict[str, tuple[type, ...]] = {
     "problem": (str,), "sample": (int,), "text": (str,), "key": (str, type(None)), "correct": (bool,),
     "rewards": (dict,), "scores": (dict,), "logprob": (float, int, type(None)),
-    "read_by": (str, type(None)),
+    "read_by": (str, type(None)), "digest": (str, type(None)),
 }  # fmt: skip
 
 
@@ -152,9 +154,9 @@ class SampleStore:
             )
 
     @property
-    def finished(self) -> set[str]:
-        """Ids of the problems whose samples are all in the file."""
-        return set(self._samples)
+    def finished(self) -> dict[str, str | None]:
+        """Digests of the problems whose samples are all in the file, by id."""
+        return {problem: samples[0].digest for problem, samples in self._samples.items()}
 
     @property
     def samples(self) -> list[Sample]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +12,8 @@ from selfverify.data.verdicts import Verdict, read_verdicts
 from selfverify.errors import ConfigError, DataError
 from selfverify.rollouts.types import Problem
 from selfverify.tasks import Task
-from selfverify.tasks.base import problem_count
+from selfverify.tasks.base import problem_count, problem_digest
 from selfverify.tasks.rows import training_place
-
-
-def problem_digest(problem: Problem) -> str:
-    """Of what is asked, shown (the images' sizes) and wanted; not of the prompt, which policies differ in."""
-    about = [problem.meta.get("question"), problem.target, [image.size for image in problem.images]]
-    text = json.dumps(about, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def judged_by(task: Task) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
@@ -151,6 +153,13 @@ def problem_count(task: Task, split: Split) -> int | None:
     """How many problems a split has; None for a task that makes them without end."""
     count = getattr(task, "count", None)
     return None if count is None else int(count(split))
+
+
+def problem_digest(problem: Problem) -> str:
+    """Of what is asked, shown (the images' sizes) and wanted; not of the prompt, which policies differ in."""
+    about = [problem.meta.get("question"), problem.target, [image.size for image in problem.images]]
+    text = json.dumps(about, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def problem_rng(split: Split, seed: int, index: int) -> np.random.Generator:
