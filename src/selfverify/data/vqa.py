@@ -3,7 +3,8 @@
 Columns are found by name, the first that is filled counts:
 
 - question: ``question``, ``problem``, else the human's turn of ``conversations``; ``hint`` is put before it,
-  ``unit`` behind it
+  ``unit`` behind it. A file without such a column whose rows have an image and options asks in the image
+  (MMMU-Pro's vision part)
 - answer: ``answer_option``, ``answer``, ``solution`` (its ``<answer>`` if it has one), else the model's turn
 - options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices``, a dictionary or a list, also as text
 - images: ``images``, ``image``, ``decoded_image``, ``image_1`` ... ``image_9``, ``image_path``
@@ -44,18 +45,19 @@ GROUPINGS = (
 SOURCES = ("source", "data_source", "dataset", "dataset_name")
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
 """Who speaks in ``conversations``."""
+IN_IMAGE = "Answer the question in the image."
 THINK_TAG = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`."""
-    question = _question(record)
     options = _options(record)
     answers = _answers(record, options)
+    shared = common(record, images, place)
     row: Row = {
-        **common(record, images, place),
-        "question": question,
+        **shared,
+        "question": _question(record, drawn=bool(options and shared["images"])),
         "answer": answers[0],
         "options": options,
         # Of a letter it would say nothing.
@@ -123,8 +125,10 @@ def spoken(record: Record, who: tuple[str, ...]) -> Any:
     return None
 
 
-def _question(record: Record) -> str:
+def _question(record: Record, drawn: bool) -> str:
     found = first(record, "question", "problem") or spoken(record, HUMAN)
+    if found is None and drawn and not record.keys() & {"question", "problem", "conversations"}:
+        return IN_IMAGE
     question = text(found, "question", LONGEST_QUESTION)
     if filled(hint := record.get("hint")):
         question = f"{text(hint, 'hint', LONGEST_QUESTION)}\n{question}"
