@@ -20,6 +20,8 @@ from selfverify.serving.errors import ApiError
 
 MOST_REDIRECTS = 3
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is given out; Python also calls global what is reserved, and some old local addresses."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -30,14 +32,14 @@ def is_public(text: str) -> bool:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return False
-    inner: list[Address] = []
-    if isinstance(address, ipaddress.IPv6Address):
-        inner += [a for a in (address.ipv4_mapped, address.sixtofour, *(address.teredo or ())) if a]
-        if address in _NAT64:
-            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if inner and address.ipv4_mapped:
-            return all(map(_is_global, inner))
-    return all(map(_is_global, [address, *inner]))
+    if isinstance(address, ipaddress.IPv4Address):
+        return _is_global(address)
+    if address.ipv4_mapped:
+        return _is_global(address.ipv4_mapped)
+    if address in _NAT64:
+        return _is_global(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    inner = [a for a in (address.sixtofour, *(address.teredo or ())) if a]
+    return address in _UNICAST and all(map(_is_global, [address, *inner]))
 
 
 def _is_global(address: Address) -> bool:

@@ -54,7 +54,7 @@ def read_keys(path: Path) -> list[str]:
 
 
 class RateLimit:
-    """A token bucket per caller: ``per_minute`` requests on average, up to as many at once.
+    """A token bucket per caller: ``per_minute`` requests on average, up to as many (at least one) at once.
 
     Args:
         per_minute: None is no limit.
@@ -71,8 +71,9 @@ class RateLimit:
         if self.per_minute is None:
             return 0.0
         now = self._clock()
-        left, at = self._buckets.pop(caller, (self.per_minute, now))
-        left = min(self.per_minute, left + (now - at) * self.per_minute / 60)
+        most = max(1.0, self.per_minute)
+        left, at = self._buckets.pop(caller, (most, now))
+        left = min(most, left + (now - at) * self.per_minute / 60)
         allowed = left >= 1
         self._buckets[caller] = (left - 1 if allowed else left, now)
         while len(self._buckets) > MOST_BUCKETS:
