@@ -55,6 +55,8 @@ def test_rate() -> None:
         rate.wait_s(str(i))
     assert len(rate._buckets) == MOST_BUCKETS
     assert RateLimit(None).wait_s("a") == 0
+    slow = RateLimit(0.5, lambda: now[0])
+    assert [slow.wait_s("a") for _ in range(2)] == [0, 120]
 
 
 def take(url: Any, limits: ImageLimits | None = None, fetcher: Any = None, count: int = 1) -> list[Picture]:
@@ -118,6 +120,14 @@ def test_a_broken_image_is_found_when_it_is_decoded() -> None:
         picture.decode()
 
 
+def test_a_requests_pixels_are_counted_together() -> None:
+    limits, url = ImageLimits(pixels=3000), data_url(png((32, 32)))
+    assert len(take(url, limits, count=2)) == 2
+    with pytest.raises(ApiError, match="3,072 pixels together") as caught:
+        take(url, limits, count=3)
+    assert (caught.value.code, caught.value.status) == ("image_too_large", 413)
+
+
 def test_too_many_images() -> None:
     with pytest.raises(ApiError, match="17 images"):
         take(data_url(png()), count=17)
@@ -126,7 +136,8 @@ def test_too_many_images() -> None:
 PRIVATE = """
 127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 x
 192.0.2.1 198.18.0.1 ::1 :: fe80::1 fe80::1%eth0 fc00::1 ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1
-64:ff9b::7f00:1 2002:7f00:1:: 2002:a00:1:: 2001:0:7f00:1:: 2001:db8::1
+64:ff9b::7f00:1 2002:7f00:1:: 2002:a00:1:: 2001:0:7f00:1:: 2001:db8::1 fec0::1 ::7f00:1
+64:ff9b:1::7f00:1 ::ffff:0:7f00:1 5f00::1
 """
 
 
@@ -135,7 +146,9 @@ def test_addresses_that_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1"])
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
+)
 def test_public_addresses(address: str) -> None:
     assert is_public(address)
 

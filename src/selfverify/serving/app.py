@@ -20,8 +20,14 @@ from selfverify.remote.usage import Usage
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.completions import candidate_json, chunks, completion
 from selfverify.serving.errors import ApiError, error_response, http_error, invalid, refused
-from selfverify.serving.images import ImageLimits, take_images
-from selfverify.serving.incoming import read_json, remote_as_data, with_instruction, without_images
+from selfverify.serving.images import ImageLimits, Picture, take_images
+from selfverify.serving.incoming import (
+    read_json,
+    refuse_addresses,
+    remote_as_data,
+    with_instruction,
+    without_images,
+)
 from selfverify.serving.metrics import Metrics
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.protocol import BestOf, ChatRequest, VerifyRequest, best_of, split_model
@@ -152,9 +158,7 @@ class Gateway:
                 self.metrics.cancelled.inc()
                 raise
             except Exception:
-                logger.exception("request %s failed", request[REQUEST_ID])
-                text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
-                response = error_response(ApiError(500, text, "internal_error"))
+                response = error_response(self._failed(request))
             status = response.status
             if not response.prepared:
                 response.headers["x-request-id"] = request[REQUEST_ID]
@@ -172,6 +176,12 @@ class Gateway:
                 "%s %s %s %d %.0f ms%s",
                 request[REQUEST_ID], request.method, path, status, seconds * 1e3, request.get(_ABOUT, ""),
             )  # fmt: skip
+
+    def _failed(self, request: web.Request) -> ApiError:
+        """What a client hears of the exception that is being handled; the log hears all of it."""
+        logger.exception("request %s failed", request[REQUEST_ID])
+        text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
+        return ApiError(500, text, "internal_error")
 
     def _admit(self, request: web.Request) -> None:
         """Raise `ApiError` if the caller may not ask now."""
@@ -224,6 +234,20 @@ class Gateway:
             return answered(completion(head, ask, outcome), outcome, ask.usage)
         return await self._stream(request, head, ask, wanted, asked.include_usage)
 
+    async def _take(
+        self, messages: list[dict[str, Any]], deadline: float
+    ) -> tuple[list[Picture], list[dict[str, Any]]]:
+        """The images, checked, and the messages as the backend gets them."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                pictures = await take_images(messages, self.settings.images, self.remote)
+        except TimeoutError:
+            raise ServerError("the images were not there within the time allowed", 504, "timeout") from None
+        if self.backend.name != "local":  # which refuses parts that it does not know
+            refuse_addresses(messages)
+            messages = with_pictures(messages, remote_as_data(messages, pictures)) if pictures else messages
+        return pictures, messages
+
     async def _ask(
         self,
         request: web.Request,
@@ -235,13 +259,10 @@ class Gateway:
     ) -> Ask:
         """The request as the backend gets it: the model's own name, checked images, the asked-for format."""
         body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
+        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were understood: "5" is 5
+            body[name] = getattr(asked, name)
         body["model"] = model
-        if "stop" in body:
-            body["stop"] = asked.stop
-        pictures = await take_images(asked.messages, self.settings.images, self.remote)
-        messages = asked.messages
-        if pictures and self.backend.name != "local":
-            messages = with_pictures(messages, remote_as_data(messages, pictures))
+        pictures, messages = await self._take(asked.messages, deadline)
         if settings is None:
             plain = {"n": asked.n, "strategy": "first", "verifier": "none", "instruction": False}
             settings = BestOf(**plain, content="raw")
@@ -300,6 +321,11 @@ class Gateway:
             found = found or (refused(error) if isinstance(error, ServerError) else ApiError(400, str(error)))
             await stream.event(found.body)
             return await stream.end()
+        except Exception as error:
+            if not stream.begun or isinstance(error, ConnectionError):
+                raise
+            await stream.event(self._failed(request).body)  # a second response would not be understood
+            return await stream.end()
         finally:
             working.cancel()  # the client has left, or there is nothing more to do
         for chunk in chunks(head, ask, outcome, include_usage):
@@ -334,6 +360,7 @@ class Gateway:
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/verify``: scores of given answers."""
+        deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
         raw = await read_json(request)
         try:
             asked = VerifyRequest.model_validate(raw)
@@ -341,13 +368,8 @@ class Gateway:
             raise invalid(error) from None
         answers = asked.answers
         model, _ = split_model(asked.model)
-        pictures = await take_images(asked.messages, self.settings.images, self.remote)
-        messages = asked.messages
-        if pictures and self.backend.name != "local":
-            messages = with_pictures(messages, remote_as_data(messages, pictures))
-        else:
-            messages = with_instruction(messages)  # the prompt that the model knows
-        deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
+        pictures, messages = await self._take(asked.messages, deadline)
+        messages = with_instruction(messages)  # the prompt that the model knows
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = Ask(
             model,
@@ -365,7 +387,8 @@ class Gateway:
             raise ServerError("there were no scores within the time allowed", 504, "timeout") from None
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]
         found = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
-        return web.json_response(found | {"usage": ask.usage.as_openai(0)})
+        counted = {"usage": ask.usage.as_openai(0), "usage_complete": ask.usage.complete}
+        return web.json_response(found | counted)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/models``: the backend's, each also by the name that turns selection off."""

@@ -28,7 +28,7 @@ class ImageLimits:
 
     Args:
         bytes: Of one encoded image.
-        pixels: Of one image; read from its header, before it is decoded.
+        pixels: Of a request's images together; read from their headers, before one is decoded.
         count: Images of a request.
     """
 
@@ -47,10 +47,11 @@ class Fetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A checked image: its encoded bytes and its format, such as ``PNG``."""
+    """A checked image: its encoded bytes, its format, such as ``PNG``, and how many pixels it has."""
 
     data: bytes
     format: str
+    pixels: int
 
     @property
     def url(self) -> str:
@@ -93,7 +94,7 @@ async def take_images(
     ]
     if len(urls) > limits.count:
         raise _bad(f"{len(urls)} images in a request, and {limits.count} are allowed", 413, "too_many_images")
-    found = []
+    found: list[Picture] = []
     for url in urls:
         if url.startswith("data:"):
             check = _from_data_url if len(url) <= _INLINE else None
@@ -108,6 +109,10 @@ async def take_images(
         else:
             data = await fetcher.fetch(url)
             found.append(await asyncio.to_thread(check_image, data, limits))
+        total = sum(picture.pixels for picture in found)
+        if total > limits.pixels:
+            text = f"the images have {total:,} pixels together, and {limits.pixels:,} are allowed"
+            raise _bad(text, 413, "image_too_large")
     return found
 
 
@@ -159,7 +164,7 @@ def check_image(data: bytes, limits: ImageLimits) -> Picture:
     if width * height > limits.pixels:
         text = f"an image has {width} x {height} pixels, and {limits.pixels:,} are allowed: make it smaller"
         raise _bad(text, 413, "image_too_large")
-    return Picture(data, str(kind))
+    return Picture(data, str(kind), width * height)
 
 
 def _too_large(limits: ImageLimits) -> ApiError:

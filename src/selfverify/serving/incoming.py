@@ -13,6 +13,9 @@ from selfverify.rollouts.requests import SCORE_INSTRUCTION
 from selfverify.serving.errors import ApiError
 from selfverify.serving.images import Picture
 
+_FETCHED = {"url", "path", "image", "video", "audio"}
+"""Fields of a part that some servers fetch from, besides those that end with ``_url``."""
+
 READ_S = 60.0
 """Seconds for a request's body."""
 
@@ -21,8 +24,11 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     """A request's JSON object.
 
     Raises:
-        ApiError: It is none, or comes compressed or too slowly.
+        ApiError: It is none, is not said to be, or comes compressed or too slowly.
     """
+    if request.content_type != "application/json":
+        # Browsers let every page send other types anywhere, without asking the server first.
+        raise ApiError(415, "Content-Type: application/json is needed", "unsupported_media_type")
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
     try:
@@ -75,11 +81,45 @@ def remote_as_data(messages: list[dict[str, Any]], pictures: Sequence[Picture]) 
     return [url if url.startswith("data:") else pic.url for url, pic in zip(given, pictures, strict=True)]
 
 
+def refuse_addresses(messages: list[dict[str, Any]]) -> None:
+    """Images are taken from parts of type ``image_url`` and checked; nothing else that an upstream could
+    fetch is passed on. Servers know more than OpenAI's parts: ``video_url``, ``audio_url``, images untyped.
+
+    Raises:
+        ApiError: A part names an address, or holds an image where none is looked for.
+    """
+    for m, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, list):
+            continue
+        for p, part in enumerate(content):
+            place = f"messages.{m}.content.{p}"
+            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+                raise ApiError(400, f"{place}: a part is an object with a type", "invalid_value", place)
+            for name, value in part.items():
+                if name == "image_url" == part["type"]:
+                    continue
+                if isinstance(value, dict) and "url" in value:
+                    given = value["url"]
+                elif name in _FETCHED or name.endswith("_url"):
+                    given = value
+                else:
+                    continue
+                inside = isinstance(given, str) and given.startswith("data:")
+                if given is not None and (name == "image_url" or not inside):
+                    text = f"{place}.{name}: only images, in parts of type image_url, may have an address"
+                    raise ApiError(400, text, "remote_content_refused", place)
+
+
 def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For the log."""
+
+    def part(found: Any) -> Any:
+        if not isinstance(found, dict):
+            return {"type": None}
+        return {name: found[name] for name in ("type", "text") if name in found}
+
     return [
-        {**m, "content": [p if p.get("type") == "text" else {"type": p.get("type")} for p in m["content"]]}
-        if isinstance(m.get("content"), list)
-        else m
+        {**m, "content": [part(p) for p in m["content"]]} if isinstance(m.get("content"), list) else m
         for m in messages
     ]
