@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -245,6 +246,7 @@ def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch:
         ({"model": "other"}, 404, "model_not_found", "model"),
         ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
         ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+        ({"response_format": "json"}, 400, "unsupported_parameter", "response_format"),
         ({"frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),
         ({"top_logprobs": 3}, 400, "unsupported_parameter", "top_logprobs"),
         ({"best_of": {"verifier": "judge:/etc"}}, 400, "invalid_value", "best_of.verifier"),
@@ -317,5 +319,43 @@ def test_verify(policy: Policy) -> None:
     assert status == 200
     first, wrapped, other = [result["score"] for result in reply["results"]]
     assert first == wrapped != other and 0 <= first <= 1
-    status, reply = post_one(policy, body | {"answer": "7", "verifier": "inline"}, "verify")
-    assert status == 400 and "inline" in reply["error"]["message"]
+    assert not reply["usage_complete"]  # a judge does not say what it read
+    for wrong in ("inline", "none"):
+        status, reply = post_one(policy, body | {"answer": "7", "verifier": wrong}, "verify")
+        assert status == 400 and wrong in reply["error"]["message"]
+
+
+def test_numbers_as_texts(policy: Policy) -> None:
+    """What the protocol's check lets through is what is used."""
+    _, expected = post_one(policy, ask(seed=5, temperature=0.5))
+    status, found = post_one(policy, ask(seed="5", temperature="0.5", logprobs="false"))
+    assert status == 200 and found["choices"][0]["message"] == expected["choices"][0]["message"]
+    assert found["choices"][0]["logprobs"] is None
+
+
+def test_what_failed_is_freed_before_each_is_tried_alone(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a batch that did not fit into memory would leave none for a single request."""
+    held = list[Any]()
+    real = Policy.sample
+
+    class Cache:
+        pass
+
+    def sample(self: Policy, prompts: Any, sampling: Any = None, **more: Any) -> Any:
+        if len(prompts) > 1:
+            cache = Cache()
+            held.append(weakref.ref(cache))
+            raise torch.OutOfMemoryError("told to")
+        assert not [ref for ref in held if ref() is not None]
+        return real(self, prompts, sampling, **more)
+
+    monkeypatch.setattr(Policy, "sample", sample)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        asked = [post(session, f"{url}/chat/completions", ask(f"{i}?")) for i in range(4)]
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 4
+        assert held
+
+    served(policy, use)

@@ -95,13 +95,13 @@ class Batcher:
         while self._waiting:
             batch = self._next()
             self.on_batch(sum(job.sampling.group_size for job in batch))
+            found: list[Any] = []
             try:
                 found = await self.call(lambda batch=batch: self._sample(batch))  # type: ignore[misc]
             except Exception as error:
-                if len(batch) > 1:  # one of them may be the cause: each alone, then
-                    found = [await self._alone(job) for job in batch]
-                else:
-                    found = [error]
+                found = [error] if len(batch) == 1 else []
+            if not found:  # one of them may be the cause: each alone; what failed has freed its memory by now
+                found = [await self._alone(job) for job in batch]
             for job, result in zip(batch, found, strict=True):
                 if job.done.done():
                     continue
@@ -154,7 +154,7 @@ class Batcher:
         sampled = self.policy.sample(prompts, sampling, seeds=[job.seed for job in alive], given_up=given_up)
         left = [place for place, job in enumerate(alive) if not job.done.done()]
         groups = {place: self._group(alive[place], sampled[place]) for place in left}
-        if alive[0].verifier != "none":
+        if groups and alive[0].verifier != "none":
             try:
                 verify(list(groups.values()), self.verifiers[alive[0].verifier])
             except ServerError as error:  # candidates without scores are better than none
@@ -176,7 +176,7 @@ def read_reply(policy: Policy, trajectory: Trajectory, stops: Sequence[str], wit
     tokens, finish = trajectory.tokens, str(trajectory.finish)
     told = tokens[:-1] if finish == "stop" else tokens
     text = policy.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
     if places:
         text, finish = text[: min(places)], "stop"
     logprobs: list[dict[str, Any]] = []

@@ -79,7 +79,7 @@ class Local:
         if body.get("top_logprobs"):
             text = "top_logprobs is not supported; logprobs is"
             raise ApiError(400, text, "unsupported_parameter", "top_logprobs")
-        if (body.get("response_format") or {}).get("type", "text") != "text":
+        if body.get("response_format", {"type": "text"}) != {"type": "text"}:
             text = "response_format other than text is not supported"
             raise ApiError(400, text, "unsupported_parameter", "response_format")
         verifier = ask.best_of.verifier
@@ -108,9 +108,15 @@ class Local:
         done: asyncio.Future[tuple[list[Reply], int]] = asyncio.get_running_loop().create_future()
         stops, logprobs = tuple(body.get("stop") or ()), bool(body.get("logprobs"))
         job = Job(problem, kind, drawing.verifier, sampling, seed, stops, logprobs, done)
-        replies, prompt_tokens = await self._run(job)
+        try:
+            replies, prompt_tokens = await self._run(job)
+        except asyncio.CancelledError:
+            ask.usage.lost()
+            raise
         written = sum(reply.tokens for reply in replies)
         ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
+        if not isinstance(self.verifiers.get(drawing.verifier, Inline()), (Inline, Soft)):
+            ask.usage.complete = False  # verifiers do not say what they read and write
         for reply in replies:
             drawing.arrived(reply)
             drawing.ready(reply)
@@ -132,8 +138,8 @@ class Local:
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`: as if the answers were the model's own."""
         name = ask.best_of.verifier or "judge"
-        verifier = self.verifiers[name]
-        if isinstance(verifier, (Inline, Soft)):
+        verifier = self.verifiers.get(name)
+        if verifier is None or isinstance(verifier, (Inline, Soft)):
             text = f"verifier: {name!r} reads only what the model wrote itself; leave it out, or name a judge"
             raise ApiError(400, text, "invalid_value", "verifier")
         problem = await self._problem(ask)
@@ -142,7 +148,7 @@ class Local:
             [scores] = await self.batcher.call(lambda: verifier.score([Group(problem, rows)]))
         except DataError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from None
-        ask.usage.calls += 1
+        ask.usage.lost()
         return list(scores)
 
     async def models(self) -> list[dict[str, Any]]:
