@@ -160,6 +160,39 @@ def test_a_stream_that_breaks_off() -> None:
     assert not usage.complete and usage.calls == 3
 
 
+def test_one_of_those_asked_for_alone_is_kept_when_all_others_fail() -> None:
+    fates = iter([None, None])
+    fake = FakeUpstream(knows_n=None, fault=lambda body: next(fates, 400))
+    got, _, fault = draw(fake, 4)
+    assert len(got) == 1 and fault is not None and fault.status == 400
+
+
+def test_greedy_requests_do_not_tell_whether_a_server_knows_n() -> None:
+    """Some refuse several candidates that would be the same."""
+    fake = FakeUpstream(fault=lambda body: 400 if body.get("n", 1) > 1 and body["temperature"] == 0 else None)
+
+    async def use(client: OpenAIClient) -> None:
+        sampler = ServerSampler(client)
+        for temperature in (0, 1):
+            await sampler.draw(question(temperature=temperature), 3, lambda reply: None, Usage())
+
+    with_client(fake, use)
+    assert [body.get("n") for body in fake.seen] == [3, None, None, None, 3]
+
+
+@pytest.mark.parametrize("mode", ["n", "stream", "separate"])
+def test_calls_that_were_given_up_are_counted(mode: Mode) -> None:
+    fake, usage = FakeUpstream(fault=lambda body: "slow"), Usage()
+
+    async def use(client: OpenAIClient) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await ServerSampler(client).draw(question(), 2, lambda reply: None, usage, mode)
+
+    with_client(fake, use)
+    assert (usage.calls, usage.complete) == (2 if mode == "separate" else 1, False)
+
+
 def test_half_of_the_requests_fail() -> None:
     fates = iter([None, 500, None, 500])
     fake = FakeUpstream(fault=lambda body: next(fates))

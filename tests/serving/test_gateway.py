@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from selfverify.rollouts.requests import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
@@ -283,6 +284,7 @@ def test_bad_requests(body: Any, status: int, code: str, param: str | None) -> N
 def test_bad_bodies_and_paths() -> None:
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Any]]:
         found = []
+        kind = {"Content-Type": "application/json"}
         for data, headers in (
             (b"{", {}),
             (b"\xff", {}),
@@ -290,7 +292,7 @@ def test_bad_bodies_and_paths() -> None:
             (b"x" * 5000, {}),
             (b"{}", {"Content-Encoding": "gzip"}),
         ):
-            async with session.post(f"{url}/chat/completions", data=data, headers=headers) as response:
+            async with session.post(f"{url}/chat/completions", data=data, headers=kind | headers) as response:
                 found.append((response.status, (await response.json())["error"]["code"]))
         async with session.get(f"{url}/nothing") as response:
             found.append((response.status, (await response.json())["error"]["code"]))
@@ -344,6 +346,7 @@ def test_the_best_of_what_came_in_time() -> None:
     status, reply = ask(fake, question(best_of={"n": 4, "timeout_s": 0.5}), separate=True)
     assert status == 200 and time.monotonic() - begun < 10
     assert reply["best_of"]["stopped"] == "deadline"
+    assert reply["best_of"]["calls"] == 4 and not reply["best_of"]["usage_complete"]
     assert (reply["best_of"]["samples_used"], reply["best_of"]["samples_missing"]) == (2, 2)
     assert fake.left == 2 and fake.open == 0
 
@@ -581,3 +584,187 @@ def test_graceful_shutdown() -> None:
             await closing
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_only_what_is_said_to_be_json_is_taken(kind: str | None) -> None:
+    """A page in a browser may send other types to any server, this one on the loopback included."""
+    fake = FakeUpstream()
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, str]:
+        headers = {"Content-Type": kind} if kind else {}
+        data = json.dumps(question()).encode()
+        async with session.post(f"{url}/chat/completions", data=data, headers=headers) as response:
+            return response.status, (await response.json())["error"]["code"]
+
+    assert served(fake, use) == (415, "unsupported_media_type") and not fake.seen
+
+
+def with_parts(*parts: Any, **more: Any) -> Body:
+    return {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **more}
+
+
+ADDRESS = "http://169.254.169.254/latest"
+
+
+@pytest.mark.parametrize(
+    ("part", "code"),
+    [
+        ({"type": "video_url", "video_url": {"url": ADDRESS}}, "remote_content_refused"),
+        ({"type": "audio_url", "audio_url": ADDRESS}, "remote_content_refused"),
+        ({"type": "video", "video": ["file:///etc/passwd"]}, "remote_content_refused"),
+        ({"type": "image", "image": "/etc/cat.png"}, "remote_content_refused"),
+        ({"type": "text", "text": "x", "uuid": "1", "image_url": {"url": ADDRESS}}, "remote_content_refused"),
+        ({"type": "input_image", "image_url": "data:image/png;base64,"}, "remote_content_refused"),
+        ({"type": "new", "anything": {"url": ADDRESS}}, "remote_content_refused"),
+        ({"type": "image_url", "image_url": {"url": ADDRESS}}, "remote_image_refused"),
+        ({"image_url": {"url": ADDRESS}}, "invalid_value"),
+        ("text", "invalid_value"),
+    ],
+)
+@pytest.mark.parametrize("path", ["chat/completions", "verify"])
+def test_an_upstream_is_given_no_addresses(part: Any, code: str, path: str) -> None:
+    fake = FakeUpstream()
+    more: Body = {"answer": "9"} if path == "verify" else {}
+    body = with_parts(part, **more)
+    status, reply = served(fake, lambda s, url, _: post(s, f"{url}/{path}", body), Settings(log_prompts=True))
+    assert (status, reply["error"]["code"]) == (400, code) and not fake.seen
+
+
+def test_other_parts_are_passed_on() -> None:
+    parts = [
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "text", "text": "see http://x/"},
+    ]
+    fake = FakeUpstream()
+    assert ask(fake, with_parts(*parts, best_of=False))[0] == 200
+    assert fake.seen[0]["messages"][0]["content"] == parts
+
+
+def test_fields_are_passed_on_as_they_were_understood() -> None:
+    fake = FakeUpstream()
+    status, _ = ask(fake, question(seed="5", temperature="0.5", best_of={"n": 2}), separate=True)
+    assert status == 200 and [(b["seed"], b["temperature"]) for b in fake.seen] == [(5, 0.5), (6, 0.5)]
+
+
+class Replies(FakeUpstream):
+    """Says what it is told to, whatever it is asked."""
+
+    def __init__(self, *replies: Body) -> None:
+        super().__init__()
+        self.replies = list(replies)
+
+    async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
+        return web.json_response(self.replies.pop(0))
+
+
+def choice(finish: str = "stop", **message: Any) -> Body:
+    return {"choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}]}
+
+
+@pytest.mark.parametrize("model", ["m@bo1", "m@plain"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_without_a_text_is_an_answer(model: str, stream: bool) -> None:
+    """Refusals, and thoughts that the length limit cut off. They are not asked for again."""
+    cases = [
+        choice(content=None, refusal="no"),
+        choice("length", content=None, reasoning_content="hm"),
+        choice("tool_calls", content=None, tool_calls=[{"id": "1", "function": {"name": "f"}}]),
+    ]
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
+        body = question(stream=stream) | {"model": model}
+        if not stream:
+            return [(await post(session, f"{url}/chat/completions", body))[1]["choices"][0] for _ in cases]
+        found = []
+        for _ in cases:
+            lines = await events(session, url, body)
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            assert lines[-1] == "data: [DONE]"
+            assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+            whole: Body = {"message": {}}
+            for part in (chunk["choices"][0] for chunk in chunks):
+                whole["message"] |= {name: v for name, v in part["delta"].items() if v is not None}
+                whole |= {"finish_reason": part["finish_reason"]}
+            found.append(whole)
+        return found
+
+    fake = Replies(*cases)
+    refused, thought, called = served(fake, use)
+    assert not fake.replies
+    assert refused["message"]["refusal"] == "no" and not refused["message"].get("content")
+    assert (thought["finish_reason"], thought["message"]["reasoning_content"]) == ("length", "hm")
+    assert called["message"]["tool_calls"][0]["function"]["name"] == "f"
+    assert not stream or called["message"]["tool_calls"][0]["index"] == 0
+
+
+def test_garbage_inside_a_reply() -> None:
+    """What a server says beside the text may be anything."""
+    odd = choice(content=tagged("9", "0.9"))
+    odd["choices"][0]["logprobs"] = {"content": [{"token": "<score>"}, {"token": "1", "top_logprobs": ["x"]}]}
+    status, reply = ask(Replies(odd), question(best_of={"n": 1, "verifier": "soft"}))
+    assert status == 200 and reply["choices"][0]["verification"]["score"] == 0.9
+    odd = choice(content="9", tool_calls=[{"index": -1, "function": {"name": "f", "arguments": "{}"}}])
+    assert ask(Replies(odd), question(best_of={"n": 1}))[0] == 200
+
+
+def test_a_stream_that_is_garbage_is_asked_for_again() -> None:
+    fates = iter(["garbage"])
+    fake = FakeUpstream(fault=lambda body: next(fates, None))
+    lines = served(fake, lambda s, url, _: events(s, url, question(stream=True, best_of={"n": 2})))
+    last = json.loads(lines[-2][6:])["best_of"]
+    assert (last["samples_used"], last["usage_complete"], len(fake.seen)) == (2, False, 2)
+
+
+def test_a_fault_of_the_gateways_own_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an event: a second response in the middle of a stream would be noise."""
+
+    async def broken(*args: Any, **more: Any) -> None:
+        await asyncio.sleep(0.2)
+        raise TypeError("told to")
+
+    monkeypatch.setattr("selfverify.serving.app.select", broken)
+    lines = served(
+        FakeUpstream(), lambda s, url, _: events(s, url, question(stream=True)), Settings(keep_alive_s=0.05)
+    )
+    assert json.loads(lines[-1][6:])["error"]["code"] == "internal_error"
+
+
+def test_a_judge_reads_the_same_question_with_and_without_an_image(picture: str) -> None:
+    fake = FakeUpstream(write=lambda body, i: "<score>0.5</score>")
+    image = {"type": "image_url", "image_url": {"url": picture}}
+    for parts in ([], [image]):
+        body = with_parts(*parts, {"type": "text", "text": "7+2?"}, answer="9")
+        assert served(fake, lambda s, url, _, body=body: post(s, f"{url}/verify", body))[0] == 200  # type: ignore[misc]
+    texts = [body["messages"][0]["content"][-1]["text"] for body in fake.seen]
+    assert texts == [f"7+2? {SCORE_INSTRUCTION}"] * 2
+
+
+def test_scores_of_which_one_cannot_be_had() -> None:
+    def fault(body: Body) -> int | None:
+        return 400 if body["messages"][1]["content"] in lost else None
+
+    lost = {"7"}
+    fake = FakeUpstream(write=lambda body, i: "<score>0.5</score>", fault=fault, knows_logprobs=False)
+    asking = question(answer=["7", "9"])
+    status, reply = served(fake, lambda s, url, _: post(s, f"{url}/verify", asking))
+    assert status == 200 and [r["score"] for r in reply["results"]] == [None, 0.5]
+    lost.add("9")
+    assert served(fake, lambda s, url, _: post(s, f"{url}/verify", asking))[0] == 400
+
+
+def test_an_answer_is_judged_once_however_often_one_looks() -> None:
+    judged: list[str] = []
+
+    def write(body: Body, i: int) -> str:
+        if len(body["messages"]) == 1:
+            return tagged("9")
+        judged.append(body["messages"][1]["content"])
+        return "<score>0.5</score>"
+
+    fake = FakeUpstream(write=write)
+    asking = {"n": 6, "verifier": "judge", "stop": "posterior", "confidence": 1.0, "start": 2, "step": 2}
+    _, reply = ask(fake, question(best_of=asking | {"samples": True}))
+    assert len(judged) == 1 and reply["best_of"]["samples_used"] == 6
+    assert len({sample["score"] for sample in reply["best_of"]["samples"]}) == 1

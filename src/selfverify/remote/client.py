@@ -101,7 +101,7 @@ class OpenAIClient:
     async def chat(
         self, body: Mapping[str, Any], on_lost: Callable[[], None] | None = None
     ) -> dict[str, Any]:
-        """A chat completion; of its ``choices`` those with a message that says something, at least one.
+        """A chat completion; of its ``choices`` those with a message, at least one.
 
         Args:
             body: OpenAI's fields.
@@ -113,23 +113,35 @@ class OpenAIClient:
         reply = await self._retried(lambda: self._once("POST", "chat/completions", body), on_lost)
         return _checked(reply)
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(
+        self, body: Mapping[str, Any], on_lost: Callable[[], None] | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed chat completion; connecting is tried again, reading is not.
+
+        Args:
+            body: OpenAI's fields.
+            on_lost: As in `chat`; not called for a try of which there was a chunk.
 
         Raises:
             ServerError: The server refuses, the stream breaks off before ``[DONE]``, or holds garbage.
         """
-        response = await self._retried(lambda: self._open(body))
+        response = await self._retried(lambda: self._open(body), on_lost)
+        begun = False
         try:
             if response.content_type == "application/json":  # a server that knows no streams
-                yield _checked(_decoded(await _read(response, self.settings.most_bytes)))
+                reply = _checked(_decoded(await _read(response, self.settings.most_bytes)))
+                begun = True
+                yield _as_chunk(reply)
                 return
             async for data in _events(response, self.settings.most_bytes):
                 if data == "[DONE]":
                     return
                 chunk = _decoded(data.encode())
-                if "error" in chunk:
+                if chunk.get("error"):
                     raise _refusal(502, chunk)
+                if not isinstance(chunk.get("choices") or [], list):
+                    raise _garbage("a chunk's choices are no list")
+                begun = True
                 yield chunk
             raise ServerError(f"{self.base}: the stream broke off before its end", code="cut_off", retry=True)
         except TimeoutError:
@@ -140,6 +152,8 @@ class OpenAIClient:
             ) from None
         finally:
             response.close()  # also tells the server to stop, if there is more to come
+            if on_lost and not begun:
+                on_lost()
 
     async def models(self) -> list[dict[str, Any]]:
         """What ``/v1/models`` lists.
@@ -176,6 +190,14 @@ class OpenAIClient:
         try:
             try:
                 result = await attempt()
+            except asyncio.CancelledError:  # at a deadline, or nobody waits any more
+                if on_lost:
+                    on_lost()
+                raise
+            except aiohttp.ConnectionTimeoutError:
+                raise ServerError(
+                    f"{self.base} cannot be reached: no connection in time", code="unreachable", retry=True
+                ) from None
             except TimeoutError:
                 raise self._timed_out() from None
             except aiohttp.ClientConnectorError as error:
@@ -296,16 +318,31 @@ def _checked(reply: dict[str, Any]) -> dict[str, Any]:
         raise _garbage("it has no choices")
     usable = [choice for choice in choices if _is_usable(choice)]
     if not usable:
-        raise _garbage("none of its choices has a message with a text")
+        raise _garbage("none of its choices has a message")
     return reply | {"choices": usable, "dropped": len(choices) - len(usable)}
+
+
+def _as_chunk(reply: dict[str, Any]) -> dict[str, Any]:
+    """A whole completion as the only chunk of a stream."""
+    choices = []
+    for choice in reply["choices"]:
+        rest = {name: value for name, value in choice.items() if name != "message"}
+        delta, calls = choice["message"], choice["message"].get("tool_calls")
+        if calls:
+            numbered = [{"index": i, **call} for i, call in enumerate(calls) if isinstance(call, dict)]
+            delta = delta | {"tool_calls": numbered}
+        choices.append(rest | {"delta": delta})
+    kept = {name: value for name, value in reply.items() if name != "dropped"}
+    return kept | {"object": "chat.completion.chunk", "choices": choices}
 
 
 def _is_usable(choice: Any) -> bool:
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict) or choice.get("finish_reason") == "error":
         return False
+    # No content is a tool call, a refusal, or thoughts that were cut off: asking again would not help.
     text, calls = message.get("content"), message.get("tool_calls")
-    return isinstance(text, str) or (text is None and isinstance(calls, list) and bool(calls))
+    return (text is None or isinstance(text, str)) and (calls is None or isinstance(calls, list))
 
 
 def _garbage(why: str) -> ServerError:

@@ -28,6 +28,7 @@ class Reply:
         tokens: Tokens written; an estimate where the server does not say.
         logprobs: OpenAI's ``logprobs.content``: one entry per token; empty where there are none.
         tool_calls: As the server gave them.
+        rest: What else the message has, such as ``refusal`` or ``reasoning_content``.
         scores: By verifier.
         logprob: Mean log-probability of the answer's tokens, where that is known without ``logprobs``.
         reading: What `read_reply` found in it.
@@ -38,6 +39,7 @@ class Reply:
     tokens: int = 0
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    rest: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     logprob: float | None = None
     reading: Reading | None = None
@@ -157,7 +159,10 @@ def _expected(entries: Sequence[Mapping[str, Any]], prefix: str) -> float | None
     if not entries:
         return None
     shares: dict[str, float] = {}
-    for option in entries[0].get("top_logprobs") or []:
+    options = entries[0].get("top_logprobs")
+    for option in options if isinstance(options, list) else ():
+        if not isinstance(option, Mapping):
+            continue
         token, value = option.get("token"), option.get("logprob")
         if isinstance(token, str) and isinstance(value, (int, float)) and _values(prefix + token):
             shares[token] = shares.get(token, 0.0) + math.exp(min(float(value), 0.0))

@@ -65,28 +65,35 @@ class ServerSampler:
         if n > 1 and mode != "separate" and model not in self.one_by_one:
             try:
                 draw = self._streamed if mode == "stream" else self._at_once
-                await draw(_seeded(body, first), n, count, usage)
+                try:
+                    await draw(_seeded(body, first), n, count, usage)
+                except ServerError as error:
+                    if mode != "stream" or delivered or error.code not in ("cut_off", "bad_reply"):
+                        raise
+                    await self._at_once(_seeded(body, first), n, count, usage)
             except ServerError as error:
                 fault = error
                 if error.status not in _REFUSES_N and not (delivered and error.retry):
                     if delivered:
                         return error
                     raise
-        if delivered < n:
-            refused = fault is not None and fault.status in _REFUSES_N
+        refused = fault is not None and fault.status in _REFUSES_N
+        while delivered < n:
+            before = delivered
             try:
                 # If it was ``n`` that a server refused, one request without it shows.
-                at_first = 1 if refused else n - delivered
-                later = await self._separately(body, at_first, count, usage, first + delivered)
+                some = 1 if refused and not before else n - before
+                later = await self._separately(body, some, count, usage, first + before)
             except ServerError as error:
                 if delivered:
                     return error
                 raise (fault if refused and fault else error) from None
-            if refused:
-                self.one_by_one.add(model)
-                if n > delivered:
-                    later = await self._separately(body, n - delivered, count, usage, first + delivered)
+            if refused and not before:
+                if body.get("temperature") != 0:  # where several would be the same, they may be refused
+                    self.one_by_one.add(model)
+                continue
             fault = later
+            break
         return fault if delivered < n else None
 
     async def _at_once(
@@ -128,12 +135,12 @@ class ServerSampler:
         growing: dict[int, Reply] = {}
         finished: set[int] = set()
         counted: Any = None
-        whole = False
-        stream = self.client.stream(
-            body | {"n": n, "stream": True, "stream_options": {"include_usage": True}}
-        )
+        begun = whole = False
+        options = {"n": n, "stream": True, "stream_options": {"include_usage": True}}
+        stream = self.client.stream(body | options, usage.lost)
         try:
             async for chunk in stream:
+                begun = True
                 counted = chunk.get("usage") or counted
                 for choice in chunk.get("choices") or []:
                     index = choice.get("index", 0) if isinstance(choice, dict) else None
@@ -157,7 +164,7 @@ class ServerSampler:
             written = sum(reply.tokens for reply in growing.values())
             if counted is not None:
                 share(list(growing.values()), usage.add(counted, written))
-            elif growing:
+            elif begun:
                 usage.lost(written)
         if whole and n > 1 and set(growing) == {0}:
             self.one_by_one.add(str(body.get("model")))
@@ -191,14 +198,20 @@ def share(candidates: Sequence[Reply], written: int) -> None:
 
 def _grow(reply: Reply, choice: Mapping[str, Any]) -> None:
     """Put a chunk's part of one choice behind what is there of it."""
-    delta = choice.get("delta") or choice.get("message")
+    delta = choice.get("delta")
     if not isinstance(delta, Mapping):
         return
     text = delta.get("content")
     if isinstance(text, str) and text:
         reply.text += text
         reply.tokens += 1
-    for call in delta.get("tool_calls") or []:
+    for name, value in delta.items():
+        if name not in ("role", "content", "tool_calls") and value is not None:
+            known = reply.rest.get(name)
+            both = isinstance(known, str) and isinstance(value, str)
+            reply.rest[name] = f"{known}{value}" if both else value
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
         if isinstance(call, Mapping):
             _grow_call(reply.tool_calls, call)
     logprobs = choice.get("logprobs")
@@ -212,7 +225,7 @@ def _grow_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
     index = part.get("index", len(calls))
     function = part.get("function")
     function = function if isinstance(function, Mapping) else {}
-    if not isinstance(index, int) or index >= len(calls):
+    if not isinstance(index, int) or not 0 <= index < len(calls):
         calls.append({"id": part.get("id"), "type": "function", "function": {"name": "", "arguments": ""}})
         index = -1
     known = calls[index]["function"]

@@ -76,8 +76,10 @@ def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
         text = f"No answer is sure enough to be given (confidence {sure or 0.0:.2f})."
         return {"role": "assistant", "content": None, "refusal": text}
     found: dict[str, Any] = {"role": "assistant", "content": visible(selected, settings), "refusal": None}
+    found |= selected.reply.rest
     if selected.reply.tool_calls:
         found["tool_calls"] = selected.reply.tool_calls
+    if selected.reply.tool_calls or found["refusal"]:
         found["content"] = found["content"] or None
     return found
 
@@ -115,6 +117,9 @@ def chunks(head: dict[str, Any], ask: Ask, outcome: Outcome, include_usage: bool
     for i, chosen in enumerate(outcome.selected):
         said = message(chosen, ask.best_of)
         yield chunk(i, {"role": "assistant", "content": ""})
+        rest = {k: v for k, v in said.items() if k not in ("role", "content", "refusal", "tool_calls")}
+        if rest:
+            yield chunk(i, rest)
         for piece in pieces(said["content"] or ""):
             yield chunk(i, {"content": piece})
         if said["refusal"]:

@@ -267,7 +267,7 @@ def visible(selected: Selected, settings: BestOf) -> str:
     """What a client gets to read of an answer."""
     if settings.content == "raw":
         return selected.reply.text
-    if settings.content == "answer" and selected.choice.answer is not None:
+    if settings.content == "answer" and selected.choice.answer is not None and not selected.reply.tool_calls:
         answer = selected.choice.answer
         return answer if isinstance(answer, str) else " ".join(map(str, answer))
     return read_reply(selected.reply, settings.answers).visible

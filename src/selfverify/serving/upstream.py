@@ -45,6 +45,11 @@ class Upstream:
         """See `Backend`. With a judge, each distinct answer is judged once, as soon as it is there."""
         judge = judge_of(drawing.verifier, ask.model)
         asked: dict[str, asyncio.Task[float | None]] = {}
+        known = {
+            drawing.candidate(reply).key or reply.text: reply.scores[drawing.verifier]
+            for reply in drawing.replies
+            if judge is not None and drawing.verifier in reply.scores
+        }
         followers: list[asyncio.Task[Any]] = []
 
         def deliver(reply: Reply) -> None:
@@ -55,6 +60,10 @@ class Upstream:
                 return
             candidate = drawing.candidate(reply)
             key = candidate.key or reply.text
+            if key in known:
+                reply.scores[drawing.verifier] = known[key]
+                drawing.ready(reply)
+                return
             if key not in asked:
                 text = read_reply(reply, ask.best_of.answers).visible or reply.text
                 asked[key] = asyncio.ensure_future(self._rate(ask, judge, text))
@@ -90,11 +99,17 @@ class Upstream:
         return fault
 
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
-        """See `Backend`: a judge is asked, whatever the verifier."""
+        """See `Backend`: a judge is asked, whatever the verifier. Where it failed there is no score.
+
+        Raises:
+            ServerError: It failed on all of them.
+        """
         judge = judge_of(ask.best_of.verifier or "judge", ask.model) or ask.model
         tasks = [asyncio.ensure_future(self._rated(ask, judge, text)) for text in answers]
         await gather_or_cancel(*tasks)
-        return [task.result() for task in tasks]
+        if all(isinstance(task.exception(), ServerError) for task in tasks):
+            tasks[0].result()
+        return [None if isinstance(task.exception(), ServerError) else task.result() for task in tasks]
 
     async def _rated(self, ask: Ask, judge: str, text: str) -> float | None:
         return await self.rating.rate(judge, ask.body["messages"], text, ask.usage)
