@@ -56,7 +56,7 @@ def serve(
     ] = None,
     max_body_mb: Annotated[float, typer.Option(min=0.001, help="Size of a request.")] = 64.0,
     max_image_mb: Annotated[float, typer.Option(min=0.001, help="Size of an image.")] = 20.0,
-    max_megapixels: Annotated[float, typer.Option(min=0.001, help="Pixels of an image.")] = 50.0,
+    max_megapixels: Annotated[float, typer.Option(min=0.001, help="Pixels of a request's images.")] = 50.0,
     max_n: Annotated[int, typer.Option(min=1, max=256, help="Candidates that a request may ask for.")] = 64,
     max_in_flight: Annotated[int, typer.Option(min=1, help="Requests at once; others have to wait.")] = 1024,
     remote_images: Annotated[
@@ -78,6 +78,10 @@ def serve(
     """
     if (model is None) == (upstream is None):
         raise ConfigError("give either --model (run one here) or --upstream (an address of a server)")
+    if upstream is not None and judge:
+        raise ConfigError("--judge needs --model; in front of a server say --verifier judge:MODEL")
+    if model is not None and separate:
+        raise ConfigError("--separate needs --upstream")
     from selfverify.remote.client import ServerSettings, server_url
     from selfverify.selection.calibration import Calibration
     from selfverify.serving.app import Settings
@@ -85,6 +89,7 @@ def serve(
     from selfverify.serving.images import ImageLimits
     from selfverify.serving.protocol import BestOf, validated
     from selfverify.serving.security import Keys, read_keys
+    from selfverify.serving.selecting import Ask
     from selfverify.serving.server import local_gateway, run, run_gateway, upstream_gateway
 
     wanted = {"n": n, "strategy": strategy, "verifier": verifier, "stop": stop, "answers": answers}
@@ -114,6 +119,11 @@ def serve(
     else:
         assert model is not None
         gateway = local_gateway(model, settings, judge or [], max_tokens, max_batch)
+
+    try:
+        gateway.backend.check(Ask(getattr(gateway.backend, "model", ""), {}, [], defaults, 0.0))
+    except ApiError as error:
+        raise ConfigError(str(error).replace("best_of.", "--")) from None
 
     def say(found: int) -> None:
         typer.echo(f"http://{host}:{found}/v1 serves {model or upstream}; Ctrl-C stops it", err=True)

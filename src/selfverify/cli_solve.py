@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 def solve(
     question: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
-    model: Annotated[str, typer.Option(help="`builtin:NAME`, a folder, or a hub id.")] = "builtin:digits",
+    model: Annotated[
+        str | None, typer.Option(help="`builtin:NAME`, a folder, or a hub id; by default `builtin:digits`.")
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(help="Ask this OpenAI-compatible server instead; --model is its name there."),
@@ -134,16 +136,22 @@ def solve(
         from selfverify.remote.client import ServerSettings
         from selfverify.selection.calibration import Calibration
         from selfverify.serving.asking import solve_on_server
-        from selfverify.serving.protocol import BestOf
+        from selfverify.serving.errors import ApiError
+        from selfverify.serving.protocol import BestOf, validated
 
-        settings = BestOf(
-            n=n, strategy=strategy, verifier=verifier, stop=stop, confidence=confidence,
-            budget_tokens=budget_tokens, vote_temperature=vote_temperature, share=share, answers=answers,
-        )  # fmt: skip
+        wanted = {
+            "n": n, "strategy": strategy, "verifier": verifier, "stop": stop, "confidence": confidence,
+            "budget_tokens": budget_tokens, "vote_temperature": vote_temperature, "share": share,
+            "answers": answers,
+        }  # fmt: skip
+        try:
+            settings: BestOf = validated(wanted)
+        except ApiError as error:
+            raise ConfigError(str(error).replace("best_of.", "--")) from None
         with _Shown(quiet=as_json) as shown:
             solution = solve_on_server(
                 ServerSettings(server, timeout_s=timeout),
-                None if model == "builtin:digits" else model,
+                model,
                 asked,
                 problem,
                 settings,
@@ -158,6 +166,7 @@ def solve(
     from selfverify.policy.turns import SECOND_TURN
     from selfverify.selection.verifiers import make_verifier
 
+    model = model or "builtin:digits"
     policy, words = Policy.load(model), second_turn or SECOND_TURN
     use = {"verifier": verifier, "strategy": strategy, "options": asdict(options), "samples_per_problem": n}
     fitted = find_calibration(calibration, model, use, all_samples=stop == "never" and budget_tokens is None)

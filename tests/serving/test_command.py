@@ -64,12 +64,17 @@ def test_it_serves_and_finishes_what_it_began(servers: Loop) -> None:
         (["--upstream", "nonsense"], "no address"),
         (["--upstream", "http://127.0.0.1:9", "--strategy", "nice"], "no strategy 'nice'"),
         (["--upstream", "http://127.0.0.1:9", "--stop", "soon"], "--stop"),
+        (["--upstream", "http://127.0.0.1:9", "--verifier", "greedy"], "no verifier 'greedy'"),
+        (["--upstream", "http://127.0.0.1:9", "--judge", "judge:m"], "--judge needs --model"),
+        (["--model", "builtin:digits", "--separate"], "--separate needs --upstream"),
+        (["--model", "builtin:digits", "--verifier", "judge:m"], "no verifier 'judge:m'"),
         (["--upstream", "http://127.0.0.1:9", "--api-keys", "/missing"], "cannot be read"),
         (["--upstream", "http://127.0.0.1:9", "--calibration", "/missing"], "cannot be read"),
         (["--model", "/no/such/model"], "/no/such/model"),
     ],
 )
-def test_what_cannot_work_is_refused(words: list[str], text: str) -> None:
+def test_what_cannot_work_is_refused(words: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfverify.serving.server.run", lambda main: pytest.fail("it serves"))
     shown = CliRunner().invoke(app, ["serve", *words])
     assert shown.exit_code == 2 and text in " ".join(shown.output.split())
 

@@ -47,6 +47,19 @@ def test_a_question(servers: Loop, tmp_path: Path) -> None:
     assert record["choice"]["answer"] == "9" and record["tokens"] == 14 and len(record["candidates"]) == 2
 
 
+def test_a_model_of_the_default_name_can_be_asked_for(servers: Loop) -> None:
+    """A gateway lists it twice, so that it has to be named."""
+    fake = FakeUpstream()
+    shown = run("--server", servers.upstream(fake), "--model", "builtin:digits", "What?")
+    assert shown.exit_code == 2 and "`builtin:digits` does not exist" in " ".join(shown.output.split())
+    assert {body["model"] for body in fake.seen} == {"builtin:digits"}
+
+
+def test_more_candidates_than_servers_are_asked_for() -> None:
+    shown = run("--server", "http://127.0.0.1:9", "What?", "-n", "500")
+    assert shown.exit_code == 2 and "--n: " in shown.output and "256" in shown.output
+
+
 def test_a_task_reads_its_own_answers(servers: Loop) -> None:
     """Which are the same, and whether they are right."""
     problem = make_task("digits-pick").problem("test", 0, 3)
