@@ -111,12 +111,18 @@ def test_the_gallery_sorts_by_what_changed(folder: Path) -> None:
     assert sorted(changes, key=str) == [None, "corrected", "corrected", "spoiled"]
 
 
-def test_curves_are_of_validation_problems_where_they_were_measured(folder: Path) -> None:
+def test_curves_are_of_validation_problems_where_they_were_measured_often(folder: Path) -> None:
     run = load_run(folder)
+    steps, values = run.turn_accuracy("2")  # one evaluation: the three steps say more
+    assert steps.tolist() == [1, 2, 3] and np.allclose(values, [0.1, 0.2, 0.3])
+    one_turn = [{k: v for k, v in row.items() if not k.startswith("turns/")} for row in run.steps]
+    run.steps = one_turn
     steps, values = run.turn_accuracy("2")
     assert steps.tolist() == [2] and values.tolist() == [0.45]
-    run.steps = [{k: v for k, v in row.items() if not k.startswith("eval/")} for row in run.steps]
-    assert np.allclose(run.turn_accuracy("2")[1], [0.1, 0.2, 0.3])
+    run.steps = [{"step": k, "turns/acc@t2": 0.1, "eval/turns/acc@t2": 0.2} for k in range(5)]
+    assert run.turn_accuracy("2")[1].tolist() == [0.2] * 5
+    run.steps = []
+    assert not len(run.turn_accuracy("2")[0])
 
 
 def test_bubbles_say_name_and_change() -> None:

@@ -206,7 +206,7 @@ def _turns(runs: Sequence[RunData]) -> Iterator[Chart]:
             yield _chart(
                 partial(figures.draw_lines, lines=lines, title=title, percent=True, smoothed=many),
                 f"Accuracy of both turns over training, {run.name}",
-                "Of validation problems where they were measured, else of training's (AdaPO's Fig. 2).",
+                "Of validation problems where measured often, else of training's (AdaPO's Fig. 2).",
             )
 
 

@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 STAGES = ("before", "after")
 
 
+ENOUGH = 5
+"""With fewer evaluations during training the steps' own figures are drawn, which are noisier but many."""
+
+
 @dataclass(slots=True)
 class RunData:
     """A run as far as its files go; what is missing is told in ``missing``.
@@ -65,13 +69,14 @@ class RunData:
         return steps, np.array([v if np.isfinite(v) else np.nan for v in numbers])
 
     def turn_accuracy(self, turn: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and accuracies ``[T]`` of a turn: of validation problems if measured, else logged."""
+        """Steps and accuracies ``[T]`` of a turn: of validation problems, or of more of training's own."""
+        found = []
         for name in (f"eval/turns/acc@t{turn}", f"turns/acc@t{turn}"):
             steps, values = self.series(name)
             known = ~np.isnan(values)
-            if known.any():
-                return steps[known], values[known]
-        return np.zeros(0), np.zeros(0)
+            found.append((steps[known], values[known]))
+        measured, logged = found
+        return logged if len(measured[0]) < min(ENOUGH, len(logged[0])) else measured
 
     def scores(self, stage: str) -> tuple[np.ndarray, np.ndarray]:
         """Soft scores of the right and of the wrong answers."""

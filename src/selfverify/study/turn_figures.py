@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from selfverify.evaluation.figures import PALETTE, Bubble, draw_bubbles, draw_lines
+from selfverify.evaluation.run_data import ENOUGH
 from selfverify.study.figures import FEW, Drawings, Runs, colours, draw_panels, seed_mean, training_curves
 from selfverify.study.file import BEFORE
 
@@ -21,9 +22,6 @@ CURVES = {
     "turns/1->0": ("Spoiled, of all", True),
 }
 """Measured or logged while training: title, whether it is a share."""
-
-ENOUGH = 5
-"""With fewer evaluations during training the steps' own figures are drawn, which are noisier but many."""
 
 
 def draw_turn_figures(folder: Path, task: str, results: Mapping[str, Any], runs: Runs) -> list[Path]:
