@@ -36,7 +36,8 @@ def draw_turn_figures(folder: Path, task: str, results: Mapping[str, Any], runs:
     columns = min(4, len(runs))
     lines = -(-len(runs) // columns)
     measured = [_curve(of, "turns/acc@t1", True)[1] for of in runs.values()]
-    validated = any((~np.isnan(values)).sum() >= ENOUGH for values in measured)
+    counts = [int((~np.isnan(values)).sum()) for values in measured]
+    validated = any(counts) and min(count for count in counts if count) >= ENOUGH
     curves = {_name(name, validated): shown for name, shown in CURVES.items()}
     training = partial(training_curves, curves=curves, narrow=True)
     drawings: Drawings = {
