@@ -18,12 +18,12 @@ from trl import GRPOTrainer
 
 from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner
-from selfverify.learner.streams import select, valid_trajectories
+from selfverify.learner.streams import select
 from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs, micro_batches
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
+from selfverify.rollouts.types import Group, Problem, Segment, Trajectory, valid_trajectories
 
 CHECKED_STEPS = 2
 
@@ -74,7 +74,8 @@ class CheckedTrainer(GRPOTrainer):
             rows = [
                 Trajectory(
                     [Segment("answer", tokens)],
-                    rewards={"answer": checksum(tokens), "answer_format": 1.0, "score_format": 1.0},
+                    rewards={"answer": checksum(tokens)}
+                    | dict.fromkeys(("answer_format", "score_format", "score_opened"), 1.0),
                 )
                 for tokens in mine
             ]
