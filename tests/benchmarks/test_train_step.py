@@ -19,6 +19,6 @@ def test_trl_agrees(family: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     program = importlib.import_module("train_step")
     assert set(program.FAMILIES) == set(FAMILIES)
-    program.main(["--family", family, "--groups", "2", "--prompts", "60", "--repeats", "1", "--no-adpo"])
+    program.main(["--family", family, "--groups", "3", "--prompts", "60", "--repeats", "1", "--no-adpo"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["family"] == family and found["largest_gradient_difference"] < 1e-4
