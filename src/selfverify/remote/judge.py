@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfverify.errors import ServerError
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.replies import TOP_LOGPROBS, last_score, soft_score
+from selfverify.remote.logprobs import LogprobsWhereGiven
+from selfverify.remote.replies import last_score, soft_score
 from selfverify.remote.sampling import read_choices
 from selfverify.remote.usage import Usage
 from selfverify.rollouts.requests import RATE
@@ -18,11 +18,11 @@ MAX_TOKENS = 64
 
 
 class ServerRating:
-    """Rates answers; remembers whether the server shows probabilities."""
+    """Rates answers."""
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
-        self._without_logprobs: set[str] = set()
+        self._logprobs = LogprobsWhereGiven()
 
     async def rate(
         self, model: str, messages: Sequence[Mapping[str, Any]], answer: str, usage: Usage
@@ -49,17 +49,7 @@ class ServerRating:
             "max_tokens": MAX_TOKENS,
             "temperature": 0,
         }
-        asking = {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        if model in self._without_logprobs:
-            reply = await self.client.chat(body, usage.lost)
-        else:
-            try:
-                reply = await self.client.chat(body | asking, usage.lost)
-            except ServerError as error:
-                if error.status not in (400, 422, 501):
-                    raise
-                reply = await self.client.chat(body, usage.lost)  # if this works, it was the probabilities
-                self._without_logprobs.add(model)
+        reply = await self._logprobs.ask(model, lambda more: self.client.chat(body | more, usage.lost))
         [written, *_] = read_choices(reply, usage, judge=True)
         soft = soft_score(written.logprobs)
         if soft is not None:

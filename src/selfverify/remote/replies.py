@@ -14,8 +14,6 @@ from selfverify.selection.candidates import Candidate
 
 OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
 SCORE_TEXTS = tuple(f"{value / 10:.1f}" for value in range(11))
-TOP_LOGPROBS = 20
-"""The most that OpenAI's protocol can be asked for."""
 
 
 @dataclass(slots=True)

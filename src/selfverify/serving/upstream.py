@@ -9,7 +9,8 @@ from typing import Any
 from selfverify.errors import ServerError
 from selfverify.remote.client import OpenAIClient, gather_or_cancel
 from selfverify.remote.judge import ServerRating
-from selfverify.remote.replies import TOP_LOGPROBS, Reply, read_reply, soft_score
+from selfverify.remote.logprobs import LogprobsWhereGiven
+from selfverify.remote.replies import Reply, read_reply, soft_score
 from selfverify.remote.sampling import Mode, ServerSampler
 from selfverify.selection.answers import Kind
 from selfverify.serving.errors import ApiError
@@ -35,7 +36,7 @@ class Upstream:
         self.separate = separate
         self.sampler = ServerSampler(client)
         self.rating = ServerRating(client)
-        self._no_logprobs: set[str] = set()
+        self._logprobs = LogprobsWhereGiven()
 
     def check(self, ask: Ask) -> None:
         """See `Backend`."""
@@ -87,16 +88,11 @@ class Upstream:
 
     async def _sample(self, ask: Ask, n: int, first: int, verifier: str, deliver: Any) -> ServerError | None:
         mode: Mode = "separate" if self.separate else "stream" if ask.streams else "n"
-        soft = verifier == "soft" and ask.model not in self._no_logprobs
-        extra = {"logprobs": True, "top_logprobs": TOP_LOGPROBS} if soft else {}
-        try:
-            return await self.sampler.draw(ask.body | extra, n, deliver, ask.usage, mode, first)
-        except ServerError as error:
-            if not soft or error.status not in (400, 422, 501):
-                raise
-        fault = await self.sampler.draw(ask.body, n, deliver, ask.usage, mode, first)
-        self._no_logprobs.add(ask.model)  # that worked: it was the probabilities that the server refused
-        return fault
+
+        async def draw(more: dict[str, Any]) -> ServerError | None:
+            return await self.sampler.draw(ask.body | more, n, deliver, ask.usage, mode, first)
+
+        return await (self._logprobs.ask(ask.model, draw) if verifier == "soft" else draw({}))
 
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`: a judge is asked, whatever the verifier. Where it failed there is no score.
