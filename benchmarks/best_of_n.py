@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import finish, parse, show
+from common import finish, forget_images, parse, show
 
 from selfverify.evaluation.config import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
@@ -190,7 +190,7 @@ def timed(
         problem = task.problem("test", args.seed, index)
         for name, (writer, verifier, strategy, stop) in ways.items():
             for each in (policy, twin):  # a question that has not been seen before
-                forget(each)
+                forget_images(each)
             start = time.perf_counter()
             solution = solve(
                 writer, task, problem, verifier, strategy=strategy, stopping=stop, sampling=sampling, seed=run
@@ -211,13 +211,6 @@ def timed(
         }
         for name in ways
     }
-
-
-def forget(policy: Policy) -> None:
-    """Drop encoded images."""
-    if policy.cache is not None:
-        policy.cache.clear()
-    policy.encoder._images.clear()
 
 
 def worst_gap(found: dict[str, dict[int, float]], name: str) -> float:

@@ -30,6 +30,8 @@ GROUP_SIZES = (4, 8, 16)
 PROBLEMS = 8
 FILLER = " Answer with care."
 IMAGE_SIDE = 512
+IMAGE_PROBLEMS = 2
+"""Instead of `PROBLEMS` where prompts are mostly image."""
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -92,6 +94,13 @@ def make_image_problems(policy: Policy, count: int) -> list[Problem]:
             raise SystemExit(f"an image of {IMAGE_SIDE} pixels takes {image.placeholders} tokens only")
         found.append(drawn)
     return found
+
+
+def forget_images(policy: Policy) -> None:
+    """Drop encoded and prepared images, so that the next problems are as if not seen before."""
+    if policy.cache is not None:
+        policy.cache.clear()
+    policy.encoder._images.clear()
 
 
 class PreparedTask:

@@ -18,6 +18,7 @@ from common import (
     RESPONSE_TOKENS,
     arguments,
     finish,
+    forget_images,
     interleaved,
     make_problems,
     model_folder,
@@ -71,9 +72,7 @@ class Comparison:
 
     def ours(self) -> list[list[int]]:
         """Encode and sample; nothing is kept of the images, as for problems not seen before."""
-        assert self.policy.cache is not None
-        self.policy.cache.clear()
-        self.policy.encoder._images.clear()
+        forget_images(self.policy)
         self.seed += 1
         prompts = self.policy.encode(self.problems)
         seeds = [self.seed * 1000 + n for n in range(PROBLEMS)]

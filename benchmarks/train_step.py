@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from common import (
+    IMAGE_PROBLEMS,
     PROBLEMS,
     RESPONSE_TOKENS,
     arguments,
@@ -53,7 +54,6 @@ from selfverify.methods.adpo import ADPOConfig
 from selfverify.methods.grpo import GRPOConfig
 from selfverify.policy.policy import Policy
 
-IMAGE_PROBLEMS = 2
 FAMILIES = ("qwen2_5_vl", *sorted(KINDS))
 LARGE_IMAGES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
 """Families whose tiny processors have no fixed image size."""

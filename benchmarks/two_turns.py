@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from common import (
+    IMAGE_PROBLEMS,
     PROBLEMS,
     RESPONSE_TOKENS,
     PreparedTask,
@@ -53,8 +54,6 @@ from selfverify.policy.sampling import Decoder, Sample
 from selfverify.policy.turns import follow_up
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.types import Problem
-
-IMAGE_PROBLEMS = 2
 
 
 class Timed(Decoder):

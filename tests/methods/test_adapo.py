@@ -228,7 +228,7 @@ def test_demonstrated_second_turns_keep_what_is_right() -> None:
     assert figures["turns/acc@t1"] == len(right) / 24 and figures["turns/acc@t2"] == len(rows) / 24
 
 
-def test_star_learns_from_corrections_only() -> None:
+def test_own_second_turns_are_learnt_where_right_or_where_they_correct() -> None:
     made = group((0, 1), (1, 1), (1, 0), (0, 0))
     [credit] = credits(make_method("turns-sft", source="sampled", keep_right=False), made)
     assert credit.valid is not None and credit.valid.tolist() == [True, False, False, False]

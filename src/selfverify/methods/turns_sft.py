@@ -1,4 +1,7 @@
-"""Fine-tuning on second turns: the two-turn cold start, and STaR (Zelikman et al. 2022) by steps."""
+"""Fine-tuning on second turns: the two-turn cold start; or, step by step, on the policy's own right ones.
+
+STaR, which samples with a fixed model and learns afterwards, is `selfverify.methods.star`.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ class TurnsSFTConfig(MethodConfig):
     source: Literal["demonstrated", "sampled"] = Field(
         "demonstrated",
         description="Behind the policy's own first turns: the first one again where it is right and a right "
-        "demonstration where it is wrong (cold start); or the policy's own second turns, where right (STaR).",
+        "demonstration where it is wrong (cold start); or the policy's own second turns, where right.",
     )
     keep_right: bool = Field(
         True,
-        description="Learn from second turns behind a right first one, too; STaR keeps corrections only.",
+        description="Learn from second turns behind a right first one, too.",
     )
     rehearsal: SFTConfig | None = Field(
         None,

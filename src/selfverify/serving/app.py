@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from pydantic import ValidationError
 
 from selfverify.errors import ConfigError, ServerError
 from selfverify.remote.usage import Usage
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.completions import candidate_json, chunks, completion
-from selfverify.serving.errors import ApiError, error_response, http_error, invalid, refused
+from selfverify.serving.errors import ApiError, error_response, http_error, refused
 from selfverify.serving.images import ImageLimits, Picture, take_images
 from selfverify.serving.incoming import (
-    read_json,
+    read_as,
     refuse_addresses,
     remote_as_data,
     with_instruction,
@@ -208,11 +207,7 @@ class Gateway:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         deadline = asyncio.get_running_loop().time()
-        raw = await read_json(request)
-        try:
-            asked = ChatRequest.model_validate(raw)
-        except ValidationError as error:
-            raise invalid(error) from None
+        raw, asked = await read_as(request, ChatRequest)
         model, settings = best_of(asked, self.settings.defaults)
         most, param = self.settings.most_samples, "best_of.n" if settings else "n"
         if (settings.n if settings else asked.n) > most:
@@ -361,11 +356,7 @@ class Gateway:
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/verify``: scores of given answers."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
-        raw = await read_json(request)
-        try:
-            asked = VerifyRequest.model_validate(raw)
-        except ValidationError as error:
-            raise invalid(error) from None
+        _, asked = await read_as(request, VerifyRequest)
         answers = asked.answers
         model, _ = split_model(asked.model)
         pictures, messages = await self._take(asked.messages, deadline)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from selfverify.rollouts.requests import SCORE_INSTRUCTION
-from selfverify.serving.errors import ApiError
+from selfverify.serving.errors import ApiError, invalid
 from selfverify.serving.images import Picture
 
 _FETCHED = {"url", "path", "image", "video", "audio"}
@@ -18,6 +19,22 @@ _FETCHED = {"url", "path", "image", "video", "audio"}
 
 READ_S = 60.0
 """Seconds for a request's body."""
+
+
+Asked = TypeVar("Asked", bound=BaseModel)
+
+
+async def read_as(request: web.Request, kind: type[Asked]) -> tuple[dict[str, Any], Asked]:
+    """A request's JSON object, as it is and as what it should be.
+
+    Raises:
+        ApiError: `read_json` cannot read it, or it is no ``kind``; the message names the field.
+    """
+    raw = await read_json(request)
+    try:
+        return raw, kind.model_validate(raw)
+    except ValidationError as error:
+        raise invalid(error) from None
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
