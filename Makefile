@@ -9,16 +9,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 DECLARED := pyproject.toml constraints.txt
 
-.PHONY: quickstart test slow browser lint format clean
+.PHONY: quickstart test slow docs browser lint format clean
 
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
 
+# Two files at a time, each on one thread: small models gain nothing from more.
 test: $(VENV)/.stamp-test $(VENV)/.stamp-js
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadscope
 
-slow: $(VENV)/.stamp-test $(VENV)/.stamp-js
+slow: $(VENV)/.stamp-test $(VENV)/.stamp-js $(VENV)/.stamp-docs
 	$(BIN)/python -m pytest -q -m slow
+
+# The pages under docs/ as a site in site/index.html; a broken link is an error.
+docs: $(VENV)/.stamp-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 # What the tests of the gateway's page drive; without it `make test` skips them. The one target that installs
 # anything outside .venv, and only where apt-get and the right to use it are there.
@@ -38,7 +43,7 @@ format: $(VENV)/.stamp-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "selfverify needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
@@ -61,6 +66,10 @@ $(VENV)/.stamp-test: $(DECLARED) $(VENV)/.stamp-core
 $(VENV)/.stamp-js: tests/serving/js/package-lock.json | $(BIN)/python
 	@if ! command -v npm >/dev/null; then echo "npm is not installed: the JavaScript client is not tested"; \
 	elif npm ci --silent --prefix $(<D); then touch $@; else echo "npm failed: the JavaScript client is not tested"; fi
+
+$(VENV)/.stamp-docs: $(DECLARED) $(VENV)/.stamp-core
+	$(PIP) -e '.[docs]'
+	@touch $@
 
 $(VENV)/.stamp-dev: $(DECLARED) $(VENV)/.stamp-test
 	$(PIP) -e '.[dev]'

@@ -25,6 +25,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +34,25 @@ import numpy as np
 import torch
 from common import finish, forget_images, parse, show
 
-from selfverify.evaluation.config import EvaluationConfig
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.trajectory import Group
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.metrics import strategy_of_subsets
+from selfverify.evaluation.metrics import accuracy
+from selfverify.evaluation.sample_table import SampleTable
 from selfverify.evaluation.store import read_samples
-from selfverify.evaluation.table import SampleTable
-from selfverify.policy.config import PolicyConfig, SamplingConfig
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.selection.adaptive import Stopping, leader_confidence
 from selfverify.selection.calibration import Calibration, fit_calibration
 from selfverify.selection.candidates import Candidates
-from selfverify.selection.strategies import expected_correctness
-from selfverify.selection.verifiers import Calibrated, Inline, Judge, Repeated, Soft
-from selfverify.solve import Solution, solve
-from selfverify.tasks import make_task
+from selfverify.selection.stopping import leader_confidence
+from selfverify.selection.strategies import STRATEGIES
+from selfverify.selection.subsets import expected_correctness
+from selfverify.serving.best_of import Choosing
+from selfverify.serving.solve import Solution, solve
+from selfverify.serving.solve_settings import DrawingSettings
+from selfverify.verifiers.base import Scores, Verifier
+from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft
 
 TASK = "digits-pick"
 SIZES = (1, 2, 4, 8, 12, 16)
@@ -57,6 +64,30 @@ MOST_SAMPLES = 0.58
 CONFIDENCES = tuple(c / 100 for c in range(70, 100, 2))
 NEVER = 2.0
 """No confidence reaches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Another verifier's scores as probabilities: what the stopping rule ``posterior`` takes them for.
+
+    ``calibration`` is one of single scores, as `fit_calibration` makes it from all samples, not one of
+    chosen answers, as ``selfverify calibrate`` does.
+    """
+
+    verifier: Verifier
+    calibration: Calibration
+
+    @property
+    def name(self) -> str:
+        """``calibrated:`` and the other's name."""
+        return f"calibrated:{self.verifier.name}"
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `selfverify.verifiers.base.Verifier`."""
+        return [
+            [None if score is None else float(self.calibration(score)) for score in row]
+            for row in self.verifier.score(groups)
+        ]
 
 
 def options() -> argparse.ArgumentParser:
@@ -89,7 +120,7 @@ def accuracies(table: SampleTable, score: str) -> dict[str, dict[int, float]]:
     sizes = [n for n in SIZES if n <= table.correct.shape[1]]
     found: dict[str, dict[int, float]] = {}
     for name in (*CHOICES, "oracle"):
-        rows = {n: strategy_of_subsets(table, name, n, score) for n in sizes}
+        rows = {n: accuracy(table, name, n, score) for n in sizes}
         found[name] = {n: float(row.mean()) for n, row in rows.items() if row is not None}
     return found
 
@@ -112,7 +143,7 @@ def stopped_early(
         )
         for n in range(2, budget + 1):
             seen = Candidates(keys[:, :n], scores[:, :n], None, correct[:, :n])
-            right[n, turn] = expected_correctness(DEFAULT, seen)
+            right[n, turn] = expected_correctness(STRATEGIES[DEFAULT], seen)
             each = (Candidates(k[:n], s[:n]) for k, s in zip(keys, scores, strict=True))
             sure[n, turn] = [leader_confidence(one, "posterior", DEFAULT) for one in each]
     found = {}
@@ -168,19 +199,19 @@ class Silent(Policy):
 
 
 def timed(
-    policy: Policy, twin: Policy, stopping: Stopping, calibration: Calibration, args: argparse.Namespace
+    policy: Policy, twin: Policy, adaptive: Choosing, calibration: Calibration, args: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """Milliseconds and written tokens per problem, and the share answered rightly, of each way to answer."""
-    task, whole = make_task(TASK), Stopping(rule="never", start=N, max_samples=N)
-    sampling = SamplingConfig(top_p=1.0, max_new_tokens=32)
+    task = make_task(TASK)
     asked = Repeated(policy, 1, form="ask", max_new_tokens=32)
-    ways: dict[str, tuple[Policy, Any, str, Stopping]] = {
-        "majority": (twin, Inline(), "majority", whole),
-        "best": (policy, Inline(), "best", whole),
-        "soft": (policy, Soft(policy), "weighted", whole),
-        "adaptive": (policy, Calibrated(Soft(policy), calibration), "weighted", stopping),
-        "judge": (twin, asked, "best", whole),
-        "judge-read": (twin, Judge(policy, form="ask"), "best", whole),
+    majority, best = Choosing(n=N, strategy="majority"), Choosing(n=N, strategy="best")
+    ways: dict[str, tuple[Policy, Any, Choosing]] = {
+        "majority": (twin, Inline(), majority),
+        "best": (policy, Inline(), best),
+        "soft": (policy, Soft(policy), Choosing(n=N)),
+        "adaptive": (policy, Calibrated(Soft(policy), calibration), adaptive),
+        "judge": (twin, asked, best),
+        "judge-read": (twin, Judge(policy, form="ask"), best),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     found: dict[str, list[Solution]] = {name: [] for name in ways}
@@ -188,13 +219,12 @@ def timed(
         if run == 0 and index >= 2:  # the first round warms up
             continue
         problem = task.problem("test", args.seed, index)
-        for name, (writer, verifier, strategy, stop) in ways.items():
+        for name, (writer, verifier, choosing) in ways.items():
             for each in (policy, twin):  # a question that has not been seen before
                 forget_images(each)
             start = time.perf_counter()
-            solution = solve(
-                writer, task, problem, verifier, strategy=strategy, stopping=stop, sampling=sampling, seed=run
-            )
+            drawing = DrawingSettings(top_p=1.0, max_new_tokens=32, seed=run)
+            solution = solve(writer, task, problem, verifier, choosing, drawing)
             if run:
                 seconds[name].append(time.perf_counter() - start)
                 found[name].append(solution)
@@ -244,7 +274,7 @@ def main() -> None:
     results |= {f"adaptive_{name}": widest[name] for name in ("accuracy_loss", "samples_share")}
 
     confidence = results["adaptive"][N]["confidence"]
-    stopping = Stopping(rule="posterior", confidence=confidence, start=2, max_samples=N)
+    stopping = Choosing(n=N, stop="posterior", confidence=confidence)
     twin = Silent.load(PolicyConfig(path=args.model, device="cpu"))
     ways = timed(policy, twin, stopping, calibration, args)
     show(

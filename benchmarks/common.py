@@ -19,10 +19,11 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from selfverify.core.problem import Problem
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import write_tiny
-from selfverify.rollouts.types import Problem
-from selfverify.tasks import make_task
+from selfverify.tasks.base import Task
 
 RESPONSE_TOKENS = 24
 PROMPT_TOKENS = (110, 400)
@@ -103,12 +104,13 @@ def forget_images(policy: Policy) -> None:
     policy.encoder._images.clear()
 
 
-class PreparedTask:
+class PreparedTask(Task):
     """A task whose training problems were made beforehand, so that making them is not timed."""
 
-    name, kind, tags = "prepared", "discrete", ("think", "answer", "score")
+    name = "prepared"
 
     def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__()
         self.problems = problems
         self.inner = make_task("digits-pick")
 

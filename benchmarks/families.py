@@ -19,8 +19,8 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 )
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from selfverify.policy.tiny import CHAT_TEMPLATE, tiny_image_processor, tiny_tokenizer
-from selfverify.rollouts.types import Problem
+from selfverify.core.problem import Problem
+from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
 
 SIGLIP = {
     "model_type": "siglip_vision_model",
@@ -164,7 +164,7 @@ def write_family(kind: str, folder: Path) -> Path:
     if kind in NAMED:
         tokenizer._set_model_specific_special_tokens(NAMED[kind])
     if "qwen" not in kind:
-        tokenizer.chat_template = CHAT_TEMPLATE.replace(
+        tokenizer.chat_template = tokenizer.chat_template.replace(
             "<|vision_start|><|image_pad|><|vision_end|>", about["slot"]
         )
     text = {

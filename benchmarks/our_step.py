@@ -10,14 +10,15 @@ from typing import Any
 
 from common import RESPONSE_TOKENS, PreparedTask
 
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Segment
 from selfverify.learner.loop import Learner
 from selfverify.methods.adpo import ADPO
 from selfverify.methods.grpo import GRPO
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Problem, Segment
 
 BETA, LEARNING_RATE = 0.01, 1e-5
 

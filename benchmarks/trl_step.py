@@ -16,14 +16,16 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer
 
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.learner.loop import Learner
 from selfverify.learner.streams import select
 from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs, micro_batches
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory, valid_trajectories
 
 CHECKED_STEPS = 2
 
@@ -89,9 +91,11 @@ class CheckedTrainer(GRPOTrainer):
         )
         passes = micro_batches(streams, [0] * len(streams), count)
         reference = fixed_logprobs(self.start, streams, passes, 1.0)
+        for group, logprobs_gr in zip(streams, reference, strict=True):
+            group.reference_logprobs_gr = logprobs_gr
         config = LearnerConfig(steps=1, micro_batch_groups=count)
         updater = Updater(self.ours, alone, config, "surrogate")
-        updater.gradient(streams, passes, reference, None, 1.0, totals)
+        updater.gradient(streams, passes, 1.0, totals)
         return totals.loss
 
 

@@ -44,16 +44,16 @@ from our_step import checksum
 from torch import Tensor
 
 import selfverify.policy.policy as policy_module
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.learner.loop import Learner
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.grpo import GRPO, GRPOConfig
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Decoder, Sample
 from selfverify.policy.turns import follow_up
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Problem
 
 
 class Timed(Decoder):

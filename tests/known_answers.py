@@ -7,17 +7,16 @@ from typing import Any
 from PIL import Image
 
 from samples import sample
-from selfverify.evaluation.store import Sample
-from selfverify.rollouts.tags import parse_tagged
-from selfverify.rollouts.types import Problem
+from selfverify.core.problem import Problem
+from selfverify.core.tags import parse_tagged
+from selfverify.evaluation.store import StoredSample
 
 Answers = list[list[tuple[str, float | None]]]
 
 
-def judged(task: Any, answers: Answers) -> tuple[list[Sample], dict[str, Problem]]:
+def judged(task: Any, answers: Answers) -> tuple[list[StoredSample], dict[str, Problem]]:
     """What the task makes of whole responses: per problem (inside of the answer's tag, score)."""
-    if hasattr(task, "use_space"):
-        task.use_space(lambda size: (1000, 1000))
+    task.use_space(lambda size: (1000, 1000))
     problems = [task.problem("test", 0, index) for index in range(len(answers))]
     tag = task.tags[-2]
     think = "<think>t</think>" if tag == "answer" else ""

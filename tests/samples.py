@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from selfverify.evaluation.store import Sample
+from selfverify.core.journal import open_journal
+from selfverify.evaluation.store import StoredProblem, StoredSample
 
 
-def sample(problem: str, number: int, correct: bool, soft: float | None, **changes: Any) -> Sample:
+def sample(problem: str, number: int, correct: bool, soft: float | None, **changes: Any) -> StoredSample:
     """Sample ``number`` of a problem, all three scores being ``soft``; ``changes`` are other fields."""
     values: dict[str, Any] = {
         "problem": problem, "sample": number, "text": "", "answer": str(number), "key": str(number),
@@ -15,4 +19,14 @@ def sample(problem: str, number: int, correct: bool, soft: float | None, **chang
         "scores": {"sampled": soft, "greedy": soft, "soft": soft}, "tokens": 3, "logprob": -1.0,
         "finish": "stop", "seed": 0,
     }  # fmt: skip
-    return Sample(**values | changes)
+    return StoredSample(**values | changes)
+
+
+def write_samples(path: Path, settings: Mapping[str, Any], samples: Iterable[StoredSample]) -> None:
+    """A new sample store with these samples, as `evaluate` writes it."""
+    path.unlink(missing_ok=True)
+    groups: dict[str, list[StoredSample]] = {}
+    for one in samples:
+        groups.setdefault(one.problem, []).append(one)
+    rows = [StoredProblem(index, "", group) for index, group in enumerate(groups.values())]
+    open_journal(path, StoredProblem, settings)[0].append(*map(asdict, rows))

@@ -17,8 +17,12 @@ from aiohttp import web
 from PIL import Image
 
 from selfverify.remote.client import ServerSettings
-from selfverify.serving.app import Gateway, Settings
-from selfverify.serving.server import start, upstream_gateway
+from selfverify.selection.calibration import Calibration
+from selfverify.serving.app import Gateway
+from selfverify.serving.counters import Metrics
+from selfverify.serving.security import Keys
+from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.server import start, upstream_of
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -185,19 +189,30 @@ class Loop:
         return f"http://127.0.0.1:{port}/v1"
 
     def before(
-        self, fake: FakeUpstream, settings: Settings | None = None, **server: Any
+        self, fake: FakeUpstream, settings: GatewaySettings | None = None, **more: Any
     ) -> tuple[str, Gateway]:
         """A gateway before ``fake``, and its address."""
-        gateway = quick_gateway(self.upstream(fake), settings, **server)
+        gateway = quick_gateway(self.upstream(fake), settings, **more)
         return self.gateway(gateway), gateway
 
 
 def quick_gateway(
-    url: str, settings: Settings | None = None, separate: bool = False, **server: Any
+    url: str,
+    settings: GatewaySettings | None = None,
+    *,
+    separate: bool = False,
+    keys: list[str] | None = None,
+    calibration: Calibration | None = None,
+    keep_alive_s: float = 5.0,
+    **server: Any,
 ) -> Gateway:
     """A gateway that does not wait long between tries."""
-    server = {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
-    return upstream_gateway(ServerSettings(url, **server), settings or Settings(), separate)
+    metrics = Metrics()
+    client = ServerSettings(url, **{"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server)
+    backend = upstream_of(client, metrics, separate)
+    gateway = Gateway(backend, settings or GatewaySettings(), Keys(keys or []), calibration, metrics)
+    gateway.keep_alive_s = keep_alive_s
+    return gateway
 
 
 async def open_upstream(fake: FakeUpstream, stack: AsyncExitStack) -> str:

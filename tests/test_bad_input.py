@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from data_files import base64_png, huge_png, png, write_jsonl
 from selfverify import Policy, make_method, make_task
-from selfverify.cli import app
-from selfverify.errors import DataError
-from selfverify.evaluation.config import EvaluationConfig
+from selfverify.cli.main import app
+from selfverify.core.errors import DataError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.learner.config import LearnerConfig
-from selfverify.policy.config import SamplingConfig
-from selfverify.run import learn
+from selfverify.experiments.run import learn
 
 ASKED = {"question": "How many?", "answer": "3", "image": base64_png(28, 28)}
 BOXED = {"question": "it", "image": base64_png(40, 30), "box": [0, 0, 10, 10]}

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from selfverify.learner.config import LearnerConfig
-from selfverify.methods import METHODS, MethodEntry, make_method
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import parse_tagged
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.registry import METHODS, TASKS, make_method, make_task
+from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.tags import parse_tagged
-from selfverify.rollouts.types import Group, Segment, Trajectory
-from selfverify.run import learn
-from selfverify.tasks import TASKS, TaskEntry, make_task
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
@@ -39,10 +38,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType
         monkeypatch.delitem(sys.modules, name, raising=False)
         modules.append(importlib.import_module(name))
     task, method = modules
-    monkeypatch.setitem(
-        TASKS, "digits-count", TaskEntry(task.DigitsCountConfig, task.DigitsCount, "how many digits")
-    )
-    monkeypatch.setitem(METHODS, "rloo", MethodEntry(method.RLOOConfig, method.RLOO, "leave-one-out"))
+    monkeypatch.setitem(TASKS, "digits-count", task.DigitsCount)
+    monkeypatch.setitem(METHODS, "rloo", method.RLOO)
     return task, method
 
 

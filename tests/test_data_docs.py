@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data_files import base64_png, png, write_jsonl
-from selfverify.cli import app
+from selfverify.cli.main import app
 from selfverify.data import FORMATS, open_rows
 
 PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")

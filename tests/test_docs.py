@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.errors import ConfigError
-from selfverify.methods import ADPOConfig, make_method
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import make_method
 from selfverify.methods.adapo import AdaPOConfig
 from selfverify.methods.adapo_adpo import AdaPOADPOConfig
+from selfverify.methods.adpo import ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.methods.score import SCoReConfig
 from selfverify.methods.star import STaRConfig
 from selfverify.methods.turns_sft import TurnsSFTConfig
 from selfverify.policy import loading
-from selfverify.recipe import load_recipe
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, ADPO_PAGE, ADAPO_PAGE = DOCS / "python.md", DOCS / "adpo.md", DOCS / "adapo.md"

@@ -1,8 +1,9 @@
-"""Arrows point down only: which part of the library may import which."""
+"""A folder is a layer: which folder of the library may import which."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,46 +11,38 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
 
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
-    ("ranks",),
-    ("events",),
-    ("workers", "data"),
-    ("objectives", "selection", "rollouts.transitions"),
-    ("rollouts.types", "rollouts.tags", "rollouts.requests"),
-    ("policy", "remote"),
-    ("tasks",),
-    ("rollouts.single_turn",),
-    ("rollouts.two_turn", "selection.second_turns"),
-    ("methods", "selection.verifiers", "selection.server_judge"),
-    ("learner", "evaluation", "solve"),
-    ("serving",),
-    ("recipe", "recipe_errors", "recipe_yaml"),
-    ("bootstrap",),
-    ("run", "data_check"),
-    ("data_filter",),
-    ("study", "quickstart", "planner", "matrix", "cli_runs", "cli_data"),
-    ("cli", "cli_plan", "cli_solve", "cli_select", "cli_serve", "integrations"),
-    ("__main__",),
+LAYERS = (
+    "core",
+    "objectives",
+    "selection",
+    "data",
+    "workers",
+    "tasks",
+    "remote",
+    "policy",
+    "rollouts",
+    "verifiers",
+    "evaluation",
+    "reports",
+    "methods",
+    "learner",
+    "serving",
+    "experiments",
+    "planner",
+    "integrations",
+    "cli",
 )
-"""From the bottom up. A part imports itself and parts of lower rows, never its row's other parts."""
+"""The folders from the bottom up. A folder imports itself and folders that stand before it."""
 
-ONE_PART = {
-    "selection.server_judge": "selection.verifiers",
-    "recipe_errors": "recipe",
-    "recipe_yaml": "recipe",
-    "cli_plan": "cli",
-    "cli_solve": "cli",
-    "cli_select": "cli",
-    "cli_serve": "cli",
-}
-"""Files that stand beside a module instead of in a folder, and belong to it."""
-
-ALONE = ("objectives", "selection.rules", "policy.config", "learner.config", "evaluation.config")
+ALONE = (
+    "objectives",
+    "selection.rules",
+    "core.policy_settings",
+    "core.sampling_settings",
+    "core.learner_settings",
+    "core.evaluation_settings",
+)
 """Import nothing of ours: mathematics to be used without us, and settings that load without torch."""
-
-KNOWN = {("policy.tiny", "tasks")}
-"""The one arrow that points up: the tiny tokenizer is trained on the built-in tasks' prompts."""
 
 
 def modules() -> dict[str, Path]:
@@ -57,13 +50,12 @@ def modules() -> dict[str, Path]:
     found = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if name:  # the package's own __init__ hands out names from everywhere, when they are used
-            found[name] = path
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 MODULES = modules()
+INNER = sorted(name for name in MODULES if name.split(".")[0] not in ("", "__main__"))
 
 
 def imports(name: str) -> Iterator[tuple[str, frozenset[str]]]:
@@ -82,47 +74,78 @@ def imports(name: str) -> Iterator[tuple[str, frozenset[str]]]:
         else:
             continue
         for target, names in targets:
-            if target == "selfverify":
-                yield from ((n, frozenset[str]()) for n in names if n in MODULES)
-            elif target.startswith("selfverify."):
-                inner = target.removeprefix("selfverify.")
-                yield inner, names
-                # `from selfverify.evaluation import figures` imports a module, not a name.
-                yield from ((f"{inner}.{n}", frozenset[str]()) for n in names if f"{inner}.{n}" in MODULES)
+            if target != "selfverify" and not target.startswith("selfverify."):
+                continue
+            inner = target.removeprefix("selfverify").removeprefix(".")
+            below = {n: f"{inner}.{n}".removeprefix(".") for n in names}
+            # `from selfverify.evaluation import figures` imports a module, not a name.
+            yield from ((module, frozenset[str]()) for module in below.values() if module in MODULES)
+            taken = frozenset(n for n, module in below.items() if module not in MODULES)
+            if taken or not names:
+                yield inner, taken
 
 
-def part_of(name: str) -> tuple[int, str] | None:
-    """Row and part of a module; the most specific entry of `LAYERS` counts."""
-    entries = [(row, part) for row, parts in enumerate(LAYERS) for part in parts]
-    fits = [(row, part) for row, part in entries if name == part or name.startswith(part + ".")]
-    if not fits:
-        return None
-    row, part = max(fits, key=lambda fit: len(fit[1]))
-    return row, ONE_PART.get(part, part)
+def test_every_folder_has_a_layer() -> None:
+    """A new folder must be put somewhere, and no module stands beside the folders."""
+    assert {name.split(".")[0] for name in MODULES} == {*LAYERS, "", "__main__"}
 
 
-def test_every_module_has_a_layer() -> None:
-    """A new folder must be put somewhere; ``rollouts`` itself is only a folder."""
-    assert [name for name in MODULES if part_of(name) is None] == ["rollouts"]
+def test_contributing_lists_the_layers() -> None:
+    """The table for people has the folders in this order."""
+    page = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^\| `(\w+)/` \|", page, re.M)) == LAYERS
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"rollouts"}))
-def test_arrows_point_down(name: str) -> None:
-    """Everything a module imports is its own part or lies below it."""
-    own = part_of(name)
-    assert own is not None
-    wrong = []
-    for target, _ in imports(name):
-        other = part_of(target)
-        if other is None or (other[0] >= own[0] and other[1] != own[1] and (name, other[1]) not in KNOWN):
-            wrong.append(target)
-    assert not wrong, f"{name} must not import {', '.join(sorted(set(wrong)))}"
+@pytest.mark.parametrize("name", INNER)
+def test_imports_point_down(name: str) -> None:
+    """Everything a module imports is in its own folder or in one below it."""
+    own = LAYERS.index(name.split(".")[0])
+    allowed = LAYERS[: own + 1]
+    wrong = {target for target, _ in imports(name) if target.split(".")[0] not in allowed}
+    assert not wrong, f"{name} must not import {', '.join(sorted(wrong))}"
 
 
-def test_known_exceptions_exist() -> None:
-    """An exception that is no longer needed must not stay in the list."""
-    for name, part in KNOWN:
-        assert part in {target for target, _ in imports(name)}
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """The names of one circle in a graph, from its first to its first again; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(edges.get(name, ())):
+            if found := visit(other, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(edges) if (found := visit(name, []))), [])
+
+
+def test_no_circle_of_modules() -> None:
+    """Also not through imports inside functions, or those for type checkers only."""
+    edges = {name: {target for target, _ in imports(name) if target != name} for name in INNER}
+    assert circle(edges) == []
+
+
+def test_no_circle_of_folders() -> None:
+    """A folder and the folders inside it do not import each other."""
+
+    def folder(name: str) -> str:
+        return name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+
+    edges: dict[str, set[str]] = {}
+    for name in INNER:
+        others = {folder(target) for target, _ in imports(name)}
+        edges.setdefault(folder(name), set()).update(others - {folder(name)})
+    assert circle(edges) == []
+
+
+def test_circles_are_found() -> None:
+    """The search for circles finds one, so that the two tests above can fail."""
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
 
 
 @pytest.mark.parametrize("part", ALONE)
@@ -134,26 +157,20 @@ def test_stands_alone(part: str) -> None:
             assert not outside, f"{name} imports {outside}"
 
 
-def test_types_import_nothing_but_errors() -> None:
-    """Everything talks in these types, so they may know nobody."""
-    assert {target for target, _ in imports("rollouts.types")} <= {"errors"}
-
-
 def test_learner_knows_no_method() -> None:
-    """Only the protocol is imported: a new method never edits the learner."""
+    """Only what all methods have in common is imported: a new method never edits the learner."""
     for name in MODULES:
         if name.split(".")[0] == "learner":
             for target, names in imports(name):
                 if target.split(".")[0] == "methods":
-                    assert (target, names) in {
-                        ("methods", frozenset({"Method"})),
-                        ("methods.base", frozenset({"Method"})),
-                    }, f"{name} imports {sorted(names)} from {target}"
+                    assert (target, names) == ("methods.base", frozenset({"Method"})), (
+                        f"{name} imports {sorted(names)} from {target}"
+                    )
 
 
 def test_methods_do_not_know_each_other() -> None:
-    """A method shares `base` and `monitor` with the others, and nothing else, unless it is made of them."""
-    shared = {"methods.base", "methods.monitor"}
+    """A method shares what is common with the others, and nothing else, unless it is made of them."""
+    shared = {"methods.base", "methods.monitor", "methods.two_turn_method"}
     made_of = {
         "methods.adapo_adpo": {"methods.adapo", "methods.adpo"},
         "methods.turns_sft": {"methods.sft"},
@@ -163,3 +180,18 @@ def test_methods_do_not_know_each_other() -> None:
             others = {target for target, _ in imports(name) if target.startswith("methods")}
             parts = made_of.get(name, set())
             assert parts <= others <= shared | parts, f"{name} imports {sorted(others - shared - parts)}"
+
+
+@pytest.mark.parametrize("kind", [ast.ClassDef, None], ids=["classes", "files"])
+def test_one_name_one_thing(kind: type[ast.ClassDef] | None) -> None:
+    """No two files, and no two public classes, have the same name."""
+    homes: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        if kind is None:
+            if path.name not in ("__init__.py", "base.py"):
+                homes.setdefault(path.name, []).append(name)
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, kind):
+                homes.setdefault(node.name, []).append(name)
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}

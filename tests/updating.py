@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs, micro_batches
@@ -25,9 +26,17 @@ def update(
     config = LearnerConfig(**{"steps": 1, **settings})
     passes = micro_batches(groups, [0] * len(groups), config.micro_batch_groups)
     fixed = None if reference is None else fixed_logprobs(reference, groups, passes, temperature)
+    groups = [
+        replace(
+            group,
+            reference_logprobs_gr=None if fixed is None else fixed[i],
+            old_logprobs_gr=None if old is None else old[i],
+        )
+        for i, group in enumerate(groups)
+    ]
     totals = UpdateTotals()
     policy.model.zero_grad()
     optimizer = torch.optim.AdamW(p for p in policy.model.parameters() if p.requires_grad)
     parallel = Parallel(make_accelerator(policy), policy, None, optimizer, config.max_grad_norm)
-    Updater(policy, parallel, config, "surrogate").gradient(groups, passes, fixed, old, temperature, totals)
+    Updater(policy, parallel, config, "surrogate").gradient(groups, passes, temperature, totals)
     return totals

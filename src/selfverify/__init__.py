@@ -8,39 +8,39 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from selfverify.core.version import __version__ as __version__
 
 _HOMES = {
-    "EvaluationConfig": "selfverify.evaluation.config",
-    "LearnerConfig": "selfverify.learner.config",
+    "EvaluationConfig": "selfverify.core.evaluation_settings",
+    "LearnerConfig": "selfverify.core.learner_settings",
     "Policy": "selfverify.policy.policy",
-    "PolicyConfig": "selfverify.policy.config",
-    "Problem": "selfverify.rollouts.types",
-    "SamplingConfig": "selfverify.policy.config",
+    "PolicyConfig": "selfverify.core.policy_settings",
+    "Problem": "selfverify.core.problem",
+    "SamplingConfig": "selfverify.core.sampling_settings",
     "evaluate": "selfverify.evaluation.evaluate",
-    "learn": "selfverify.run",
-    "load_recipe": "selfverify.recipe",
-    "make_method": "selfverify.methods",
-    "make_task": "selfverify.tasks",
-    "train": "selfverify.run",
-    "write_report": "selfverify.evaluation.report",
+    "learn": "selfverify.experiments.run",
+    "load_recipe": "selfverify.experiments.recipe",
+    "make_method": "selfverify.experiments.registry",
+    "make_task": "selfverify.experiments.registry",
+    "train": "selfverify.experiments.run",
+    "write_report": "selfverify.reports.report",
 }
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
-    from selfverify.evaluation.config import EvaluationConfig as EvaluationConfig
+    from selfverify.core.evaluation_settings import EvaluationConfig as EvaluationConfig
+    from selfverify.core.learner_settings import LearnerConfig as LearnerConfig
+    from selfverify.core.policy_settings import PolicyConfig as PolicyConfig
+    from selfverify.core.problem import Problem as Problem
+    from selfverify.core.sampling_settings import SamplingConfig as SamplingConfig
     from selfverify.evaluation.evaluate import evaluate as evaluate
-    from selfverify.evaluation.report import write_report as write_report
-    from selfverify.learner.config import LearnerConfig as LearnerConfig
-    from selfverify.methods import make_method as make_method
-    from selfverify.policy.config import PolicyConfig as PolicyConfig
-    from selfverify.policy.config import SamplingConfig as SamplingConfig
+    from selfverify.experiments.recipe import load_recipe as load_recipe
+    from selfverify.experiments.registry import make_method as make_method
+    from selfverify.experiments.registry import make_task as make_task
+    from selfverify.experiments.run import learn as learn
+    from selfverify.experiments.run import train as train
     from selfverify.policy.policy import Policy as Policy
-    from selfverify.recipe import load_recipe as load_recipe
-    from selfverify.rollouts.types import Problem as Problem
-    from selfverify.run import learn as learn
-    from selfverify.run import train as train
-    from selfverify.tasks import make_task as make_task
+    from selfverify.reports.report import write_report as write_report
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """`python -m selfverify`, and what `accelerate launch -m selfverify` starts."""
 
-from selfverify.cli import main
+from selfverify.cli.main import main
 
 main()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from selfverify.core.errors import DataError
 from selfverify.data.images import read_image
-from selfverify.errors import DataError
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from data_files import base64_png, png, write_jsonl
+from selfverify.core.errors import DataError
 from selfverify.data import open_rows
 from selfverify.data.jsonl import JsonLines, JsonList
-from selfverify.errors import DataError
 
 ROW = {"question": "How many?", "answer": "3"}
 
@@ -93,7 +93,7 @@ def test_a_list_is_cut_where_a_parser_would(tmp_path: Path, indent: int | None) 
     source = JsonList(path)
     assert [record for _, _, record in source.scan()] == records
     order = rng.sample(range(200), 200)
-    assert [source.record(k)[1] for k in order] == [records[k] for k in order]
+    assert [source.record(k) for k in order] == [records[k] for k in order]
 
 
 def test_lines_of_a_list_are_those_on_which_records_begin(tmp_path: Path) -> None:

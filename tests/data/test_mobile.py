@@ -27,11 +27,11 @@ from data_files import (
     write_jsonl,
     write_odyssey,
 )
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
 from selfverify.data import tfrecord as reader
 from selfverify.data.actions import check_action
 from selfverify.data.example import forest_boxes, parse_example
-from selfverify.errors import ConfigError, DataError
 
 CANONICAL = [
     {"action": "open", "text": "Clock"},
@@ -254,11 +254,17 @@ def test_steps_in_our_own_form(tmp_path: Path) -> None:
         {**row, "history": [{"action": "fly"}]},
         {**row, "history": ["scrolled down", {"action": "click", "coordinate": [2000, 1]}]},
     ]
+    lines += [
+        {**row, "ui_boxes": [[1, 2, 3, 4]]},
+        {**row, "ui_boxes": [[1, 2]]},
+        {**row, "screen": [1, 2, 3]},
+    ]
     rows = open_rows(write_jsonl(tmp_path / "a.jsonl", lines))
+    assert rows[3]["ui_boxes"] == [[1, 2, 3, 4]]
     assert rows[0]["screen"] == (1080, 2400) and rows[0]["history"] == [{"action": "wait"}]
     assert rows[1]["screen"] == (108, 240) and rows[1]["history"] == []
     assert rows[2]["history"][0] == "scrolled down"
-    assert [bad.line for bad in rows.bad] == [3, 4, 5] and "misses ['coordinate']" in rows.bad[1].reason
+    assert [bad.line for bad in rows.bad] == [3, 4, 5, 8, 9] and "misses ['coordinate']" in rows.bad[1].reason
 
 
 @pytest.mark.parametrize(
@@ -271,13 +277,18 @@ def test_steps_in_our_own_form(tmp_path: Path) -> None:
         {"action": "system_button", "button": "Power"},
         {"action": "terminate", "status": "maybe"},
         {"action": "long_press", "coordinate": [1, 2], "time": "long"},
+        {"action": "long_press", "coordinate": [1, 2], "time": -1},
         {"action": "swipe", "coordinate": [1, 2], "coordinate2": [1, 2, 3]},
+        {"action": "swipe", "coordinate": [1, 2]},
+        {"action": "swipe", "direction": "up"},
+        {"action": "click", "coordinate": [float("nan"), 1]},
     ],
 )
 def test_actions_that_are_none(action: Any) -> None:
     with pytest.raises(DataError):
         check_action(action, (10, 10))
-    assert check_action({"action": "wait", "time": 2}, (10, 10)) == {"action": "wait", "time": 2.0}
+    for form in ({"action": "wait", "time": 2}, {"arguments": {"action": "wait", "time": 2}}):
+        assert check_action(form, (10, 10)) == {"action": "wait", "time": 2.0}
 
 
 def test_lengths_beyond_reason_are_refused(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, Image, List, Value
 
 from data_files import png
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
 from selfverify.data.parquet import Parquet
-from selfverify.errors import ConfigError, DataError
 
 OPEN_R1 = {
     "image": {"bytes": png(40, 30), "path": None},

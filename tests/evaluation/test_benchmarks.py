@@ -25,14 +25,13 @@ from data_files import (
     write_odyssey,
     write_reasonseg,
 )
-from selfverify.cli import app
-from selfverify.evaluation.config import EvaluationConfig
+from selfverify.cli.main import app
+from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import read_samples
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample as Drawn
-from selfverify.tasks import make_task
-from selfverify.tasks.base import tell_space
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -336,7 +335,7 @@ def test_known_responses(name: str, tmp_path: Path, policy: Policy, monkeypatch:
 
     monkeypatch.setattr(policy, "sample", sample, raising=False)
     monkeypatch.setattr(policy, "coordinate_space", lambda size: (1000, 1000), raising=False)
-    tell_space(task, policy.coordinate_space)
+    task.use_space(policy.coordinate_space)
     config = EvaluationConfig(problems=2, samples=2)
     found = evaluate(policy, task, config, tmp_path / "samples.jsonl")
     samples = read_samples(tmp_path / "samples.jsonl")[1]

@@ -13,11 +13,11 @@ from known_answers import GROUNDED, Answers, grounding_rows, judged
 from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.choices import choices
 from selfverify.evaluation.metrics import curves, summarise
-from selfverify.evaluation.table import SampleTable
-from selfverify.tasks import Task
-from selfverify.tasks.grounding import Grounding
-from selfverify.tasks.math import Math
-from selfverify.tasks.mobile import Mobile, MobileConfig
+from selfverify.evaluation.sample_table import SampleTable
+from selfverify.tasks.base import Task
+from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.phone.mobile import Mobile, MobileConfig
+from selfverify.tasks.pointing.grounding import Grounding
 
 
 def test_boxes_and_masks_by_hand() -> None:

@@ -9,17 +9,23 @@ from typing import Any
 
 import pytest
 
-from selfverify.errors import ConfigError, DataError
-from selfverify.evaluation.config import EvaluationConfig
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.extraction import PolicyExtractor, make_extractor, read_again, stands_in
+from selfverify.evaluation.extraction import (
+    PolicyExtractor,
+    make_extractor,
+    read_again,
+    stands_in,
+)
 from selfverify.evaluation.store import read_samples
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample as Drawn
 from selfverify.rollouts.single_turn import make_trajectory
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
 from selfverify.tasks.base import UNREADABLE
-from selfverify.tasks.math import Math
+from selfverify.tasks.mathematics.math import Math
 
 ROWS: list[dict[str, Any]] = [
     {"question": "How many?", "answer": "12"},

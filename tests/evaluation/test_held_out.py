@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_files import base64_png, png, write_jsonl
-from selfverify.errors import ConfigError, DataError
-from selfverify.evaluation.config import EvaluationConfig
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.store import read_samples
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.tasks import make_task
-from selfverify.tasks.base import tell_space
 
 ALL = EvaluationConfig(problems=None, samples=2, batch_problems=2)
 
@@ -97,10 +96,10 @@ def test_a_problem_that_cannot_be_encoded_is_left_out(policy: Policy, tmp_path: 
     task = make_task("math", test=str(write_jsonl(tmp_path / "b.jsonl", bad)))
     found = evaluate(policy, task, skip, tmp_path / "b.out", max_new_tokens=3)
     assert found["problems"] == 2 and "image_pad" in found["left_out"]["reasons"][0]
-    [*texts] = [json.loads(line)["text"] for line in (tmp_path / "b.out").read_text().splitlines()[1:]]
+    texts = [sample.text for sample in read_samples(tmp_path / "b.out")[1]]
     task = make_task("math", test=str(write_jsonl(tmp_path / "b.jsonl", good)))
     evaluate(policy, task, skip, tmp_path / "g.out", max_new_tokens=3)
-    whole = [json.loads(line)["text"] for line in (tmp_path / "g.out").read_text().splitlines()[1:]]
+    whole = [sample.text for sample in read_samples(tmp_path / "g.out")[1]]
     assert texts == whole[:2] + whole[4:]
     only = make_task("math", test=str(write_jsonl(tmp_path / "c.jsonl", bad[1:2])))
     with pytest.raises(DataError, match="nothing to evaluate: none of 1 problems can be used"):
@@ -116,14 +115,14 @@ def test_steps_that_a_profile_does_not_count_are_left_out(policy: Policy, tmp_pa
     ]
     file = write_jsonl(tmp_path / "a.jsonl", [{**step, "action": action} for action in acts])
     task = make_task("mobile", test=str(file), profile="agentcpm-odyssey")
-    tell_space(task, policy.coordinate_space)
+    task.use_space(policy.coordinate_space)
     found = evaluate(policy, task, ALL, max_new_tokens=3)
     assert found["problems"] == 2 and found["left_out"]["not_counted"] == 1
     assert set(found["categories"]["action"]) == {"wait", "click"}
 
 
 def test_readers_are_told_what_recipes_say(policy: Policy, tmp_path: Path) -> None:
-    from selfverify.recipe import load_recipe, to_yaml
+    from selfverify.experiments.recipe import load_recipe, to_yaml
 
     made = [{**row, "split": "ab"[i % 2]} for i, row in enumerate(rows(4))]
     file = write_jsonl(tmp_path / "a.data", made)

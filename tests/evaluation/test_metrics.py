@@ -7,33 +7,32 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from selfverify.errors import DataError
-from selfverify.evaluation.bootstrap import auc_statistic, average_precision_statistic, mean_statistic
-from selfverify.evaluation.metrics import (
-    best_of_subsets,
-    bootstrap_interval,
-    curves,
-    oracle_of_subsets,
-    paired_difference,
-    pooled_ap,
-    pooled_auc,
-    spread,
-    strategy_of_subsets,
-    summarise,
-    within_problem_auc,
-)
-from selfverify.evaluation.store import Sample
-from selfverify.evaluation.table import SampleTable
+from selected import majority_weights, weighted_weights
+from selfverify.core.errors import DataError
+from selfverify.evaluation.bootstrap import bootstrap_interval, mean_statistic, on_all
+from selfverify.evaluation.metrics import accuracy, curves, paired_difference, spread, summarise
+from selfverify.evaluation.ranking import auc_statistic, average_precision_statistic, within_problem_auc
+from selfverify.evaluation.sample_table import SampleTable
+from selfverify.evaluation.store import StoredSample
+from selfverify.selection.candidates import Candidates
 from selfverify.selection.rules import (
     best_of_majority_weights,
-    best_of_n,
-    majority,
-    oracle,
-    weighted_weights,
+    best_weights,
+    box_iou,
+    cluster_boxes,
 )
-from selfverify.selection.strategies import STRATEGIES
+from selfverify.selection.strategies import DEFAULTS, STRATEGIES
+from selfverify.selection.subsets import expected_correctness
 
 NAN = float("nan")
+
+
+def best_of_n(score, correct):
+    return (best_weights(score) * correct).sum(-1)
+
+
+def majority(keys, correct):
+    return (majority_weights(keys) * correct).sum(-1)
 
 
 def arrays(seed=0, problems=30, total=6, missing=0.1):
@@ -57,7 +56,7 @@ def samples_of(score, correct, keys=None, prefix="p", **changes):
                 "seed": 0, "rewards": {"answer": float(ok), "format": 1.0}, "logprob": -0.1 * k,
                 "scores": {"soft": soft, "greedy": soft, "sampled": None},
             }  # fmt: skip
-            result.append(Sample(problem=f"{prefix}{p}", sample=k, **(fields | changes)))
+            result.append(StoredSample(problem=f"{prefix}{p}", sample=k, **(fields | changes)))
     return result
 
 
@@ -84,8 +83,9 @@ def test_pooled_auc_can_be_perfect_where_selection_gains_nothing():
     AP: at .9 precision 3/4 and recall 3/4, then precision 4/8 for the last quarter of recall.
     """
     score, correct = [[0.9] * 4, [0.1] * 4], [[1, 1, 1, 0], [1, 0, 0, 0]]
-    assert pooled_auc(score, correct) == pytest.approx(0.75)
-    assert pooled_ap(score, correct) == pytest.approx(3 / 4 * 3 / 4 + 1 / 4 * 1 / 2)
+    assert on_all(auc_statistic(score, correct), 2) == pytest.approx(0.75)
+    precision = on_all(average_precision_statistic(score, correct), 2)
+    assert precision == pytest.approx(3 / 4 * 3 / 4 + 1 / 4 * 1 / 2)
     np.testing.assert_allclose(within_problem_auc(score, correct), [0.5, 0.5])
 
 
@@ -95,13 +95,44 @@ def test_spread_by_hand():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 6])
-def test_closed_forms_equal_the_mean_over_all_subsets(n):
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_engine_equals_the_mean_over_all_subsets(name, n):
+    """Each strategy on every size-n subset on its own, averaged: closed forms and sums over subsets agree."""
     score, correct = arrays(missing=0.3)
+    keys = np.random.default_rng(1).integers(-1, 3, correct.shape)
+    strategy, whole = STRATEGIES[name], Candidates(keys, score, None, correct)
     subsets = [list(subset) for subset in combinations(range(6), n)]
-    best = np.mean([best_of_n(score[:, subset], correct[:, subset]) for subset in subsets], axis=0)
-    any_right = np.mean([oracle(correct[:, subset]) for subset in subsets], axis=0)
-    np.testing.assert_allclose(best_of_subsets(score, correct, n), best)
-    np.testing.assert_allclose(oracle_of_subsets(correct, n), any_right, atol=1e-12)
+    if name == "first":
+        expected = correct.mean(-1)
+    else:
+        taken = [Candidates(keys[:, s], score[:, s], None, correct[:, s]) for s in subsets]
+        expected = np.mean([(strategy.weigh(t, DEFAULTS) * t.correct).sum(-1) for t in taken], axis=0)
+    np.testing.assert_allclose(expected_correctness(strategy, whole, n), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["majority", "weighted"])
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_the_engine_judges_the_boxes_that_votes_make(name, n):
+    """Subset by subset: cluster the boxes, add up votes, take the mean box of the largest clusters."""
+    rng = np.random.default_rng(0)
+    corner = rng.uniform(0, 4, (6, 5, 2))
+    boxes = np.concatenate([corner, corner + rng.uniform(5, 9, (6, 5, 2))], axis=-1)
+    boxes[0, :4] = NAN
+    score, targets = rng.random((6, 5)).round(1), boxes[:, 4] + 0.3
+    expected = []
+    for own, values, target in zip(boxes, score, targets, strict=True):
+        right = []
+        for subset in map(list, combinations(range(5), n)):
+            ids, _ = cluster_boxes(own[subset])
+            weights = np.exp(values[subset] / 0.1) if name == "weighted" else np.ones(n)
+            votes = {key: weights[ids == key].sum() for key in set(ids.tolist()) - {-1}}
+            top = [key for key, vote in votes.items() if vote >= max(votes.values()) * (1 - 1e-9)]
+            made = [np.average(own[subset][ids == k], axis=0, weights=weights[ids == k]) for k in top]
+            right.append(np.mean([box_iou(box, target) > 0.5 for box in made]) if made else 0.0)
+        expected.append(np.mean(right))
+    whole = Candidates(np.full((6, 5), -1), score, boxes, np.zeros((6, 5)))
+    found = expected_correctness(STRATEGIES[name], whole, n, targets=targets)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_curves_start_at_pass_and_end_at_all_samples():
@@ -131,7 +162,7 @@ def test_strategies_of_subsets_use_the_registry():
     assert found["weighted@6"] == pytest.approx(weighted.mean())
     assert found["best_of_majority@6"] == pytest.approx(frequent.mean())
     for strategy in STRATEGIES:
-        np.testing.assert_allclose(strategy_of_subsets(table, strategy, 1), correct.mean(-1))
+        np.testing.assert_allclose(accuracy(table, strategy, 1), correct.mean(-1))
 
 
 def test_majority_over_sampled_subsets_is_close_and_repeatable():
@@ -240,7 +271,7 @@ def test_boxes_vote_by_clusters_and_need_targets():
     answers = [[0, 0, 10, 1], [30, 0, 40, 1], [1, 0, 11, 1]]
     correct = [True, False, True]
     samples = [
-        Sample("p", k, "", box, None, right, {"answer": 1.0}, {"soft": 0.5}, 1, None, "stop", 0)
+        StoredSample("p", k, "", box, None, right, {"answer": 1.0}, {"soft": 0.5}, 1, None, "stop", 0)
         for k, (box, right) in enumerate(zip(answers, correct, strict=True))
     ]
     found = summarise(samples, {"p": [0, 0, 10, 1]}, n=20)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from selfverify.evaluation.metrics import paired_difference, summarise
-from selfverify.evaluation.store import CORRECT_1, Sample
+from selfverify.evaluation.store import CORRECT_1, StoredSample
 
 
-def sample(problem: int, number: int, first: int | None, second: int) -> Sample:
+def sample(problem: int, number: int, first: int | None, second: int) -> StoredSample:
     rewards = {"answer": float(second), "format": 1.0}
     if first is not None:
         rewards[CORRECT_1] = float(first)
     scores: dict[str, float | None] = {"sampled": None, "greedy": None, "soft": None}
-    return Sample(
+    return StoredSample(
         f"p{problem}", number, "", second, str(second), bool(second), rewards, scores, 3, -1.0, "stop", 0
     )
 
@@ -21,7 +21,7 @@ def sample(problem: int, number: int, first: int | None, second: int) -> Sample:
 KINDS = [[(0, 0), (0, 1), (0, 1), (1, 1)], [(1, 0), (1, 1), (1, 1), (0, 0)]]
 
 
-def samples(kinds: list[list[tuple[int, int]]]) -> list[Sample]:
+def samples(kinds: list[list[tuple[int, int]]]) -> list[StoredSample]:
     return [sample(p, n, i, j) for p, row in enumerate(kinds) for n, (i, j) in enumerate(row)]
 
 

@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
 from selfverify.objectives import group_advantage, preference_reward
 
 trl = pytest.importorskip("trl", exc_type=ImportError)

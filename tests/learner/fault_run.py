@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
+from selfverify.core.errors import DataError
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import Tagged
 from selfverify.data.images import read_image
-from selfverify.errors import DataError
-from selfverify.learner.config import LearnerConfig
-from selfverify.methods import make_method
-from selfverify.policy.config import SamplingConfig
+from selfverify.experiments.registry import make_method
+from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.tags import Tagged
-from selfverify.rollouts.types import Problem
-from selfverify.run import learn
 from selfverify.tasks.base import Judged
-from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
 from selfverify.workers.pool import WorkerPool
 from worker_functions import judge_sum
 

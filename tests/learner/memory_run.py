@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 
-from selfverify.learner.config import LearnerConfig
-from selfverify.methods import make_method
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
-from selfverify.run import learn
-from selfverify.tasks import make_task
 
 
 def resident_mb() -> float:

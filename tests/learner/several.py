@@ -16,15 +16,16 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import DistributedType
 
-from selfverify import ranks
+from selfverify.core import ranks
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.policy_settings import LoraSettings, PolicyConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method
 from selfverify.learner import loop
-from selfverify.learner.config import LearnerConfig
 from selfverify.learner.loop import Learner
-from selfverify.methods import make_method
-from selfverify.policy.config import LoraSettings, PolicyConfig, SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Problem
-from selfverify.tasks import make_task
+from selfverify.tasks.digits.digits_pick import DigitsPick
 
 
 def use_fsdp_on_cpu(learner: Learner) -> None:
@@ -53,16 +54,15 @@ def use_zero_on_cpu() -> None:
     loop.make_accelerator = make_accelerator
 
 
-class Uneven:
+class Uneven(DigitsPick):
     """`digits-pick`, every second problem without an image (``text``), or four in turn (``repeat``)."""
 
     def __init__(self, given: dict[str, str]) -> None:
-        self.inner, self.given = make_task("digits-pick"), given
-        self.name, self.kind, self.tags = self.inner.name, self.inner.kind, self.inner.tags
-        self.judge = self.inner.judge
+        super().__init__()
+        self.given = given
 
     def problem(self, split: str, seed: int, index: int) -> Problem:
-        problem = self.inner.problem(split, seed, index % 4 if "repeat" in self.given else index)
+        problem = super().problem(split, seed, index % 4 if "repeat" in self.given else index)
         if "text" in self.given and index % 2:
             [message] = problem.messages
             text = [part for part in message["content"] if part["type"] == "text"]

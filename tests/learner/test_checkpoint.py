@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from selfverify.errors import CheckpointError
+from selfverify.core.errors import CheckpointError
 from selfverify.learner import checkpoint as checkpoint_module
 from selfverify.learner import checkpoint_files
 from selfverify.learner.checkpoint import (
@@ -218,7 +218,7 @@ def test_what_a_killed_process_left_is_tidied_up(tmp_path: Path) -> None:
     assert names(tmp_path) == ["checkpoint-000002", "checkpoint-000003"]
 
 
-@pytest.mark.parametrize("victim", ["save_file", "sync_file", "sync_folder", "write_text"])
+@pytest.mark.parametrize("victim", ["save_file", "sync_file", "sync_folder", "write_json"])
 def test_a_full_disk_leaves_nothing_behind_and_the_earlier_one_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:

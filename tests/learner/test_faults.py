@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from learner.fault_run import FILES, GONE, UNJUDGED, UNUSABLE, run, write_images
-from selfverify.evaluation.run_data import load_run
-from selfverify.events import read_events, story
+from selfverify.core.events import read_events, story
+from selfverify.reports.run_data import load_run
 
 SCRIPT = Path(__file__).with_name("fault_run.py")
 

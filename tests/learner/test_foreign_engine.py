@@ -11,20 +11,20 @@ import pytest
 import torch
 
 import vllm_standin
-from selfverify.errors import ConfigError
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.credit import Credit
+from selfverify.core.errors import ConfigError
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import learn, train
 from selfverify.learner.loop import Learner
 from selfverify.learner.mismatch import Mismatch
 from selfverify.learner.streams import GroupStreams, make_streams
 from selfverify.learner.update import UpdateTotals
-from selfverify.methods import make_method
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed, uniforms
-from selfverify.recipe import load_recipe
-from selfverify.rollouts.types import Credit, Group, Segment, Trajectory
-from selfverify.run import learn, train
-from selfverify.tasks import make_task
 from updating import update
 from vllm_standin import LLM
 
@@ -106,8 +106,8 @@ def test_gradient_is_weighted(policy: Policy, ratio: float, cap: float | None, w
 def test_later_updates_compare_with_the_moment_of_sampling(policy: Policy) -> None:
     """The weight is old / sampler, not new / sampler, and is beside the clipped ratio new / old."""
     batch = streams(policy, 0.0, foreign=True)
-    assert batch.sampler_logprobs is not None
-    old = batch.sampler_logprobs + 0.1
+    assert batch.sampler_logprobs_gr is not None
+    old = batch.sampler_logprobs_gr + 0.1
     found, totals = gradient(policy, batch, [old])
     batch.foreign = False
     plain, _ = gradient(policy, batch, [old])

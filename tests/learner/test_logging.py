@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from selfverify.errors import CheckpointError
+from selfverify.core.errors import CheckpointError
 from selfverify.learner.logging import MetricsLog
 
 
@@ -48,7 +48,7 @@ def test_a_resumed_file_equals_an_unbroken_one(tmp_path: Path) -> None:
         unbroken.append({"step": step, "loss": 1 / (step + 3)})
     for step in range(5):
         resumed.append({"step": step, "loss": 1 / (step + 3)})
-        length = resumed.length() if step == 2 else length
+        length = resumed.sync() if step == 2 else length
     with resumed.path.open("a") as file:
         file.write('{"step": 5, "lo')  # killed in the middle of a line
     again = MetricsLog(resumed.path)
@@ -65,4 +65,4 @@ def test_a_file_that_lost_lines_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has 12 bytes, but the checkpoint was written when it had 99"):
         log.truncate(99)
     log.truncate(0)
-    assert log.length() == 0
+    assert log.sync() == 0

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
+from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.checkpoint import CheckpointManager
-from selfverify.learner.config import LearnerConfig
 from selfverify.learner.optimizer import make_optimizer
 
 SCHEDULER = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from selfverify import ranks
+from selfverify.core import ranks
 
 PROGRAM = Path(__file__).with_name("several.py")
 SOURCE = Path(__file__).parents[2] / "src"
@@ -75,6 +75,7 @@ def test_two_processes_equal_one(
         assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_another_wrapper(
     alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
@@ -87,7 +88,7 @@ def test_a_run_goes_on_under_another_wrapper(
     ("way", "processes", "settings"),
     [
         ("ddp", 2, ("vision=1", "text=1")),
-        ("fsdp", 2, ("vision=1", "text=1")),
+        pytest.param("fsdp", 2, ("vision=1", "text=1"), marks=pytest.mark.slow),
         # Three processes on two cores take their time.
         pytest.param("ddp", 3, ("repeat=1", "groups=6"), marks=pytest.mark.slow),
     ],
@@ -102,6 +103,7 @@ def test_uneven_processes_equal_one(
     assert_close(trained(tmp_path / way, way, *settings, processes=processes), expected, limit)
 
 
+@pytest.mark.slow
 def test_idle_processes_and_adapters(tmp_path: Path) -> None:
     """One group for two processes: the second has nothing of its own in any pass."""
     settings = ("groups=1", "updates=1", "steps=2", "lora=1")

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.errors import DataError
-from selfverify.events import read_events, story
-from selfverify.learner.config import LearnerConfig
-from selfverify.methods import make_method
+from selfverify.core.errors import DataError
+from selfverify.core.events import read_events, story
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
+from selfverify.experiments.registry import make_method
+from selfverify.experiments.run import learn
 from selfverify.methods.adpo import ADPO, ADPOConfig
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Group, Problem
-from selfverify.run import learn
-from selfverify.tasks.digits_pick import DigitsPick
+from selfverify.tasks.digits.digits_pick import DigitsPick
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=4)
 

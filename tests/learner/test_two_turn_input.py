@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from selfverify import LearnerConfig, learn
-from selfverify.errors import ConfigError, DataError
-from selfverify.methods import make_method
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
-from selfverify.tasks import make_task
 
 LoadPolicy = Callable[..., Policy]
 

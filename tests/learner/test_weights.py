@@ -18,7 +18,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
-from selfverify.errors import CheckpointError
+from selfverify.core.errors import CheckpointError
 from selfverify.learner.weights import load_matching
 
 SMALL = {

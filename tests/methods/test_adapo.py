@@ -11,19 +11,20 @@ import torch
 from pydantic import ValidationError
 
 from selfverify import LearnerConfig, learn
-from selfverify.errors import ConfigError
-from selfverify.evaluation.config import EvaluationConfig
+from selfverify.core.credit import Credit
+from selfverify.core.errors import ConfigError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import METHODS, make_method, make_task
+from selfverify.experiments.run import build
 from selfverify.learner.streams import make_streams
-from selfverify.methods import METHODS, make_method
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.turns import SECOND_TURN
-from selfverify.recipe import load_recipe
-from selfverify.rollouts.types import Credit, Group, Problem, Segment, Trajectory
-from selfverify.run import build
-from selfverify.tasks import make_task
 
 
 def trajectory(first: int, second: int, finish: str = "stop") -> Trajectory:
@@ -66,9 +67,9 @@ def test_streams_have_each_turns_coefficient() -> None:
     prompt = Prompt("p", torch.tensor([1]), torch.tensor([[0]]))
     streams = make_streams(prompt, made, credits(make_method("adapo"), made))
     expected = torch.tensor([0.001, 0.001, 0.0, 0.003, 0.003, 0.003])
-    torch.testing.assert_close(streams.kl_coef, expected.expand(2, 6))
-    assert bool((streams.advantage[0, [0, 1, 3, 4, 5]] > 0).all())
-    assert streams.channel[0].tolist() == [0, 0, -1, 1, 1, 1]
+    torch.testing.assert_close(streams.kl_coef_gr, expected.expand(2, 6))
+    assert bool((streams.advantage_gr[0, [0, 1, 3, 4, 5]] > 0).all())
+    assert streams.channel_gr[0].tolist() == [0, 0, -1, 1, 1, 1]
 
 
 def test_cut_off_trajectories_leave_before_p() -> None:

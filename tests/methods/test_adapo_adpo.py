@@ -9,13 +9,13 @@ import torch
 from pydantic import ValidationError
 
 from selfverify import LearnerConfig, learn
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import make_streams
-from selfverify.methods import make_method
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
-from selfverify.tasks import make_task
 
 
 def trajectory(first: int, second: int, score: float, finish: str = "stop") -> Trajectory:
@@ -52,10 +52,10 @@ def test_each_credit_has_tokens_of_its_own() -> None:
     made = Group(Problem("p", []), [trajectory(*kind) for kind in GROUP])
     credits = make_method("adapo-adpo").credit(made, torch.ones(4, dtype=torch.bool))
     streams = make_streams(Prompt("p", torch.tensor([1]), torch.tensor([[0]])), made, credits)
-    assert streams.channel[0].tolist() == [0, 0, -1, 1, 1, 1, 2, 2]
+    assert streams.channel_gr[0].tolist() == [0, 0, -1, 1, 1, 1, 2, 2]
     for number, columns in enumerate(([0, 1], [3, 4, 5], [6, 7])):
         expected = credits[number].advantage.float()[:, None].expand(4, len(columns))
-        torch.testing.assert_close(streams.advantage[:, columns], expected)
+        torch.testing.assert_close(streams.advantage_gr[:, columns], expected)
 
 
 def test_what_was_cut_off_is_nobodys_contrast() -> None:

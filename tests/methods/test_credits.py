@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.methods import make_method
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory, valid_trajectories
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.registry import make_method
 
 EPS = 1e-4
 MALFORMED, MISSING = "malformed", "missing"

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from selfverify import learn as learn_run
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import select, stack_choices
-from selfverify.methods import make_method
 from selfverify.objectives import choice_probability
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_distributions
 from selfverify.rollouts.single_turn import Rollout, read_rollout
-from selfverify.rollouts.tags import Tagged
-from selfverify.rollouts.types import Group, Segment, Trajectory, valid_trajectories
-from selfverify.tasks import make_task
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]
@@ -133,8 +133,8 @@ def test_choices_lie_on_what_was_written(load_policy: Any) -> None:
     method = make_method("adpo", verification_credit="expected")
     credits = method.credit(group, valid_trajectories(group, False))
     [streams], _ = select(rollout, [credits], True)
-    owners, weights, choices = stack_choices([streams])
-    assert owners.tolist() == [0] * 7 and weights.tolist() == [1.0] * 7
+    places, weights, choices = stack_choices([streams])
+    assert places[:, 0].tolist() == [0] * 7 and weights.tolist() == [1.0] * 7
     assert choices.rows.tolist() == [0, 0, 1, 1, 2, 3, 3]
     starts = [len(t.segments[0].tokens) for t in group.trajectories]
     assert choices.places.tolist() == [
@@ -161,11 +161,11 @@ def test_a_malformed_score_is_punished_as_written(load_policy: Any) -> None:
     assert score.advantage.tolist() == [0, -0.25, 0]
     assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 2}
     [streams], _ = select(rollout, [[answer, score]], True)
-    trained = streams.channel[1] == 1
-    assert set(streams.advantage[1][trained].tolist()) == {-0.25}
+    trained = streams.channel_gr[1] == 1
+    assert set(streams.advantage_gr[1][trained].tolist()) == {-0.25}
     for row in (0, 2):
-        assert not streams.advantage[row][streams.channel[row] == 1].any()
-        assert streams.kl_coef[row][streams.channel[row] == 1].tolist() == pytest.approx([0.1] * 5)
+        assert not streams.advantage_gr[row][streams.channel_gr[row] == 1].any()
+        assert streams.kl_coef_gr[row][streams.channel_gr[row] == 1].tolist() == pytest.approx([0.1] * 5)
 
 
 def test_an_answer_without_any_score_takes_no_part(load_policy: Any) -> None:
@@ -224,13 +224,13 @@ def test_clipping_stops_a_policy_that_has_moved_far_enough(load_policy: Any) -> 
     [streams], _ = select(rollout, [credits], True)
     choices = streams.choices
     assert choices is not None
-    streams.advantage.zero_()
+    streams.advantage_gr.zero_()
 
     def gradient(old: list[torch.Tensor] | None) -> float:
         update(policy, [streams], old=old)
         return sum(float(p.grad.norm()) for p in policy.model.parameters() if p.grad is not None)
 
-    later = [torch.zeros_like(streams.advantage)]  # any old log-probs: no token has an advantage
+    later = [torch.zeros_like(streams.advantage_gr)]  # any old log-probs: no token has an advantage
     assert gradient(later) > 0
     # As if sampling had given the better half of the alternatives far less, and the worse half far more.
     better, given = choices.advantage > 0, choices.probability > 0
@@ -260,11 +260,11 @@ def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
         assert totals.ratio_max == 1
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
-    _, _, choices = stack_choices(streams)
+    places, _, choices = stack_choices(streams)
     again = policy.logprobs_and_choices(
         rollout.prompts,
         [[t.tokens for t in group.trajectories] for group in groups],
-        torch.stack([stack_choices(streams)[0], choices.rows, choices.places], dim=1),
+        places,
         choices.tokens,
         temperature=0.7,
     )[1]

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import GroupStreams, make_streams, select, stack
-from selfverify.methods import Method, make_method
-from selfverify.policy.config import SamplingConfig
+from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Group, Segment, Trajectory, valid_trajectories
-from selfverify.tasks import make_task
 from updating import update
 
 
@@ -79,7 +80,7 @@ def test_gradient_on_logits_is_exactly_zero_where_nothing_is_credited(
         make_method("adpo", kl=0.1, verification=verification), [make_group(policy, 1, *case)]
     )
     reference = drifted(policy)
-    seen, right = [], policy.forward.head
+    seen, right = [], policy.head.logits
 
     def watched(hidden: torch.Tensor) -> torch.Tensor:
         logits = right(hidden)
@@ -87,11 +88,11 @@ def test_gradient_on_logits_is_exactly_zero_where_nothing_is_credited(
         seen.append(logits)
         return logits
 
-    policy.forward.head = watched
+    policy.head.logits = watched
     update(policy, [streams], reference, denominator=denominator)
     [logits] = seen
     # The head runs on the trained tokens, in order.
-    channels = streams.channel[streams.channel >= 0]
+    channels = streams.channel_gr[streams.channel_gr >= 0]
     assert len(channels) == len(logits) and set(channels.tolist()) == {0, 1}
     for channel in (0, 1):
         sizes = logits.grad[channels == channel].abs().amax(-1)
@@ -112,14 +113,14 @@ def test_a_credit_reaches_its_own_tokens_only(load_policy: Any) -> None:
             number = {"answer": 0, "score": 1}.get(segment.channel, -1)
             number = number if segment.author == "policy" else -1
             for _ in segment.tokens:
-                assert int(streams.channel[i, place]) == number
+                assert int(streams.channel_gr[i, place]) == number
                 wanted = float(credits[number].advantage[i]) if number >= 0 else 0.0
-                assert float(streams.advantage[i, place]) == pytest.approx(wanted, abs=1e-6)
-                assert float(streams.kl_coef[i, place]) == pytest.approx(0.1 * (number >= 0))
+                assert float(streams.advantage_gr[i, place]) == pytest.approx(wanted, abs=1e-6)
+                assert float(streams.kl_coef_gr[i, place]) == pytest.approx(0.1 * (number >= 0))
                 place += 1
-        assert bool((streams.channel[i, place:] == -1).all())
+        assert bool((streams.channel_gr[i, place:] == -1).all())
     # Tokens that the environment wrote have no sampling log-probs, so neither has the group.
-    assert streams.sampler_logprobs is None
+    assert streams.sampler_logprobs_gr is None
 
 
 # --- invariant 4: accumulation --------------------------------------------------------------------------
@@ -184,14 +185,14 @@ def test_grpo_update_is_trls(batch: Any) -> None:
     logprobs = policy.logprobs(prompts, tokens).flatten(0, 1)
     with torch.no_grad():
         ref = reference.logprobs(prompts, tokens).flatten(0, 1)
-    mask = policy.forward.stack_continuations(tokens).mask.flatten(0, 1).long()
+    mask = policy.stack(tokens).mask_bgr.flatten(0, 1).long()
     advantages = trl["trl_advantage"](rewards).flatten()
     loss, metrics = trl["trl_loss"](logprobs, logprobs.detach(), ref, advantages, mask, "grpo")
     loss.backward()
 
     assert totals.loss == pytest.approx(float(loss.detach()), abs=1e-6)
     assert totals.kl / totals.tokens == pytest.approx(metrics["kl"][0], rel=1e-5)
-    advantage = stack([g.advantage for g in groups], policy.device).flatten(0, 1)[:, 0]
+    advantage = stack([g.advantage_gr for g in groups], policy.device).flatten(0, 1)[:, 0]
     torch.testing.assert_close(advantage, advantages, rtol=0, atol=1e-6)
     largest = max(float(g.abs().max()) for g in ours.values())
     for name, parameter in policy.model.named_parameters():

@@ -13,21 +13,22 @@ import pytest
 import torch
 
 from selfverify import LearnerConfig, learn
-from selfverify.bootstrap import CONVERSATIONS_FILE, Conversations
-from selfverify.cli_runs import holds_a_run
-from selfverify.errors import ConfigError, DataError
-from selfverify.events import EVENTS_FILE, read_events
-from selfverify.methods import make_method
-from selfverify.methods.star import CONVERSATION
-from selfverify.policy.config import SamplingConfig
+from selfverify.cli.run_folders import holds_a_run
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import EVENTS_FILE, read_events
+from selfverify.core.journal import open_journal
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample, derived_seed
 from selfverify.policy.turns import Turns, follow_up
-from selfverify.recipe import load_recipe
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.two_turn import make_trajectory
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
-from selfverify.tasks import make_task
+from selfverify.tasks.digits.digits_pick import DigitsPick
 
 WORDS = "Check the answer."
 
@@ -136,16 +137,17 @@ def test_only_the_last_turn_is_learnt() -> None:
     assert make_method("star").metrics([made]) == {"star/rounds": 1.5}
 
 
-def test_every_epoch_shows_every_conversation() -> None:
+def test_every_epoch_shows_every_conversation(policy: Policy) -> None:
     kept = [(index, conversation(2)) for index in (3, 3, 8, 9, 11)]
-    task = Conversations(make_task("digits-pick"), kept, seed=4)
+    task, method = make_task("digits-pick"), STaR(kept=kept, seed=4)
     orders = []
     for epoch in range(2):
-        shown = [task.problem("train", 0, epoch * 5 + place) for place in range(5)]
-        assert {id(p.meta[CONVERSATION]) for p in shown} == {id(c) for _, c in kept}
-        orders.append([p.id for p in shown])
+        problems = [method.problem(task, 0, epoch * 5 + place) for place in range(5)]
+        assert len({p.id for p in problems}) == 5
+        groups = method.rollout(policy, task, problems, [0] * 5, SamplingConfig()).groups
+        assert {id(t) for group in groups for t in group.trajectories} == {id(c) for _, c in kept}
+        orders.append([p.id for p in problems])
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
-    assert CONVERSATION not in task.problem("test", 0, 0).meta
 
 
 # --- a run ----------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_a_run_that_is_stopped_ends_like_a_whole_one(tiny_folder: Path, tmp_path
     with pytest.raises(KeyboardInterrupt):
         run(tiny_folder, torn, Corrects(stop_at=2))
     with (torn / "iteration-1" / CONVERSATIONS_FILE).open("a") as file:
-        file.write('[[{"chan')  # as a kill leaves it
+        file.write('{"index": 3, "conv')  # as a kill leaves it
     with pytest.raises(KeyboardInterrupt):
         run(tiny_folder, torn, Corrects(), resume=True, stop_at=5)
     collect = Corrects()
@@ -232,6 +234,11 @@ def test_a_batch_that_was_half_written_is_sampled_as_a_whole(tiny_folder: Path, 
     assert run(tiny_folder, torn, collect, resume=True) == whole
     assert collect.asked[:2] == [[3, 4, 5], [6, 7, 8]]
     assert files[0].read_text() == files[1].read_text()
+    odd = tmp_path / "odd" / "iteration-1" / CONVERSATIONS_FILE
+    odd.parent.mkdir(parents=True)
+    odd.write_text(files[0].read_text().replace('"channel"', '"chanel"'))
+    with pytest.raises(DataError, match=r"a conversation about problem \d+ is corrupt .*chanel"):
+        run(tiny_folder, tmp_path / "odd", Corrects(), resume=True)
 
 
 def test_time_ends_an_iteration_and_all_behind_it(tiny_folder: Path, tmp_path: Path) -> None:
@@ -258,19 +265,13 @@ def test_a_run_that_only_sampled_is_a_run(tiny_folder: Path, tmp_path: Path) -> 
     assert holds_a_run(tmp_path)
 
 
-class Holed:
+class Holed(DigitsPick):
     """`digits-pick` with a problem that cannot be made and one that cannot be encoded."""
-
-    def __init__(self) -> None:
-        self.task = make_task("digits-pick")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
 
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         if index == 1:
             raise DataError("no image")
-        made = self.task.problem(split, seed, index)
+        made = super().problem(split, seed, index)
         return replace(made, images=[]) if index == 6 else made
 
 
@@ -280,20 +281,20 @@ def test_problems_that_cannot_be_used_are_skipped(tiny_folder: Path, tmp_path: P
     run(tiny_folder, tmp_path, collect, last=4, task=Holed())
     assert collect.asked == [[0, 2], [3, 4, 5], [7, 8]] * 2
     lines = (tmp_path / "iteration-1" / CONVERSATIONS_FILE).read_text().splitlines()[1:]
-    assert [bool(json.loads(line)) for line in lines] == [n in (0, 3) for n in range(9)]
+    assert [bool(json.loads(line)["conversations"]) for line in lines] == [n in (0, 3) for n in range(9)]
     told = read_events(tmp_path / EVENTS_FILE)
     assert [e["event"] for e in told] == ["problem_skipped"] * 4
-    assert told[0]["reason"] == "no image" and told[1]["problem"].endswith("/6")
+    assert told[0]["reason"] == "no image" and told[1]["problem"].endswith("#6")
 
 
 def test_files_of_another_run_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "iteration-1" / CONVERSATIONS_FILE
     path.parent.mkdir()
-    path.write_text('{"weights": "other"}\n')
-    with pytest.raises(ConfigError, match="conversations of other weights or settings; delete"):
+    open_journal(path, Collected, {"weights": "other"})
+    with pytest.raises(ConfigError, match=r"under other settings: .*weights was 'other' and is now"):
         run(tiny_folder, tmp_path, Corrects(), resume=True)
     path.write_text("not JSON\n")
-    with pytest.raises(DataError, match="is corrupt"):
+    with pytest.raises(DataError, match="line 1: not valid JSON"):
         run(tiny_folder, tmp_path, Corrects(), resume=True)
 
 

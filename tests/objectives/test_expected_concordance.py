@@ -5,7 +5,12 @@ from itertools import product
 import pytest
 import torch
 
-from selfverify.objectives import choice_surrogate, concordance_credit, expected_concordance, surrogate
+from selfverify.objectives import (
+    choice_surrogate,
+    concordance_credit,
+    expected_concordance,
+    surrogate,
+)
 
 NAN = float("nan")
 LEVELS = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)

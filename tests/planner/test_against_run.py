@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from selfverify.experiments.recipe import Recipe, load_recipe
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Learner
-from selfverify.methods import make_method
-from selfverify.planner import make_plan
 from selfverify.planner.meter import Meter
+from selfverify.planner.plan import make_plan
+from selfverify.planner.plan_settings import PlanSettings
+from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
-from selfverify.recipe import Recipe, load_recipe
-from selfverify.tasks import make_task
 
 STEPS = 2
 """The second step is the first with the optimiser's state; that is what is planned."""
@@ -52,7 +53,8 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
 
         def watched(step: int) -> Any:
             if policy.cache is not None:
-                policy.cache.clear()  # as after many steps: this step's images push the old ones out
+                # As after many steps: this step's images push the old ones out.
+                policy.cache = policy.forward.cache = ByteCache(policy.config.vision_cache_mb, tensor_bytes)
             with meter.span() as span:
                 made = roll_out(step)
             peaks["rollout"] = span.total
@@ -84,7 +86,7 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
 def test_memory_is_that_of_a_run(tiny_folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Within 5 %, for the whole step and for sampling; a plan reads no weights and runs no kernel."""
     recipe = recipe_of(tiny_folder, tmp_path, *more)
-    planned = make_plan(recipe, gpu="cpu").memory
+    planned = make_plan(recipe, PlanSettings(gpu="cpu")).memory
     torch.manual_seed(0)
     real = measured_run(recipe)
     assert planned.total == pytest.approx(real["step"], rel=0.05)

@@ -12,29 +12,31 @@ import torch
 from transformers import AutoConfig, Qwen2_5_VLConfig
 from typer.testing import CliRunner
 
-from selfverify.cli import app
-from selfverify.errors import ConfigError
-from selfverify.planner import Lengths, Plan, make_plan
+from selfverify.cli.main import app
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import make_task
 from selfverify.planner.memory import memory_of
 from selfverify.planner.meter import Meter
+from selfverify.planner.plan import Plan, make_plan
+from selfverify.planner.plan_settings import PlanSettings
 from selfverify.planner.shapes import shapes_of
 from selfverify.policy import loading
 from selfverify.policy.flash import CpuFlash, CudaFlash
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
 from selfverify.policy.turns import follow_up
-from selfverify.recipe import load_recipe
-from selfverify.tasks import make_task
 
 SETTINGS = ["method.name=grpo", "learner.groups_per_step=8", "learner.micro_batch_groups=2"]
-LENGTHS = Lengths(prompt_tokens=90, image_tokens=64, response_tokens=10)
+LENGTHS: dict[str, Any] = {"prompt_tokens": 90, "image_tokens": 64, "response_tokens": 10}
+TWO = PlanSettings(gpu="h200", gpus=2, shard="fsdp", **LENGTHS)
 
 
 @pytest.fixture(scope="module")
 def planned(tiny_folder: Path) -> Plan:
     """The tiny model in bfloat16 on two GPUs, four problems on each."""
     recipe = load_recipe("quickstart", [f"policy.path={tiny_folder}", "policy.dtype=bfloat16", *SETTINGS])
-    return make_plan(recipe, "h200", 2, "fsdp", LENGTHS)
+    return make_plan(recipe, TWO)
 
 
 def test_tokens_and_lengths(planned: Plan) -> None:
@@ -56,7 +58,7 @@ def test_parameters_and_states(planned: Plan) -> None:
 def test_sharding(planned: Plan) -> None:
     """FSDP halves what two GPUs keep and gathers layers; DDP keeps all of it."""
     measured, fsdp = planned.measured, planned.memory.phases["update"]
-    ddp = memory_of(measured, 2, "none", planned.hardware).phases["update"]
+    ddp = memory_of(measured, PlanSettings(gpus=2), planned.hardware).phases["update"]
     for item in ("weights", "reference", "gradients", "optimiser"):
         assert fsdp[item] == pytest.approx(ddp[item] / 2, abs=1)
     assert fsdp["activations"] == ddp["activations"]
@@ -80,7 +82,7 @@ def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None
     recipe = load_recipe(
         "quickstart", [f"policy.path={tiny_folder}", "policy.activation_offload=true", *overrides]
     )
-    less = make_plan(recipe, "h200", 2, "fsdp", LENGTHS).measured.phases["update"]
+    less = make_plan(recipe, TWO).measured.phases["update"]
     full = planned.measured.phases["update"]
     p = planned.measured.parameters
     # Two bytes and a little, but for this model's many small tensors.
@@ -92,7 +94,7 @@ def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None
 def test_vllm_takes_its_share(tiny_folder: Path) -> None:
     """Beside everything else; its work is not planned."""
     recipe = load_recipe("quickstart", [f"policy.path={tiny_folder}", "sampling.engine=vllm", *SETTINGS])
-    made = make_plan(recipe, "h100", lengths=LENGTHS)
+    made = make_plan(recipe, PlanSettings(gpu="h100", **LENGTHS))
     assert made.memory.phases["update"]["vllm"] == round(0.3 * 80e9)
     assert "sampling" not in made.memory.phases and "vLLM" in made.assumptions[1]
 
@@ -112,7 +114,7 @@ def test_kernels_are_the_gpus(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
     recipe = load_recipe("quickstart", [*overrides, "policy.gradient_checkpointing=true"])
     for gpu, name in (("a100", "CudaFlash"), ("cpu", "CpuFlash")):
         taken.clear()
-        make_plan(recipe, gpu, lengths=LENGTHS)
+        make_plan(recipe, PlanSettings(gpu=gpu, **LENGTHS))
         assert {*taken} == {name}
 
 
@@ -171,7 +173,7 @@ def test_a_real_size(tmp_path: Path) -> None:
         "policy.gradient_checkpointing=true",
     ]
     recipe = load_recipe("quickstart", [*overrides, "learner.micro_batch_groups=1", "method.name=grpo"])
-    made = make_plan(recipe, "h200", lengths=Lengths(600, 400, 200))
+    made = make_plan(recipe, PlanSettings(prompt_tokens=600, image_tokens=400, response_tokens=200))
     assert made.measured.parameters.total == 3_754_622_976
     assert made.memory.fits
 
@@ -235,10 +237,10 @@ def test_wrong_input(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_text_models_have_no_images(text_folders: dict[str, Path]) -> None:
     """They are planned as well, without a vision phase; asking for images is an error."""
     recipe = load_recipe("quickstart", [f"policy.path={text_folders['llama']}", *SETTINGS])
-    made = make_plan(recipe, "a100", lengths=Lengths(prompt_tokens=40, response_tokens=8))
+    made = make_plan(recipe, PlanSettings(gpu="a100", prompt_tokens=40, response_tokens=8))
     assert "images" not in made.memory.phases and made.measured.shapes.image_tokens == 0
     with pytest.raises(ConfigError, match="reads text only"):
-        make_plan(recipe, "a100", lengths=Lengths(image_tokens=8))
+        make_plan(recipe, PlanSettings(gpu="a100", image_tokens=8))
 
 
 @pytest.mark.parametrize("method", ["adapo", "turns-sft"])
@@ -247,6 +249,6 @@ def test_second_turns_are_planned(method: str) -> None:
     words = ["method.second_turn=Check the answer.", "evaluation.second_turn=Check the answer."]
     recipe = load_recipe("quickstart", [f"method.name={method}", *words, "sampling.max_new_tokens=20"])
     policy = Policy.load("builtin:digits", device="cpu")
-    shapes = shapes_of(recipe, policy, 2, Lengths())
+    shapes = shapes_of(recipe, policy, 2, PlanSettings())
     between = follow_up(policy.loaded, make_task("digits-pick").problem("train", 0, 0), "Check the answer.")
     assert shapes.response_tokens == 40 + len(between)

@@ -14,8 +14,8 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
+from selfverify.core.problem import Problem
 from selfverify.policy.tiny import tiny_image_processor
-from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import user_turn
 
 PAD = "<|image_pad|>"

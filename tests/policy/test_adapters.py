@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from selfverify import LearnerConfig, SamplingConfig, learn, make_method, make_task
-from selfverify.errors import CheckpointError, ConfigError
-from selfverify.policy.config import LoraSettings, PolicyConfig
+from selfverify.core.errors import CheckpointError, ConfigError
+from selfverify.core.policy_settings import LoraSettings, PolicyConfig
+from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Problem
 
 TOKENS = [[[7, 8, 9], [10, 11]]] * 3
 LORA = LoraSettings(rank=4, alpha=8)

@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from selfverify.errors import DataError
-from selfverify.policy.config import SamplingConfig
-from selfverify.policy.encoding import ByteCache, tensor_bytes
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Problem
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
 
 SHORT = SamplingConfig(group_size=3, max_new_tokens=6)
 
@@ -139,9 +139,6 @@ def test_cache_drops_the_least_recently_used_and_keeps_its_limit() -> None:
     assert cache.get("too large") is None and cache.get("e") is not None
     cache.put("e", quarter)
     assert cache.used == cache.limit
-    assert (cache.hits, cache.misses) == (3, 2)
-    cache.clear()
-    assert cache.used == 0 and cache.get("e") is None
 
 
 def test_cached_features_do_not_keep_a_batch_alive(policy: Policy, problems: list[Problem]) -> None:

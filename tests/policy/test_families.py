@@ -11,13 +11,13 @@ from benchmarks.families import KINDS, Reference, write_family
 from PIL import Image
 from tests.policy.conftest import noise_image
 
-from selfverify.learner.config import LearnerConfig
-from selfverify.methods import make_method
-from selfverify.policy.config import LoraSettings, PolicyConfig, SamplingConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.policy_settings import LoraSettings, PolicyConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Problem
-from selfverify.run import learn
-from selfverify.tasks import make_task
 from selfverify.tasks.base import user_turn
 
 CONTINUATIONS = [

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.last_layer import ReadOnly
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Problem
 
 
 def watch(policy: Policy, layer: int) -> list[int]:

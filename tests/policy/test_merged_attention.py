@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from selfverify.core.problem import Problem
 from selfverify.policy import shared_attention
 from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, flash_for
 from selfverify.policy.merged_attention import MergedAttention
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Problem
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
 SCALING = D**-0.5

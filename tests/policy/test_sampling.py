@@ -10,10 +10,10 @@ import torch
 from scipy.stats import chisquare
 from transformers import TopPLogitsWarper
 
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Decoder, pick_tokens, uniforms
-from selfverify.rollouts.types import Problem
 
 FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
 
@@ -26,13 +26,13 @@ def boosted(load_policy: Callable[..., Policy]) -> Callable[[str, float], Policy
         policy = load_policy()
         index = policy.tokenizer.convert_tokens_to_ids(token)
         policy._check_head()  # of the real one
-        right = policy.forward.head
+        right = policy.head.logits
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
             logits = right(hidden)
             return logits + by * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
 
-        policy.forward.head = head  # type: ignore[method-assign]
+        policy.head.logits = head  # type: ignore[method-assign]
         return policy
 
     return make

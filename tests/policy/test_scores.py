@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from selfverify.core.problem import Problem
+from selfverify.core.score_tree import SCORE_TEXTS
 from selfverify.policy.policy import Policy
-from selfverify.policy.scores import SCORE_TEXTS, ScoreReading, ScoreTree, read_scores
-from selfverify.rollouts.types import Problem
+from selfverify.policy.scores import ScoreReading, read_scores, score_tree
 
 
 class MergingTokenizer:
@@ -68,7 +69,7 @@ def enumerate_scores(tokenizer: Any, distribution: Any) -> dict[str, float]:
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tree_equals_enumeration(name: str) -> None:
     tokenizer = TOKENIZERS[name]
-    tree = ScoreTree.build(tokenizer)
+    tree = score_tree(tokenizer)
     probabilities = {path: next_probabilities(path, list(node.children)) for path, node in tree.branchings()}
     chances = enumerate_scores(tokenizer, next_probabilities)
     assert sum(chances.values()) == pytest.approx(1.0)
@@ -80,7 +81,7 @@ def test_tree_equals_enumeration(name: str) -> None:
 @pytest.mark.parametrize("text", SCORE_TEXTS)
 def test_a_certain_score_is_read_as_itself(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
-    tree = ScoreTree.build(tokenizer)
+    tree = score_tree(tokenizer)
     ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     probabilities = {}
     for path, node in tree.branchings():
@@ -92,7 +93,7 @@ def test_a_certain_score_is_read_as_itself(name: str, text: str) -> None:
 
 
 def test_branchings_of_single_characters() -> None:
-    tree = ScoreTree.build(TOKENIZERS["characters"])
+    tree = score_tree(TOKENIZERS["characters"])
     ids = TOKENIZERS["characters"].ids
     assert {path: len(node.children) for path, node in tree.branchings()} == {
         (): 2,
@@ -102,7 +103,7 @@ def test_branchings_of_single_characters() -> None:
 
 def test_most_likely_goes_token_by_token() -> None:
     """Like greedy decoding, which takes "0" and then its best digit though "1.0" is the likeliest text."""
-    tree, ids = ScoreTree.build(TOKENIZERS["characters"]), TOKENIZERS["characters"].ids
+    tree, ids = score_tree(TOKENIZERS["characters"]), TOKENIZERS["characters"].ids
     tenth = {ids[str(d)]: 0.1 for d in range(10)} | {ids["3"]: 0.11, ids["4"]: 0.09}
     probabilities = {(): {ids["0"]: 0.6, ids["1"]: 0.4}, (ids["0"], ids["."]): tenth}
     assert tree.most_likely(probabilities) == 0.3
@@ -115,7 +116,7 @@ def test_choices_follow_what_was_written(kind: str) -> None:
     By the chain rule: the advantages of the branches taken sum to the score's worth less the mean.
     """
     tokenizer = TOKENIZERS[kind]
-    tree = ScoreTree.build(tokenizer)
+    tree = score_tree(tokenizer)
     probabilities = {path: next_probabilities(path, list(node.children)) for path, node in tree.branchings()}
     reading = ScoreReading(tree, probabilities)
     chances = reading.distribution()
@@ -135,7 +136,7 @@ def test_choices_follow_what_was_written(kind: str) -> None:
 
 def test_choices_end_where_the_score_is_no_longer_followed() -> None:
     tokenizer = MergingTokenizer(*CHARACTERS, "85", " ")
-    tree = ScoreTree.build(tokenizer)
+    tree = score_tree(tokenizer)
     probabilities = {path: next_probabilities(path, list(node.children)) for path, node in tree.branchings()}
     reading, worth = ScoreReading(tree, probabilities), {k / 10: k for k in range(11)}
 
@@ -157,7 +158,7 @@ def test_the_tree_is_that_of_scores_behind_their_tag() -> None:
         def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
             return {"input_ids": [999, *super().__call__(text, add_special_tokens)["input_ids"]]}
 
-    marked, plain = ScoreTree.build(Marking(*CHARACTERS)), ScoreTree.build(MergingTokenizer(*CHARACTERS))
+    marked, plain = score_tree(Marking(*CHARACTERS)), score_tree(MergingTokenizer(*CHARACTERS))
     assert marked == plain
 
 

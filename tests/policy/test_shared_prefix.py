@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import selfverify.policy.shared_attention as shared_attention
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.forward import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Problem
 
 Groups = list[list[Any]]
 
@@ -232,8 +233,8 @@ def test_broken_sharing_is_noticed_and_switched_off(
 ) -> None:
     right = shared_attention._packed
 
-    def leaky(layout: Any, q: Any, k: Any, v: Any, scaling: float, window: int | None) -> torch.Tensor:
-        return right(layout, q, k, v, scaling * 1.05, window)
+    def leaky(layer: Any) -> torch.Tensor:
+        return right(replace(layer, scale=layer.scale * 1.05))
 
     monkeypatch.setattr(shared_attention, "_packed", leaky)
     policy = load_policy()

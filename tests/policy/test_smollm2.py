@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from selfverify import LearnerConfig, SamplingConfig, learn, make_method, make_task
-from selfverify.errors import ConfigError, DataError
-from selfverify.policy.config import LoraSettings, PolicyConfig
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.policy_settings import LoraSettings, PolicyConfig
+from selfverify.core.problem import Problem
+from selfverify.core.score_tree import SCORE_TEXTS
 from selfverify.policy.policy import Policy
-from selfverify.policy.scores import SCORE_TEXTS, read_scores
-from selfverify.rollouts.types import Problem
+from selfverify.policy.scores import read_scores
 from selfverify.tasks.base import user_turn
 
 EASY = {"largest": 9, "operations": (1, 1), "products": 0.0}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from selfverify.errors import ConfigError, DataError
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
-from selfverify.policy.turns import Turns, follow_up, sample_turns_apart
-from selfverify.rollouts.types import Problem
+from selfverify.policy.turns import Turns, follow_up, sample_turns, sample_turns_apart
 from selfverify.tasks.base import user_turn
 
 WORDS = "Is that so? Say it again."
@@ -25,13 +25,13 @@ def ending(load_policy: Callable[..., Policy], kind: str = "tiny", by: float = 4
     """A policy that ends about half of its turns within the limit."""
     policy = load_policy(kind)
     policy._check_head()
-    right, index = policy.forward.head, policy.tokenizer.eos_token_id
+    right, index = policy.head.logits, policy.tokenizer.eos_token_id
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
         logits = right(hidden)
         return logits + by * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
 
-    policy.forward.head = head  # type: ignore[method-assign]
+    policy.head.logits = head  # type: ignore[method-assign]
     return policy
 
 
@@ -82,7 +82,7 @@ def test_sampling_logprobs_are_the_learners(
     policy = ending(load_policy, kind)
     asked = problems if kind == "tiny" else [Problem("a", user_turn("Say 7.", 0)), problems[1]]
     prompts = policy.encode(asked)
-    groups = policy.sample_turns(prompts, between(policy, asked), SAMPLING, seeds=[3, 4, 5][: len(asked)])
+    groups = sample_turns(policy, prompts, between(policy, asked), SAMPLING, seeds=[3, 4, 5][: len(asked)])
     flat = [turns for group in groups for turns in group]
     assert {turns.first.finish for turns in flat} == {"stop", "length"}  # both kinds
     assert len({len(turns.first.tokens) for turns in flat}) > 3
@@ -99,11 +99,11 @@ def test_first_turns_are_those_of_single_turn_sampling(
 ) -> None:
     policy = ending(load_policy)
     prompts = policy.encode(problems)
-    groups = policy.sample_turns(prompts, between(policy, problems), SAMPLING, seeds=[3, 4, 5])
+    groups = sample_turns(policy, prompts, between(policy, problems), SAMPLING, seeds=[3, 4, 5])
     alone = policy.sample(prompts, SAMPLING, seeds=[3, 4, 5])
     assert [[t.first.tokens for t in group] for group in groups] == [[s.tokens for s in g] for g in alone]
     # Nor do second turns depend on what else is in the batch.
-    [third] = policy.sample_turns(prompts[2:], between(policy, problems[2:]), SAMPLING, seeds=[5])
+    [third] = sample_turns(policy, prompts[2:], between(policy, problems[2:]), SAMPLING, seeds=[5])
     assert [continuation(t) for t in third] == [continuation(t) for t in groups[2]]
 
 
@@ -114,7 +114,7 @@ def test_greedy_second_turns_equal_those_with_their_own_prompt(
     policy = ending(load_policy, by=4.0)
     prompts, follow = policy.encode(problems), between(policy, problems)
     greedy = SamplingConfig(group_size=2, temperature=0.0, max_new_tokens=40)
-    shared = policy.sample_turns(prompts, follow, greedy, seeds=[0, 0, 0])
+    shared = sample_turns(policy, prompts, follow, greedy, seeds=[0, 0, 0])
     apart = sample_turns_apart(policy, prompts, follow, greedy, [0, 0, 0])
     assert any(turns.second for group in shared for turns in group)
     assert [[continuation(t) for t in g] for g in shared] == [[continuation(t) for t in g] for g in apart]
@@ -127,13 +127,13 @@ def test_prompts_are_prefilled_once(
     policy = ending(load_policy)
     prefill, calls = policy.forward.prefill, []
     monkeypatch.setattr(policy.forward, "prefill", lambda p: calls.append(len(p)) or prefill(p))
-    policy.sample_turns(policy.encode(problems), between(policy, problems), SAMPLING, seeds=[3, 4, 5])
+    sample_turns(policy, policy.encode(problems), between(policy, problems), SAMPLING, seeds=[3, 4, 5])
     assert calls == [3]
 
 
 def test_all_first_turns_cut_off(policy: Policy, problems: list[Problem]) -> None:
     short = SamplingConfig(group_size=2, max_new_tokens=1)
-    groups = policy.sample_turns(policy.encode(problems), between(policy, problems), short, seeds=[1, 2, 3])
+    groups = sample_turns(policy, policy.encode(problems), between(policy, problems), short, seeds=[1, 2, 3])
     assert all(turns.second is None for group in groups for turns in group)
 
 

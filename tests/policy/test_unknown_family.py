@@ -17,13 +17,13 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from selfverify.errors import DataError
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.tiny import CHAT_TEMPLATE, tiny_tokenizer
-from selfverify.policy.turns import follow_up, inserted_tokens, longer_prompt
-from selfverify.rollouts.types import Problem
+from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.policy.turns import follow_up, inserted_tokens, longer_prompt, sample_turns
 from selfverify.tasks.base import user_turn
 
 CONTINUATIONS = [[[70, 71, 72, 73], [75], []], [[80, 81], [82], [83, 84, 85]]]
@@ -36,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_special_tokens(
         {"additional_special_tokens": ["<image>"]}, replace_extra_special_tokens=False
     )
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+    slot = "<|vision_start|><|image_pad|><|vision_end|>"
+    tokenizer.chat_template = tokenizer.chat_template.replace(slot, "<image>")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlavaConfig(
         vision_config={"model_type": "clip_vision_model", **sizes, "image_size": 32, "patch_size": 8},
@@ -161,7 +162,7 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
         for sample, row in zip(group, rows, strict=True):
             found = row[len(f) :][: len(sample.tokens)]
             assert sample.logprobs == pytest.approx(found.tolist(), abs=2e-5)
-    assert len(policy.sample_turns(prompts, follow, sampling, seeds=[1, 2])[1]) == 3
+    assert len(sample_turns(policy, prompts, follow, sampling, seeds=[1, 2])[1]) == 3
 
 
 def test_what_the_processor_refuses_names_the_problem(policy: Policy) -> None:

@@ -20,13 +20,14 @@ from accelerate.utils import DistributedType
 from pydantic import ValidationError
 
 import vllm_standin
-from selfverify.errors import ConfigError, SamplingError
+from selfverify.core.errors import ConfigError, SamplingError
+from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
 from selfverify.policy import loading, vllm
-from selfverify.policy.config import LoraSettings, SamplingConfig, VLLMSettings
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.vllm import VLLMEngine, require_vllm
-from selfverify.rollouts.types import Problem
 from vllm_standin import LLM, Server
 
 pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)

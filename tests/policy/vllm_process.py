@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import vllm_standin
-from selfverify import ranks
+from selfverify.core import ranks
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.experiments.registry import make_task
 from selfverify.learner.parallel import make_accelerator
-from selfverify.policy.config import SamplingConfig, VLLMSettings
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
-from selfverify.rollouts.types import Problem
-from selfverify.tasks import make_task
 from selfverify.tasks.base import user_turn
 from vllm_standin import Server
 

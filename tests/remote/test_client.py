@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from selfverify.errors import ConfigError, DataError, ServerError
+from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
 from selfverify.remote.judge import ServerRating
 from selfverify.remote.replies import Reply
-from selfverify.remote.sampling import Mode, ServerSampler
 from selfverify.remote.usage import Usage
 from serving_servers import FakeUpstream, open_upstream, question, tagged
 

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfverify.core.score_tree import SCORE_TEXTS
 from selfverify.remote.replies import (
-    SCORE_TEXTS,
     Reply,
-    candidate_of,
+    finish_reading,
     mean_logprob,
     read_text,
     read_tool_calls,
     soft_score,
+    without_score,
 )
 from serving_servers import tagged
 
@@ -42,7 +43,7 @@ def test_texts(text: str, answer: str | None, score: float | None) -> None:
     said = found.answer.strip() if found.answer else found.answer
     assert (said, found.score) == (answer, score)
     assert (found.key is None) == (answer is None)
-    assert "<score>" not in found.visible
+    assert "<score>" not in without_score(text)
 
 
 def test_strict_reads_only_tags() -> None:
@@ -102,8 +103,10 @@ def test_tool_calls_are_equal_by_function_and_arguments() -> None:
     def call(arguments: str, id: str) -> dict[str, Any]:
         return {"id": id, "type": "function", "function": {"name": "tap", "arguments": arguments}}
 
-    one = candidate_of(Reply("", tool_calls=[call('{"x": 1, "y": 2}', "a")]), "inline")
-    two = candidate_of(Reply("", tool_calls=[call('{"y":2,"x":1}', "b")]), "inline")
+    one = Reply(tool_calls=[call('{"x": 1, "y": 2}', "a")])
+    two = Reply(tool_calls=[call('{"y":2,"x":1}', "b")])
+    for reply in (one, two):
+        finish_reading(reply, read_text)
     assert one.key == two.key is not None
     assert one.answer == [{"name": "tap", "arguments": {"x": 1, "y": 2}}]
     for broken in ({}, {"function": {"name": 3}}, call("{", "c")):
@@ -111,7 +114,9 @@ def test_tool_calls_are_equal_by_function_and_arguments() -> None:
 
 
 def test_a_cut_off_reply_is_no_answer() -> None:
-    assert candidate_of(Reply(tagged("9"), finish="error"), "inline").answer is None
+    reply = Reply(text=tagged("9"), finish="error")
+    finish_reading(reply, read_text)
+    assert reply.answer is None
 
 
 def test_mean_logprob() -> None:

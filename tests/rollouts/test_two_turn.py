@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 from tests.rollouts.test_unjudged import Outage
 
-from selfverify.errors import DataError
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up
 from selfverify.rollouts.single_turn import before_score
 from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
-from selfverify.rollouts.types import Group, Problem, Trajectory, valid_trajectories
 from selfverify.tasks.base import user_turn
-from selfverify.tasks.digits_sum import DigitsSum
+from selfverify.tasks.digits.digits_sum import DigitsSum
 
 TASK = DigitsSum()
 PROBLEM = TASK.problem("train", 0, 0)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.errors import DataError
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import Group
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.single_turn import make_trajectory
-from selfverify.rollouts.tags import Tagged
-from selfverify.rollouts.types import Group, Problem, valid_trajectories
 from selfverify.tasks.base import Judged
-from selfverify.tasks.digits_sum import DigitsSum
+from selfverify.tasks.digits.digits_sum import DigitsSum
 
 
 class Outage(DigitsSum):

@@ -5,19 +5,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.selection.rules import (
-    best_of_n,
-    best_weights,
-    box_iou,
-    cluster_boxes,
-    majority,
-    majority_box,
-    majority_weights,
-    oracle,
-    pass_at_1,
-)
+from selected import majority_weights
+from selfverify.selection.candidates import Candidates
+from selfverify.selection.rules import best_weights, box_iou, cluster_boxes
+from selfverify.selection.strategies import STRATEGIES
+from selfverify.selection.subsets import expected_correctness
 
 NAN = float("nan")
+
+
+def chosen(strategy, keys, correct, score=None, **options):
+    """Expected correctness of a strategy's choice among all candidates."""
+    score = np.full(np.shape(correct), NAN) if score is None else np.array(score)
+    arrays = Candidates(np.array(keys), score, options.pop("boxes", None), np.array(correct, float))
+    return expected_correctness(STRATEGIES[strategy], arrays, **options)
+
+
+def majority(keys, correct):
+    return chosen("majority", keys, correct)
+
+
+def majority_box(boxes, target):
+    arrays = {"boxes": boxes[None], "targets": [target]}
+    return chosen("majority", np.full((1, len(boxes)), -1), np.zeros((1, len(boxes))), **arrays)
 
 
 def test_majority_takes_the_most_frequent_answer():
@@ -42,20 +52,15 @@ def test_without_any_readable_answer_the_vote_is_random():
 
 def test_best_of_n_ties_and_missing_scores():
     """Scores .9 .9 .2 –: the two best are tied, one is right: 1/2. No scores at all: 3 of 4 right, 3/4."""
-    np.testing.assert_allclose(best_of_n([[0.9, 0.9, 0.2, NAN]], [[1, 0, 1, 1]]), [0.5])
-    np.testing.assert_allclose(best_of_n([[NAN] * 4], [[1, 0, 1, 1]]), [0.75])
+    np.testing.assert_allclose(chosen("best", [[0] * 4], [[1, 0, 1, 1]], [[0.9, 0.9, 0.2, NAN]]), [0.5])
+    np.testing.assert_allclose(chosen("best", [[0] * 4], [[1, 0, 1, 1]]), [0.75])
     np.testing.assert_allclose(best_weights([[NAN, -5.0]]), [[0, 1]])
 
 
 def test_pass_and_oracle():
     correct = [[1, 0, 0, 0], [0, 0, 0, 0]]
-    np.testing.assert_allclose(pass_at_1(correct), [0.25, 0])
-    np.testing.assert_allclose(oracle(correct), [1, 0])
-
-
-def test_shapes_must_agree():
-    with pytest.raises(ValueError, match="differ in shape"):
-        majority([[0, 1]], [[1, 0, 0]])
+    np.testing.assert_allclose(chosen("first", [[0] * 4] * 2, correct), [0.25, 0])
+    np.testing.assert_allclose(chosen("oracle", [[0] * 4] * 2, correct), [1, 0])
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,18 +5,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.errors import ConfigError, DataError
+from selected import majority_weights, weighted_weights
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.selection.candidates import Candidate, Candidates
 from selfverify.selection.choose import choose
 from selfverify.selection.rules import (
     best_of_majority_weights,
     best_weights,
-    box_votes,
-    majority_weights,
+    cluster_boxes,
+    consensus_boxes,
+    support,
     vote_weights,
-    weighted_weights,
 )
-from selfverify.selection.strategies import STRATEGIES, Options, expected_correctness, find_strategy
+from selfverify.selection.strategies import (
+    STRATEGIES,
+    Options,
+    find_strategy,
+)
+from selfverify.selection.subsets import expected_correctness
 
 NAN = float("nan")
 
@@ -89,23 +95,24 @@ def test_limits_of_the_weighted_vote(row):
 def test_consensus_of_boxes_is_weighted():
     """[0, 0, 10, 1] with vote 3 and [2, 0, 12, 1] with vote 1 share a cluster: x from .5 to 10.5."""
     boxes = [[0, 0, 10, 1], [2, 0, 12, 1], [30, 0, 40, 1], [NAN] * 4]
-    sums, consensus = box_votes(boxes, [3, 1, 2, 9])
-    np.testing.assert_allclose(sums, [4, 2, 0, 0])
-    np.testing.assert_allclose(consensus[:2], [[0.5, 0, 10.5, 1], [30, 0, 40, 1]])
-    assert np.isnan(consensus[2:]).all()
+    keys = cluster_boxes(boxes)[0]
+    np.testing.assert_allclose(support(keys, [3, 1, 2, 9]), [4, 4, 2, 0])
+    consensus = consensus_boxes(keys, boxes, [3, 1, 2, 9])
+    np.testing.assert_allclose(consensus[:3], [[0.5, 0, 10.5, 1]] * 2 + [[30, 0, 40, 1]])
+    assert np.isnan(consensus[3]).all()
 
 
 def test_expected_correctness_of_boxes_judges_the_consensus():
     """Two loose boxes whose centroid hits the target; neither alone does (IoU 4.9/10.1 and 4.9/10.1)."""
-    boxes = np.array([[0, 0, 10, 1], [4, 0, 14, 1]], dtype=float)
-    target = [2.0, 0.0, 12.0, 1.0]
+    boxes = np.array([[[0, 0, 10, 1], [4, 0, 14, 1]]], dtype=float)
+    target = [[2.0, 0.0, 12.0, 1.0]]
     loose = Options(iou=0.3)
-    c = Candidates(np.array([0, 0]), np.array([0.5, 0.5]), boxes, np.zeros(2))
-    assert expected_correctness("majority", c, loose, target) == 1
-    assert expected_correctness("weighted", c, loose, target) == 1
-    assert expected_correctness("best", c, loose, target) == 0
+    c = Candidates(np.array([[0, 0]]), np.array([[0.5, 0.5]]), boxes, np.zeros((1, 2)))
+    assert expected_correctness(STRATEGIES["majority"], c, None, loose, target) == 1
+    assert expected_correctness(STRATEGIES["weighted"], c, None, loose, target) == 1
+    assert expected_correctness(STRATEGIES["best"], c, None, loose, target) == 0
     with pytest.raises(ConfigError, match="targets"):
-        expected_correctness("majority", c, loose)
+        expected_correctness(STRATEGIES["majority"], c, None, loose)
 
 
 def test_choose_says_what_and_why():

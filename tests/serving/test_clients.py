@@ -12,13 +12,11 @@ from typing import Any
 import openai
 import pytest
 
-from selfverify.serving.app import Settings
-from selfverify.serving.security import Keys
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 JS = Path(__file__).parent / "js"
 ANSWER = "one two three four five six seven"
-SETTINGS = Settings(keys=Keys(["of-a-client"]))
+KEYS = ["of-a-client"]
 
 
 def write(body: Body, i: int) -> str:
@@ -36,7 +34,7 @@ def fake() -> FakeUpstream:
 
 @pytest.fixture
 def address(fake: FakeUpstream, servers: Loop) -> str:
-    return servers.before(fake, SETTINGS)[0]
+    return servers.before(fake, keys=KEYS)[0]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 import requests
 from typer.testing import CliRunner
 
-from selfverify.cli import app
+from selfverify.cli.main import app
 from serving_servers import FakeUpstream, Loop, question
 
 

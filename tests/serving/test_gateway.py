@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from selfverify.rollouts.requests import SCORE_INSTRUCTION
+from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.app import Gateway, Settings
-from selfverify.serving.security import Keys
+from selfverify.serving.app import Gateway
+from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
 from serving_servers import (
     Body,
@@ -35,12 +35,12 @@ T = TypeVar("T")
 Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
 
 
-def served(fake: FakeUpstream, use: Use[T], settings: Settings | None = None, **server: Any) -> T:
+def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = None, **more: Any) -> T:
     """``use`` with a session, the gateway's address and the gateway."""
 
     async def main() -> T:
         async with AsyncExitStack() as stack:
-            gateway = quick_gateway(await open_upstream(fake, stack), settings, **server)
+            gateway = quick_gateway(await open_upstream(fake, stack), settings, **more)
             port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             async with asyncio.timeout(60):
@@ -49,9 +49,11 @@ def served(fake: FakeUpstream, use: Use[T], settings: Settings | None = None, **
     return asyncio.run(main())
 
 
-def ask(fake: FakeUpstream, body: Body, settings: Settings | None = None, **server: Any) -> tuple[int, Body]:
+def ask(
+    fake: FakeUpstream, body: Body, settings: GatewaySettings | None = None, **more: Any
+) -> tuple[int, Body]:
     """Status and JSON of one chat completion."""
-    return served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body), settings, **server)
+    return served(fake, lambda s, url, _: post(s, f"{url}/chat/completions", body), settings, **more)
 
 
 def scripted(*lines: str) -> FakeUpstream:
@@ -146,13 +148,12 @@ def test_a_calibration_is_used_where_it_fits() -> None:
         "options": {"temperature": 0.1, "share": 0.25, "iou": 0.5},
     }  # fmt: skip
     fitted = Calibration("isotonic", (0.0, 1.0), (0.0, 0.5), threshold=0.2, fitted_on=use)
-    settings = Settings(calibration=fitted)
-    _, reply = ask(scripted("9|0.9"), question(best_of={"n": 2, "strategy": "best"}), settings)
+    _, reply = ask(scripted("9|0.9"), question(best_of={"n": 2, "strategy": "best"}), calibration=fitted)
     assert reply["choices"][0]["verification"]["probability"] == pytest.approx(0.45)
     assert reply["best_of"]["calibrated"] and not reply["choices"][0]["verification"]["abstained"]
-    _, reply = ask(scripted("9|0.3"), question(best_of={"n": 2, "strategy": "best"}), settings)
+    _, reply = ask(scripted("9|0.3"), question(best_of={"n": 2, "strategy": "best"}), calibration=fitted)
     assert reply["choices"][0]["verification"]["abstained"]
-    _, reply = ask(scripted("9|0.9"), question(best_of={"n": 3, "strategy": "best"}), settings)
+    _, reply = ask(scripted("9|0.9"), question(best_of={"n": 3, "strategy": "best"}), calibration=fitted)
     assert reply["choices"][0]["verification"]["probability"] is None and not reply["best_of"]["calibrated"]
 
 
@@ -298,8 +299,9 @@ def test_bad_bodies_and_paths() -> None:
             found.append((response.status, (await response.json())["error"]["code"]))
         return found
 
-    assert served(FakeUpstream(), use, Settings(most_bytes=200_000))[:3] == [(400, "invalid_json")] * 3
-    assert served(FakeUpstream(), use, Settings(most_bytes=4000))[2:] == [
+    large, small = GatewaySettings(max_body_mb=200_000 / 2**20), GatewaySettings(max_body_mb=4000 / 2**20)
+    assert served(FakeUpstream(), use, large)[:3] == [(400, "invalid_json")] * 3
+    assert served(FakeUpstream(), use, small)[2:] == [
         (413, "request_too_large"),
         (413, "request_too_large"),
         (415, "unsupported_encoding"),
@@ -320,7 +322,7 @@ def test_bad_bodies_and_paths() -> None:
 )
 def test_an_upstream_that_fails(fault: Any, status: int, code: str) -> None:
     fake = FakeUpstream(fault=lambda body: fault)
-    found, reply = ask(fake, question(), Settings(timeout_s=1.0), timeout_s=0.3)
+    found, reply = ask(fake, question(), GatewaySettings(timeout=1.0), timeout_s=0.3)
     assert (found, reply["error"]["code"]) == (status, code)
 
 
@@ -390,7 +392,7 @@ def test_a_stream() -> None:
     answer = "one two three four five six seven eight nine ten"
     fake = FakeUpstream(write=lambda body, i: tagged(answer, "0.8"), delay_s=0.2)
     body = question(stream=True, best_of={"n": 3}, stream_options={"include_usage": True})
-    lines = served(fake, lambda s, url, _: events(s, url, body), Settings(keep_alive_s=0.05))
+    lines = served(fake, lambda s, url, _: events(s, url, body), keep_alive_s=0.05)
     comments = [line for line in lines if line.startswith(":")]
     assert ": working" in comments
     assert comments[-3:] == [f": candidate {i} of 3, score 0.800" for i in (1, 2, 3)]
@@ -450,7 +452,7 @@ def test_errors_in_streams() -> None:
     status, reply = served(fake, early)
     assert status == 500 and reply["error"]["code"] == "upstream_error"
     fake = FakeUpstream(fault=lambda body: 500, delay_s=0.2)
-    lines = served(fake, lambda s, url, _: events(s, url, question(stream=True)), Settings(keep_alive_s=0.05))
+    lines = served(fake, lambda s, url, _: events(s, url, question(stream=True)), keep_alive_s=0.05)
     assert json.loads(lines[-1][6:])["error"]["code"] == "upstream_error"
 
 
@@ -506,7 +508,7 @@ def test_models_health_and_metrics() -> None:
 
 
 def test_keys_and_rates() -> None:
-    settings = Settings(keys=Keys(["one", "two"]), per_minute=2)
+    settings = GatewaySettings(rate_limit=2)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
         found: list[Any] = []
@@ -519,7 +521,7 @@ def test_keys_and_rates() -> None:
             found.append(response.status)
         return found
 
-    found = served(FakeUpstream(), use, settings)
+    found = served(FakeUpstream(), use, settings, keys=["one", "two"])
     assert [status for status, _ in found[:6]] == [401, 401, 200, 200, 429, 200]
     assert int(found[4][1]) in range(25, 31) and found[6:] == [200, 401]
 
@@ -542,7 +544,7 @@ def test_too_many_at_once() -> None:
         asking = [post(session, f"{url}/chat/completions", question()) for _ in range(5)]
         return sorted([status for status, _ in await asyncio.gather(*asking)])
 
-    assert served(fake, use, Settings(most_in_flight=2)) == [200, 200, 503, 503, 503]
+    assert served(fake, use, GatewaySettings(max_in_flight=2)) == [200, 200, 503, 503, 503]
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -553,7 +555,7 @@ def test_the_log_holds_no_prompts_unless_told(
     content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "my secret"}]
     body = question() | {"messages": [{"role": "user", "content": content}]}
     fake = FakeUpstream(write=lambda body, i: tagged("hidden"))
-    status, _ = ask(fake, body, Settings(log_prompts=told))
+    status, _ = ask(fake, body, GatewaySettings(log_prompts=told))
     text = caplog.text
     assert status == 200 and "/v1/chat/completions" in text
     assert ("my secret" in text and "hidden" in text) == told
@@ -627,7 +629,9 @@ def test_an_upstream_is_given_no_addresses(part: Any, code: str, path: str) -> N
     fake = FakeUpstream()
     more: Body = {"answer": "9"} if path == "verify" else {}
     body = with_parts(part, **more)
-    status, reply = served(fake, lambda s, url, _: post(s, f"{url}/{path}", body), Settings(log_prompts=True))
+    status, reply = served(
+        fake, lambda s, url, _: post(s, f"{url}/{path}", body), GatewaySettings(log_prompts=True)
+    )
     assert (status, reply["error"]["code"]) == (400, code) and not fake.seen
 
 
@@ -725,9 +729,7 @@ def test_a_fault_of_the_gateways_own_ends_a_stream(monkeypatch: pytest.MonkeyPat
         raise TypeError("told to")
 
     monkeypatch.setattr("selfverify.serving.app.select", broken)
-    lines = served(
-        FakeUpstream(), lambda s, url, _: events(s, url, question(stream=True)), Settings(keep_alive_s=0.05)
-    )
+    lines = served(FakeUpstream(), lambda s, url, _: events(s, url, question(stream=True)), keep_alive_s=0.05)
     assert json.loads(lines[-1][6:])["error"]["code"] == "internal_error"
 
 

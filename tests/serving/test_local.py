@@ -15,18 +15,19 @@ import pytest
 import torch
 from PIL import Image
 
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.remote.client import ServerSettings
-from selfverify.selection.adaptive import Stopping
-from selfverify.selection.server_judge import ServerJudge
-from selfverify.selection.verifiers import Soft
-from selfverify.serving.app import Gateway, Settings
+from selfverify.serving.app import Gateway
+from selfverify.serving.best_of import Choosing, RequestDefaults
+from selfverify.serving.counters import Metrics
+from selfverify.serving.free_question import FreeQuestion, free_problem
 from selfverify.serving.local import Local
-from selfverify.serving.metrics import Metrics
-from selfverify.serving.protocol import BestOf
+from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
-from selfverify.solve import FreeQuestion, free_problem, solve
+from selfverify.serving.solve import solve
+from selfverify.serving.solve_settings import DrawingSettings
+from selfverify.verifiers.by_policy import Soft
+from selfverify.verifiers.server_judge import ServerJudge
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def served(policy: Policy, use: Use[T], **more: Any) -> T:
         async with AsyncExitStack() as stack:
             metrics = Metrics()
             backend = Local(policy, "tiny", on_batch=metrics.batch.observe, **more)
-            gateway = Gateway(backend, Settings(BestOf(n=4)), metrics)
+            gateway = Gateway(backend, GatewaySettings(defaults=RequestDefaults(n=4)), metrics=metrics)
             port = await start(gateway, "127.0.0.1", 0, stack, grace_s=5)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             async with asyncio.timeout(100):
@@ -91,8 +92,8 @@ def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:
     answers = lines("1 2", "2 1", "3 4", "nonsense")
     writes += answers
     expected = solve(
-        policy, FreeQuestion("set"), free_problem("Which?", [picture]), Soft(policy), seed=3,
-        stopping=Stopping("never", start=4, max_samples=4), sampling=SamplingConfig(max_new_tokens=TOKENS),
+        policy, FreeQuestion("set"), free_problem("Which?", [picture]), Soft(policy), Choosing(n=4),
+        DrawingSettings(seed=3, max_new_tokens=TOKENS),
     )  # fmt: skip
     writes += answers
     body = ask(image=data_url(png((40, 40))), seed=3, best_of={"answers": "set", "samples": True})

@@ -11,10 +11,9 @@ import pytest
 import requests
 from PIL import Image
 
-from selfverify.serving.app import Settings
+from selfverify.serving.best_of import RequestDefaults
 from selfverify.serving.page import EXAMPLES, digits_example
-from selfverify.serving.protocol import BestOf
-from selfverify.serving.security import Keys
+from selfverify.serving.serve_settings import GatewaySettings
 from serving_servers import FakeUpstream, Loop
 
 STATIC = files("selfverify.serving") / "static"
@@ -27,7 +26,7 @@ def root(url: str) -> str:
 
 
 def test_page_is_open_where_keys_are_needed_and_nothing_else_is(servers: Loop) -> None:
-    url, _ = servers.before(FakeUpstream(), Settings(keys=Keys(["secret"])))
+    url, _ = servers.before(FakeUpstream(), keys=["secret"])
     for path in ("/", "/page/page.js", "/page/page.css", "/page/settings"):
         assert requests.get(root(url) + path, timeout=10).status_code == 200, path
     assert requests.get(root(url) + "/page/settings", timeout=10).json()["needs_key"] is True
@@ -80,7 +79,8 @@ def test_text_stands_out_from_its_ground(theme: int) -> None:
 
 def test_fields_start_as_the_gateway_was_started(servers: Loop) -> None:
     url, _ = servers.before(
-        FakeUpstream(), Settings(BestOf(n=5, strategy="majority", answers="set"), most_samples=20)
+        FakeUpstream(),
+        GatewaySettings(defaults=RequestDefaults(n=5, strategy="majority", answers="set"), max_n=20),
     )
     found = requests.get(root(url) + "/page/settings", timeout=10).json()
     assert (found["n"], found["strategy"], found["answers"], found["stop"]) == (5, "majority", "set", "never")

@@ -19,11 +19,9 @@ from selenium.webdriver.support.select import Select
 
 from browser import DESKTOP, PHONE, look, missing, open_browser, until
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.app import Settings
-from selfverify.serving.images import ImageLimits
-from selfverify.serving.protocol import BestOf
-from selfverify.serving.security import Keys as ApiKeys
+from selfverify.serving.best_of import Choosing, RequestDefaults
 from selfverify.serving.selecting import use_of
+from selfverify.serving.serve_settings import BackendSettings, GatewaySettings, ServeSettings
 from selfverify.serving.server import start
 from serving_servers import Body, FakeUpstream, Loop, quick_gateway, tagged
 
@@ -131,7 +129,7 @@ def test_candidates_come_one_by_one_and_the_winner_is_explained(
 ) -> None:
     texts = [tagged("9", "0.9"), tagged("8", "0.8"), tagged("9", "0.7"), "nothing in tags <answer>"]
     upstream = Gated(write=lambda body, i: texts[i], allowed=0)
-    url, _ = servers.before(upstream, Settings(BestOf(strategy="best")))
+    url, _ = servers.before(upstream, GatewaySettings(defaults=RequestDefaults(strategy="best")))
     look(chromium, DESKTOP)
     page = Page(chromium, url)
     page.ask(photo)
@@ -243,14 +241,14 @@ def test_what_is_missing_or_no_image_is_said_before_anything_is_sent(
 
 
 def test_image_beyond_the_gateways_limits_is_refused(chromium: Chrome, servers: Loop, photo: Path) -> None:
-    for limits, said in (
-        (ImageLimits(pixels=1000), "photo.png has 320 × 200 pixels, and 0.001 million are allowed."),
+    for limit, said in (
+        ({"max_megapixels": 0.001}, "photo.png has 320 × 200 pixels, and 0.001 million are allowed."),
         (
-            ImageLimits(bytes=100),
+            {"max_image_mb": 100 / 2**20},
             f"photo.png has {photo.stat().st_size / 1e6:.4f} MB, and 0.0001 MB are allowed.",
         ),
     ):
-        url, _ = servers.before(FakeUpstream(), Settings(images=limits))
+        url, _ = servers.before(FakeUpstream(), GatewaySettings().model_copy(update=limit))
         page = Page(chromium, url)
         page.choose(photo)
         assert page.text("alert") == said
@@ -267,8 +265,8 @@ def test_servers_failure_is_told_and_asking_again_helps(
     def fails(body: Body) -> Any:
         return fault if broken else None
 
-    settings = Settings(keep_alive_s=0.02) if begun else Settings()
-    url, _ = servers.before(FakeUpstream(fault=fails, delay_s=0.2 * begun), settings)
+    fake = FakeUpstream(fault=fails, delay_s=0.2 * begun)
+    url, _ = servers.before(fake, keep_alive_s=0.02 if begun else 5.0)
     page = Page(chromium, url)
     page.ask(photo)
     assert said in page.wait("alert", "The gateway says")
@@ -339,7 +337,7 @@ def test_stop_cancels_the_candidates_that_are_still_coming(
 
 
 def test_key_is_asked_for_where_one_is_needed(chromium: Chrome, servers: Loop, photo: Path) -> None:
-    url, _ = servers.before(FakeUpstream(), Settings(keys=ApiKeys(["right"])))
+    url, _ = servers.before(FakeUpstream(), keys=["right"])
     page = Page(chromium, url)
     assert page["key"].is_displayed()
     page.ask(photo)
@@ -359,13 +357,13 @@ def test_key_is_asked_for_where_one_is_needed(chromium: Chrome, servers: Loop, p
 def test_probability_is_shown_where_it_is_calibrated_and_doubt_withholds(
     chromium: Chrome, servers: Loop, photo: Path
 ) -> None:
-    chosen = BestOf(n=4, strategy="majority")
+    chosen = Choosing(n=4, strategy="majority")
     calibration = Calibration(
         "isotonic", (0.0, 1.0), (0.0, 0.8), threshold=0.3, fitted_on=use_of(chosen, "inline")
     )
     answers = ["1", "1", "1", "2"]
     upstream = FakeUpstream(write=lambda body, i: tagged(answers[i]))
-    url, _ = servers.before(upstream, Settings(chosen, calibration=calibration))
+    url, _ = servers.before(upstream, GatewaySettings(defaults=chosen), calibration=calibration)
     page = Page(chromium, url)
     page.ask(photo)
     assert page.facts()["Probability, calibrated"] == "0.60"
@@ -405,7 +403,7 @@ def test_page_fits_a_phone(chromium: Chrome, servers: Loop, photo: Path, dark: b
 def test_every_control_has_a_name_and_the_form_works_by_keyboard(
     chromium: Chrome, servers: Loop, photo: Path
 ) -> None:
-    url, _ = servers.before(FakeUpstream(), Settings(keys=ApiKeys(["right"])))
+    url, _ = servers.before(FakeUpstream(), keys=["right"])
     page = Page(chromium, url)
     nodes = chromium.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
     roles = {"button", "textbox", "spinbutton", "combobox", "checkbox", "list", "form", "region", "img"}
@@ -437,11 +435,11 @@ def test_every_control_has_a_name_and_the_form_works_by_keyboard(
 @pytest.fixture(scope="module")
 def digits() -> Iterator[str]:
     """A gateway with the built-in model."""
-    from selfverify.serving.server import local_gateway
+    from selfverify.serving.server import open_gateway
 
     servers = Loop()
     try:
-        yield servers.gateway(local_gateway("builtin:digits", Settings()))
+        yield servers.gateway(open_gateway(ServeSettings(backend=BackendSettings(model="builtin:digits"))))
     finally:
         servers.close()
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from selfverify.selection.adaptive import Stopping
 from selfverify.selection.candidates import Candidate
-from selfverify.serving.errors import ApiError
-from selfverify.serving.protocol import BestOf, ChatRequest, best_of, split_model
+from selfverify.selection.stopping import Stopping
+from selfverify.serving.api_errors import ApiError
+from selfverify.serving.best_of import BestOf
+from selfverify.serving.protocol import ChatRequest, best_of, split_model
 from selfverify.serving.selecting import rank
 
 DEFAULTS = BestOf(n=4, strategy="majority")

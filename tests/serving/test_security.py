@@ -15,11 +15,12 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from selfverify.errors import ConfigError
-from selfverify.serving.errors import ApiError
-from selfverify.serving.images import ImageLimits, Picture, take_images
+from selfverify.core.errors import ConfigError
+from selfverify.serving.api_errors import ApiError
 from selfverify.serving.remote_images import RemoteImages, is_public
+from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.security import MOST_BUCKETS, Keys, RateLimit, read_keys
+from selfverify.serving.serve_settings import ImageLimits
 from serving_servers import data_url, png
 
 

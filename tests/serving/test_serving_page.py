@@ -6,8 +6,8 @@ import inspect
 import re
 from pathlib import Path
 
-from selfverify.cli_serve import serve
-from selfverify.serving.protocol import BestOf
+from selfverify.cli.serve_command import serve
+from selfverify.serving.best_of import BestOf
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 ROWS = [line.split("|")[1:3] for line in PAGE.splitlines() if line.startswith("| `")]

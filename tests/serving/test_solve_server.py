@@ -11,17 +11,19 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from selfverify.cli import app
-from selfverify.errors import ConfigError, DataError, ServerError
+from selfverify.cli.main import app
+from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.remote.client import ServerSettings
 from selfverify.remote.messages import openai_messages
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
-from selfverify.selection.server_judge import ServerJudge
-from selfverify.selection.verifiers import make_verifier, verify
-from selfverify.solve import free_problem
-from selfverify.tasks import make_task
+from selfverify.serving.free_question import free_problem
 from selfverify.tasks.base import Judged
+from selfverify.verifiers.base import verify
+from selfverify.verifiers.make_verifier import make_verifier
+from selfverify.verifiers.server_judge import ServerJudge
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
 
@@ -57,7 +59,7 @@ def test_a_model_of_the_default_name_can_be_asked_for(servers: Loop) -> None:
 
 def test_more_candidates_than_servers_are_asked_for() -> None:
     shown = run("--server", "http://127.0.0.1:9", "What?", "-n", "500")
-    assert shown.exit_code == 2 and "--n: " in shown.output and "256" in shown.output
+    assert shown.exit_code == 2 and "-n: " in shown.output and "256" in shown.output
 
 
 def test_a_task_reads_its_own_answers(servers: Loop) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from PIL import Image
 
-from selfverify.rollouts.tags import Tagged, parse_tagged
-from selfverify.tasks.grounding import Grounding, GroundingConfig
-from selfverify.tasks.mobile import Mobile, MobileConfig
+from selfverify.core.tags import Tagged, parse_tagged
+from selfverify.tasks.phone.mobile import Mobile, MobileConfig
+from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.row_task import RowTaskConfig
 
 SCREEN = (1080, 2400)
 """Its diagonal has 2631.8 pixels; 0.14 of that are 368.5."""
@@ -29,7 +30,7 @@ def grounding_row(**changes: Any) -> dict[str, Any]:
 def grounding(*rows: dict[str, Any], space: tuple[int, int] = (1000, 1000), **options: Any) -> Grounding:
     """The task over these rows in every split."""
     shown = rows or (grounding_row(),)
-    task = Grounding(GroundingConfig(**options), {"train": shown, "validation": shown, "test": shown})
+    task = Grounding(RowTaskConfig(**options), {"train": shown, "validation": shown, "test": shown})
     task.use_space(lambda size: space)
     return task
 

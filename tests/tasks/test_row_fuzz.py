@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.tasks.pointing.test_boxes import FORMS
 from tests.tasks.row_data import grounding, grounding_row, mobile, mobile_row
-from tests.tasks.test_boxes import FORMS
 
-from selfverify.rollouts.tags import parse_tagged
+from selfverify.core.tags import parse_tagged
 from selfverify.tasks.base import Judged
-from selfverify.tasks.grounding import Grounding
-from selfverify.tasks.mobile import Mobile
+from selfverify.tasks.phone.mobile import Mobile
+from selfverify.tasks.pointing.grounding import Grounding
 
 PIECES = [
     "<answer>", "</answer>", "<think>", "</think>", "<score>", "</score>", "<tool_call>", "</tool_call>",

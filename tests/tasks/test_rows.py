@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.tasks.row_data import grounding, grounding_row
 
-from selfverify.errors import ConfigError, DataError
-from selfverify.tasks import make_task
-from selfverify.tasks.rows import Splits
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.data.images import ImageRef
+from selfverify.experiments.registry import make_task
+from selfverify.tasks.mathematics.math import Math
 
-ROWS = [{"id": f"r{i}"} for i in range(5)]
-
-
-def splits(rows: list[dict[str, Any]] = ROWS) -> Splits:
-    return Splits({}, {"train": rows, "test": rows})
+ROWS = [{"id": f"r{i}", "question": "?", "answer": "1"} for i in range(5)]
 
 
-def order(seed: int, epoch: int, given: Splits | None = None) -> list[Any]:
-    given = given or splits()
+def over(rows: list[dict[str, Any]] = ROWS) -> Math:
+    return Math(rows={"train": rows, "test": rows})
+
+
+def order(seed: int, epoch: int, given: Math | None = None) -> list[Any]:
+    given = given or over()
     return [given.row("train", seed, epoch * 5 + i)[0]["id"] for i in range(5)]
 
 
@@ -30,20 +33,20 @@ def test_every_epoch_passes_all_rows_in_an_order_of_its_own() -> None:
 
 
 def test_order_depends_on_seed_and_index_alone() -> None:
-    given = splits()
+    given = over()
     backwards = [given.row("train", 3, i)[0]["id"] for i in reversed(range(40))]
-    assert backwards[::-1] == [splits().row("train", 3, i)[0]["id"] for i in range(40)]
+    assert backwards[::-1] == [over().row("train", 3, i)[0]["id"] for i in range(40)]
 
 
 def test_problems_of_a_step_have_different_ids() -> None:
     """Also where one epoch ends and the next begins with the same row."""
-    given = splits()
+    given = over()
     assert len({given.row("train", 0, i)[1] for i in range(50)}) == 50
-    assert given.row("test", 0, 3)[1] == "test/r3"
+    assert given.row("test", 0, 3)[1] == "math/test/r3"
 
 
 def test_evaluation_keeps_the_files_order() -> None:
-    given = splits()
+    given = over()
     assert [given.row("test", 9, i)[0]["id"] for i in range(5)] == ["r0", "r1", "r2", "r3", "r4"]
     with pytest.raises(DataError, match=r"has 5 rows, not 6"):
         given.row("test", 0, 5)
@@ -51,49 +54,41 @@ def test_evaluation_keeps_the_files_order() -> None:
 
 def test_missing_and_empty_data() -> None:
     with pytest.raises(ConfigError, match=r"no validation data; set task\.validation"):
-        splits().row("validation", 0, 0)
+        over().row("validation", 0, 0)
     with pytest.raises(DataError, match="no rows"):
-        splits([]).row("train", 0, 0)
+        over([]).row("train", 0, 0)
     with pytest.raises(ConfigError, match="no train data"):
         make_task("grounding").problem("train", 0, 0)
 
 
-class Reference:
+def test_images_open_when_their_problem_is_made(tmp_path: Path) -> None:
     """As data files give an image: opened when needed."""
-
-    def __init__(self) -> None:
-        self.opened = 0
-
-    def open(self) -> Any:
-        self.opened += 1
-        return grounding_row()["images"][0]
-
-
-def test_images_open_when_their_problem_is_made() -> None:
-    image = Reference()
-    task = grounding(grounding_row(images=[image]))
-    assert image.opened == 0
+    path = tmp_path / "dog.png"
+    task = grounding(grounding_row(images=[ImageRef("row 1", path)]))
+    grounding_row()["images"][0].save(path)
     assert task.problem("test", 0, 0).images[0].size == (100, 50)
-    assert image.opened == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": []}, "one image"),
-        ({"images": ["dog.png", "dog.png"]}, "one image"),
-        ({"images": [7]}, "an image is int"),
-        ({"images": None}, "one image"),
-        ({"question": ""}, "question has to be text"),
-        ({"question": 3}, "question has to be text"),
-        ({"box": None}, "has to be"),
-        ({"box": [1, 2, 3]}, "has to be"),
-        ({"box": [1, 2, 3, "4"]}, "has to be"),
-        ({"box": [60, 20, 20, 40]}, "has no area"),
-        ({"box": [20, 20, 60, 20]}, "has no area"),
-        ({"box": [20, 20, 102, 40]}, "not within its image of 100 x 50"),
-        ({"box": [200, 20, 300, 40]}, "not within its image"),
-        ({"box": [float("nan"), 20, 60, 40]}, ""),
+        ({"images": []}, "0 images where one is needed"),
+        ({"images": ["dog.png", "dog.png"]}, "2 images where one is needed"),
+        ({"images": [7]}, "an image is 7: neither a path"),
+        ({"images": None}, "0 images where one is needed"),
+        ({"question": ""}, "its question is missing"),
+        ({"question": ["?"]}, r"its question is \['\?'\]"),
+        ({"box": None}, "its box is missing"),
+        ({"box": [1, 2, 3]}, "its box has 3 numbers"),
+        ({"box": [1, 2, 3, "four"]}, "its box is 'four', not a number"),
+        ({"box": [1, 2, 3, True]}, "its box is True, not a number"),
+        ({"box": [60, 20, 20, 40]}, "x1 >= x2"),
+        ({"box": [20, 20, 60, 20]}, "y1 >= y2"),
+        ({"box": [20, 20, 102, 40]}, r"reaches out of the image \(100 x 50\)"),
+        ({"box": [200, 20, 300, 40]}, "reaches out of the image"),
+        ({"box": [float("nan"), 20, 60, 40]}, "its box is nan"),
+        ({"width": 50, "height": 25, "box": [1, 2, 3, 4]}, "its image is 100 x 50, the file says 50 x 25"),
+        ({"categories": {"kind": [3.5, {}]}}, "its kind is {}"),
     ],
 )
 def test_broken_rows_are_named(changes: dict[str, Any], message: str) -> None:
@@ -105,3 +100,33 @@ def test_broken_rows_are_named(changes: dict[str, Any], message: str) -> None:
 def test_a_target_rounded_out_of_the_image_is_clipped() -> None:
     task = grounding(grounding_row(box=[20, 20, 100.6, 50.2]))
     assert task.problem("test", 0, 0).target == [20, 20, 100, 50]
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    """Rows of files are what their columns say; a task says which of these it takes."""
+    path = tmp_path / "steps.jsonl"
+    path.write_text(json.dumps({"question": "How many?", "answer": "3"}) + "\n", encoding="utf-8")
+    task = make_task("mobile", test=str(path))
+    task.use_space(lambda size: size)
+    with pytest.raises(
+        DataError, match=r"mobile/test/steps/0: the row has no goal and no action; task mobile"
+    ):
+        task.problem("test", 0, 0)
+
+
+def test_rows_in_memory_are_read_as_a_files_are(tmp_path: Path) -> None:
+    """The same problems, whether the rows come from a file or are handed over."""
+    rows = [
+        {"id": 1, "problem": "How long?", "unit": "cm", "answer": ["3", "three"], "subject": "lengths"},
+        {"id": 2, "question": "Which?", "choices": ["2", "1"], "answer": "1"},
+        {"id": 3, "question": "How many?", "answer": "77", "alternatives": [r"\sqrt{169}"]},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    filed = make_task("math", test=str(path))
+    given = Math(rows={"test": rows})
+    assert filed.problem("test", 0, 2).meta["alternatives"] == [r"\sqrt{169}"]
+    for index in range(3):
+        one, other = (task.problem("test", 0, index) for task in (filed, given))
+        assert one.messages == other.messages and one.target == other.target
+        assert one.meta.pop("source") == "a" and one.meta == other.meta

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import worker_functions as functions
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
 from selfverify.workers.pool import WorkerPool
-from selfverify.workers.worker import Outcome, Worker
+from selfverify.workers.worker import CallOutcome, Worker
 
 TESTS = Path(__file__).parents[1]
 LIMIT_S = 0.3
@@ -54,7 +54,7 @@ def test_calls_go_to_a_process_that_stays() -> None:
 
 def test_what_the_function_prints_does_not_get_between_the_replies() -> None:
     with WorkerPool(functions.add, timeout_s=30) as pool:
-        assert pool.call(2, 3) == Outcome("done", 5)
+        assert pool.call(2, 3) == CallOutcome("done", 5)
 
 
 def test_a_worker_imports_nothing_heavy() -> None:
@@ -67,14 +67,14 @@ def test_a_hanging_call_is_killed_and_made_again(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with WorkerPool(functions.first, timeout_s=1) as pool, caplog.at_level(logging.WARNING):
-        assert pool.call(str(tmp_path), kind, "a") == Outcome("done", "a")
+        assert pool.call(str(tmp_path), kind, "a") == CallOutcome("done", "a")
         assert (pool.timeouts, pool.restarts) == (1, 1)
     assert [r.__dict__["event"] for r in caplog.records] == ["worker_restarted", "call_retried"]
 
 
 def test_a_dying_worker_is_replaced(tmp_path: Path) -> None:
     with WorkerPool(functions.first, timeout_s=30) as pool:
-        assert pool.call(str(tmp_path), "crash", "a") == Outcome("done", "a")
+        assert pool.call(str(tmp_path), "crash", "a") == CallOutcome("done", "a")
         assert (pool.timeouts, pool.restarts) == (0, 1)
 
 
@@ -91,7 +91,7 @@ def test_a_call_that_always_fails_has_an_outcome(kind: str, status: str) -> None
 
 def test_an_exception_is_an_outcome_and_not_tried_again() -> None:
     with WorkerPool(functions.raises, timeout_s=30) as pool:
-        assert pool.call("this") == Outcome("raised", reason="ValueError: not this")
+        assert pool.call("this") == CallOutcome("raised", reason="ValueError: not this")
         assert pool.restarts == 0
 
 
@@ -112,7 +112,7 @@ def test_results_and_arguments_have_limits() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux only")
 def test_memory_has_a_limit() -> None:
     with WorkerPool(functions.greedy, timeout_s=30, memory_mb=1024) as pool:
-        assert pool.call(2048) == Outcome("raised", reason="MemoryError: ")
+        assert pool.call(2048) == CallOutcome("raised", reason="MemoryError: ")
         assert pool.call(16).value == 16 << 20
 
 
@@ -135,7 +135,7 @@ def test_map_keeps_the_order_and_uses_all_workers(tmp_path: Path) -> None:
 
 def test_threads_share_a_pool() -> None:
     with WorkerPool(functions.add, timeout_s=30, workers=2) as pool:
-        found: dict[int, Outcome] = {}
+        found: dict[int, CallOutcome] = {}
 
         def work(start: int) -> None:
             for i in range(start, start + 25):
@@ -167,7 +167,7 @@ def test_ctrl_c_does_not_reach_workers() -> None:
 
 def test_close_ends_what_is_running(tmp_path: Path) -> None:
     pool = WorkerPool(functions.misbehave, timeout_s=60, retries=0)
-    outcomes: list[Outcome] = []
+    outcomes: list[CallOutcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(pool.call("sleep")))
     thread.start()
     while not pids(pool):

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from selfverify.data.formats import FORMATS
 from selfverify.data.images import ImageRef
-from selfverify.data.rows import BadRow, Rows, open_rows
+from selfverify.data.rows import BadRow, Rows, open_rows, validated
 
-__all__ = ["FORMATS", "BadRow", "ImageRef", "Rows", "open_rows"]
+__all__ = ["FORMATS", "BadRow", "ImageRef", "Rows", "open_rows", "validated"]

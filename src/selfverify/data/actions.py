@@ -6,10 +6,25 @@ An action is a dictionary with ``action`` (one of `ACTIONS`) and, by it, ``coord
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from selfverify.data.fields import first, listed, number, shown, text
-from selfverify.errors import DataError
+from selfverify.core.errors import DataError
+from selfverify.data.fields import (
+    Images,
+    Place,
+    Record,
+    Row,
+    filled,
+    first,
+    listed,
+    number,
+    one_image,
+    shown,
+    sides,
+    text,
+)
+from selfverify.data.vqa import common
 
 Action = dict[str, Any]
 
@@ -24,21 +39,24 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "wait": (),
     "terminate": ("status",),
 }
-"""The actions and what each needs. ``time`` of ``long_press`` and ``wait`` may be missing: data sets do not
-say it."""
+"""The actions and the parameters that each needs. ``long_press`` and ``wait`` may have a ``time``, too, which
+data sets leave out."""
 BUTTONS = ("Back", "Home", "Menu", "Enter")
 STATUSES = ("success", "failure")
 LONGEST_TEXT = 10_000
 ANYWHERE = 100_000
-"""Earlier screens may have been turned the other way: in a history no coordinate below this is refused."""
+"""The limit of coordinates in a history: earlier screens may have been turned, so theirs are not known."""
 
 
 def check_action(action: Any, screen: tuple[int, int]) -> Action:
-    """An action in canonical form: known, complete, on the screen; unknown keys are refused.
+    """Return an action in canonical form, given as such or as a whole tool call.
 
     Raises:
-        DataError: It is none.
+        DataError: The value is no known action, a parameter is missing, unknown or malformed, or a place is
+            not on the screen.
     """
+    if isinstance(action, dict) and "arguments" in action:
+        action = action["arguments"]
     if not isinstance(action, dict) or action.get("action") not in ACTIONS:
         raise DataError(f"its action is {shown(action)}; actions: {', '.join(ACTIONS)}")
     kind = action["action"]
@@ -58,14 +76,16 @@ def check_action(action: Any, screen: tuple[int, int]) -> Action:
         found["status"] = _one_of(action["status"], STATUSES, "status")
     if "time" in action:
         found["time"] = number(action["time"], "action's time")
+        if found["time"] < 0:
+            raise DataError(f"its action's time is {found['time']} seconds")
     return found
 
 
 def on_screen(point: Any, screen: tuple[int, int], name: str = "coordinate") -> list[int]:
-    """A point in whole pixels.
+    """Return a point rounded to whole pixels.
 
     Raises:
-        DataError: No point, or not on the screen.
+        DataError: The value is no point, or the point is not on the screen.
     """
     values = listed(point, name)
     if len(values) != 2:
@@ -77,13 +97,13 @@ def on_screen(point: Any, screen: tuple[int, int], name: str = "coordinate") -> 
 
 
 def from_android_control(action: Any, screen: tuple[int, int]) -> Action:
-    """AndroidControl's actions (google-research/android_control).
+    """Return one of AndroidControl's actions (google-research/android_control) in canonical form.
 
     A ``scroll`` names where the content goes on; the finger moves the other way, here through the middle
     half of the screen.
 
     Raises:
-        DataError: It is none of them, or not on the screen.
+        DataError: AndroidControl has no such action, or the action is not on the screen.
     """
     kind = action.get("action_type") if isinstance(action, dict) else None
     match kind:
@@ -123,10 +143,10 @@ ODYSSEY_KEYS = {"KEY_HOME": "Home", "KEY_BACK": "Back", "KEY_APPSELECT": "Menu"}
 
 
 def from_gui_odyssey(step: Any, screen: tuple[int, int]) -> Action:
-    """A step's ``action`` and ``info``; coordinates are in thousandths of the screen.
+    """Return a step's ``action`` and ``info`` (places in thousandths of the screen) in canonical form.
 
     Raises:
-        DataError: It is none of GUI-Odyssey's actions, or not on the screen.
+        DataError: GUI-Odyssey has no such action, or the action is not on the screen.
     """
     kind, info = step.get("action"), step.get("info")
     match kind:
@@ -160,10 +180,10 @@ def _thousandths(info: Any, screen: tuple[int, int], count: int) -> list[list[fl
 
 
 def screen_of(width: Any, height: Any) -> tuple[int, int]:
-    """A screen's size in pixels.
+    """Return a screen's size in whole pixels.
 
     Raises:
-        DataError: It is none.
+        DataError: A side is no number, or less than a pixel.
     """
     found = int(number(width, "screen's width")), int(number(height, "screen's height"))
     if min(found) < 1:
@@ -177,26 +197,34 @@ def _one_of(value: Any, known: tuple[str, ...], name: str) -> str:
     return str(value)
 
 
-def _earlier(action: Any) -> Action | str:
-    """An action of a history, or words about one."""
-    if isinstance(action, str):
-        return text(action, "history", LONGEST_TEXT)
-    return check_action(action, (ANYWHERE, ANYWHERE))
-
-
-def mobile_row(record: dict[str, Any], screen: tuple[int, int]) -> dict[str, Any]:
-    """The fields of a row that is in canonical form already.
-
-    Raises:
-        DataError: Something is missing or is not what it should be.
-    """
-    history = first(record, "history")
-    action = record.get("action")
+def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`. Takes steps in canonical form; without ``screen`` the screenshot's size counts."""
+    row = common(record, images, place)
+    screenshot = one_image(row["images"])
+    if filled(record.get("screen")):
+        given = listed(record["screen"], "screen")
+        if len(given) != 2:
+            raise DataError(f"its screen is {shown(given)}, not (width, height)")
+        screen = screen_of(*given)
+    else:
+        screen = images.size(screenshot)
+    row["goal"] = text(record.get("goal"), "goal", LONGEST_TEXT)
     step = first(record, "step_instruction")
-    return {
-        "goal": text(record.get("goal"), "goal", LONGEST_TEXT),
-        "step_instruction": None if step is None else text(step, "step_instruction", LONGEST_TEXT),
-        "history": [] if history is None else [_earlier(action) for action in listed(history, "history")],
-        "action": check_action(action, screen),
-        "screen": screen,
-    }
+    row["step_instruction"] = None if step is None else text(step, "step_instruction", LONGEST_TEXT)
+    history = first(record, "history")
+    steps = enumerate([] if history is None else listed(history, "history"), start=1)
+    row["history"] = [_earlier(step, number) for number, step in steps]
+    row |= {"action": check_action(record.get("action"), screen), "screen": screen}
+    if boxes := first(record, "ui_boxes"):
+        row["ui_boxes"] = [sides(box, "ui_boxes") for box in listed(boxes, "ui_boxes")]
+    return [row]
+
+
+def _earlier(step: Any, number: int) -> Action | str:
+    """Return step ``number`` of a history: an action, or words about one."""
+    try:
+        if isinstance(step, str):
+            return text(step, "text", LONGEST_TEXT)
+        return check_action(step, (ANYWHERE, ANYWHERE))
+    except DataError as error:
+        raise DataError(f"history step {number}: {error}") from None

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from selfverify.core.errors import DataError
 from selfverify.data.actions import LONGEST_TEXT, Action, from_android_control, screen_of
 from selfverify.data.example import forest_boxes
 from selfverify.data.fields import Images, Place, Record, Row, shown, text
-from selfverify.errors import DataError
 
 PICTURES = ("screenshots",)
 HEAVY = ("accessibility_trees",)

@@ -6,45 +6,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from selfverify.core.errors import DataError
 from selfverify.data.columns import blobs, holds_images, need_pyarrow
-from selfverify.data.fields import Place, Record
-from selfverify.errors import DataError
+from selfverify.data.fields import Place, Record, RowSource
 
 
-class Arrow:
+class Arrow(RowSource):
     """Rows of one file, a stream (as `datasets` writes it) or an Arrow file, counted from 1 in errors."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
-        self.late: dict[int, str] = {}
+        super().__init__(file)
         self._table: Any = None
         self._images: list[str] = []
 
-    def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
-        """See `Source`."""
+    def walk(self) -> Iterator[int]:
+        """See `RowSource.walk`. The table is mapped into memory, so a row's number will do."""
         self._open()
-        for number in range(self._table.num_rows):
-            try:
-                yield number, *self.record(number)
-            except DataError as error:
-                yield number, self._place(number), error
+        yield from range(self._table.num_rows)
 
-    def record(self, number: int) -> tuple[Place, Record]:
-        """See `Source`."""
+    def stored(self, number: int) -> int:
+        """See `RowSource.stored`."""
+        return number
+
+    def parsed(self, stored: int, number: int) -> Record:
+        """See `RowSource.parsed`."""
         row: Record = {}
         for name in self._table.column_names:
             try:
                 cell = self._table.column(name)[number]
-                if name not in self._images:
-                    row[name] = cell.as_py()
-                    continue
+                row[name] = blobs(_lengths(cell), cell.as_py) if name in self._images else cell.as_py()
             except Exception as error:
                 raise DataError(f"its column {name} cannot be read ({error})") from None
-            light = _lengths(cell)
-            row[name] = blobs(light, lambda cell=cell: cell.as_py())  # type: ignore[misc]
-        return self._place(number), row
+        return row
 
-    def _place(self, number: int) -> Place:
+    def place(self, number: int) -> Place:
+        """See `RowSource.place`."""
         return Place(self.file, number + 1, "row")
 
     def _open(self) -> None:

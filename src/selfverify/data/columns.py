@@ -1,4 +1,4 @@
-"""What Parquet and Arrow files share: which columns hold images, and leaving those on the disk."""
+"""What the readers of Parquet and Arrow share: finding columns of images, and leaving images on the disk."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from selfverify.core.errors import ConfigError
 from selfverify.data.fields import Blob
-from selfverify.errors import ConfigError
 
 
 def need_pyarrow(file: Path) -> None:
-    """Say what to install.
+    """Check that pyarrow is installed.
 
     Raises:
-        ConfigError: pyarrow is not there.
+        ConfigError: pyarrow is missing; the message says what to install.
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(f"{file}: reading this needs pyarrow; pip install 'selfverify[data]'")
 
 
 def holds_images(kind: Any) -> bool:
-    """Whether a column's type is bytes, the struct of bytes and path that `datasets` uses, or a list of
-    either."""
+    """Whether a column may hold images: bytes, the struct of bytes and path that `datasets` uses, or lists
+    of these."""
     import pyarrow as pa
 
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -34,11 +34,11 @@ def holds_images(kind: Any) -> bool:
 
 
 def blobs(value: Any, load: Callable[[], Any]) -> Any:
-    """Blobs in the places of a cell's images, of which ``value`` tells how many there are.
+    """Replace a cell's images by blobs, one for each image that ``value`` has.
 
     Args:
-        value: The cell, which may lack the images' bytes.
-        load: The whole cell.
+        value: The cell, possibly without the images' bytes.
+        load: Returns the whole cell.
     """
     if value is None:
         return None

@@ -1,21 +1,21 @@
-"""Protocol buffers' wire format, and in it `tf.train.Example` and Android's accessibility forests."""
+"""Reading `tf.train.Example` and Android's accessibility forests from protocol buffers' wire format."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
 
-from selfverify.errors import DataError
+from selfverify.core.errors import DataError
 
 Bytes = bytes | memoryview
 Feature = list[bytes] | list[int] | list[float]
 
 
 def wire_fields(message: Bytes) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message in order: number and value, an integer or the bytes of anything longer.
+    """Yield the fields of a message in order: the number and the value, an integer or the field's bytes.
 
     Raises:
-        DataError: It is none, or cut off.
+        DataError: The bytes are no message, or are cut off.
     """
     view, place = memoryview(message), 0
     while place < len(view):
@@ -38,10 +38,10 @@ def wire_fields(message: Bytes) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def parse_example(message: Bytes) -> dict[str, Feature]:
-    """The features of a `tf.train.Example` by name: lists of bytes, integers or floats.
+    """Return the features of a `tf.train.Example` by name: lists of bytes, integers or floats.
 
     Raises:
-        DataError: It is none.
+        DataError: The bytes are no example, or are cut off.
     """
     found: dict[str, Feature] = {}
     for features in _parts(message, 1):
@@ -57,10 +57,10 @@ def parse_example(message: Bytes) -> dict[str, Feature]:
 
 
 def forest_boxes(message: Bytes) -> list[list[int]]:
-    """``[left, top, right, bottom]`` of the visible nodes of an `AndroidAccessibilityForest` (android_env).
+    """Return ``[left, top, right, bottom]`` of the visible nodes of an `AndroidAccessibilityForest`.
 
     Raises:
-        DataError: It is none.
+        DataError: The bytes are no forest, or are cut off.
     """
     boxes = []
     for window in _parts(message, 1):

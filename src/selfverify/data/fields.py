@@ -1,4 +1,4 @@
-"""What all readers share: where a record stands, and reading fields so that whatever is wrong is named."""
+"""What all readers share: where a record stands, and reading fields so that errors name what is wrong."""
 
 from __future__ import annotations
 
@@ -8,31 +8,34 @@ import binascii
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from PIL import Image
+
+from selfverify.core.errors import DataError
 from selfverify.data.images import ImageRef
-from selfverify.errors import DataError
 
 Record = dict[str, Any]
-"""What a file says about one thing, by column."""
+"""One record of a file: values by column."""
 Row = dict[str, Any]
 """One problem in the form that tasks take; see `open_rows`."""
 
 LONGEST_QUESTION = 100_000
 LONGEST_ANSWER = 10_000
-"""In characters. What is longer is taken for a broken file."""
+"""Limits in characters; a longer text means that the file is broken."""
 SLACK = 1.0
 """Pixels by which a box may leave its image; annotations are rounded."""
 _BASE64 = re.compile(r"(iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/\s]{40}|[A-Za-z0-9+/\s]{200}")
-"""What no path begins with: PNG, JPEG, GIF or WebP in base64, or any long text without a dot."""
+"""Matches base64: that of PNG, JPEG, GIF or WebP, or any long text without a dot, which no path is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record stands. ``unit`` is what ``number`` counts from 1; empty if the record is the file."""
+    """Where a record stands: the ``number``-th ``unit`` of a file; without a unit the file is the record."""
 
     file: Path
     number: int = 0
@@ -49,34 +52,73 @@ class Blob:
     load: Callable[[], Any]
 
 
-class Source(Protocol):
-    """The records of one file, or of many small ones."""
+class RowSource(ABC):
+    """The records of one file, or of many small ones.
 
-    file: Path
-    late: dict[int, str]
-    """Records that turn out to be broken only when the whole file has been read, and why."""
+    Args:
+        file: The file, or the folder of the small ones.
+    """
 
-    def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
-        """Every record in order, with its number from 0, in one pass that remembers where they stand.
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.late: dict[int, str] = {}
+        """Records that turn out to be broken only when the whole file has been read, and why."""
+
+    @abstractmethod
+    def walk(self) -> Iterator[Any]:
+        """Yield every record as it is stored, or its error, and remember where each stands.
 
         Raises:
             DataError: Nothing can be read from here on.
         """
-        ...
 
-    def record(self, number: int) -> tuple[Place, Record]:
-        """A record that `scan` has passed.
+    @abstractmethod
+    def stored(self, number: int) -> Any:
+        """Return a record that `walk` has passed, as it is stored.
 
         Raises:
-            DataError: It cannot be read any more.
+            DataError: The record cannot be read any more.
         """
-        ...
+
+    @abstractmethod
+    def parsed(self, stored: Any, number: int) -> Record:
+        """Return what a stored record says, by column.
+
+        Raises:
+            DataError: What is stored is no record.
+        """
+
+    @abstractmethod
+    def place(self, number: int) -> Place:
+        """Return where a record stands that `walk` has passed."""
+
+    def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
+        """Yield the number (from 0), the place and the content of every record; a broken one is an error.
+
+        Raises:
+            DataError: Nothing can be read from here on.
+        """
+        for number, stored in enumerate(self.walk()):
+            try:
+                if isinstance(stored, DataError):
+                    raise stored
+                yield number, self.place(number), self.parsed(stored, number)
+            except DataError as error:
+                yield number, self.place(number), error
+
+    def record(self, number: int) -> Record:
+        """Return a record that `scan` has passed.
+
+        Raises:
+            DataError: The record cannot be read any more.
+        """
+        return self.parsed(self.stored(number), number)
 
 
 class Convert(Protocol):
-    """From a record to its rows, several for an episode. What is wrong with a row stands in its place.
+    """Turns a record into its rows: one, or several for an episode. An error stands for a row that is wrong.
 
-    Of a row's ``id`` only what the record says, None if nothing; the file's name is put before it.
+    A row's ``id`` is what the record says, None if nothing; `Rows` puts the file's name before it.
     """
 
     def __call__(self, record: Record, place: Place, images: Images) -> Sequence[Row | DataError]: ...
@@ -94,21 +136,34 @@ class Images:
         self._sizes: dict[Path, tuple[int, int]] = {}
 
     def refs(self, value: Any, place: Place) -> list[ImageRef]:
-        """The images of a field: a path, base64, bytes, a struct of ``bytes`` and ``path``, or a list of
-        these."""
+        """Return the images of a field, unread.
+
+        The field holds a path, base64, bytes, a struct of ``bytes`` and ``path``, an image in memory, or a
+        list of these.
+
+        Raises:
+            DataError: A value is none of these, or an item of a list is empty.
+        """
         if value is None or value == "" or value == b"":
             return []
         if isinstance(value, list | tuple):
-            return [ref for item in value for ref in self.refs(item, place)]
+            found = [self.refs(item, place) for item in value]
+            if [] in found:
+                raise DataError(f"image {found.index([]) + 1} of {len(found)} is empty")
+            return [ref for refs in found for ref in refs]
+        if isinstance(value, ImageRef):
+            return [value]
+        if isinstance(value, Image.Image):
+            return [ImageRef(place, image=value)]
         if isinstance(value, Blob):
             return [ImageRef(place, load=lambda: self._found(value.load()))]
-        found = self._found(value)
-        if isinstance(found, Path):
-            return [ImageRef(place, path=found)]
-        return [ImageRef(place, load=lambda: found)]
+        file = self._found(value)
+        if isinstance(file, Path):
+            return [ImageRef(place, path=file)]
+        return [ImageRef(place, load=lambda: file)]
 
     def size(self, ref: ImageRef) -> tuple[int, int]:
-        """Width and height; those of files are remembered."""
+        """Return width and height; those of files are remembered."""
         if ref.path is None:
             return ref.size
         if ref.path not in self._sizes:
@@ -136,10 +191,10 @@ class Images:
 
 
 def unbase64(text: str) -> bytes:
-    """The bytes that ``text`` stands for.
+    """Decode base64.
 
     Raises:
-        DataError: It is damaged.
+        DataError: The text is damaged.
     """
     try:
         return base64.b64decode("".join(text.split()), validate=True)
@@ -148,10 +203,10 @@ def unbase64(text: str) -> bytes:
 
 
 def read_at(file: Path, offset: int, length: int) -> bytes:
-    """Some bytes of a file.
+    """Return ``length`` bytes of a file from ``offset`` on.
 
     Raises:
-        DataError: It is shorter by now, or away.
+        DataError: The file cannot be read, or is shorter than that.
     """
     try:
         with file.open("rb") as opened:
@@ -165,18 +220,18 @@ def read_at(file: Path, offset: int, length: int) -> bytes:
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """A value in an error."""
+    """Return a value as errors show it, cut after ``most`` characters."""
     text = repr(value[: 2 * most]) if isinstance(value, str | bytes) else repr(value)
     return text if len(text) <= most else text[:most] + "..."
 
 
 def filled(value: Any) -> bool:
-    """Whether a field says anything. Tables written by pandas leave missing cells empty."""
+    """Whether a field has a value: pandas writes missing cells as empty texts or NaN."""
     return value is not None and value != "" and not (isinstance(value, float) and math.isnan(value))
 
 
 def first(record: Record, *names: str) -> Any:
-    """The first of these fields that is filled, else None."""
+    """Return the first of these fields that is filled, None if none is."""
     for name in names:
         if filled(value := record.get(name)):
             return value
@@ -184,10 +239,10 @@ def first(record: Record, *names: str) -> Any:
 
 
 def text(value: Any, name: str, longest: int) -> str:
-    """A text that is not empty; numbers are written out.
+    """Return a text without spaces around it; a number is written out.
 
     Raises:
-        DataError: It is missing, something else, too long, or no Unicode.
+        DataError: The value is missing, empty, no text, too long, or no Unicode.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -201,12 +256,14 @@ def text(value: Any, name: str, longest: int) -> str:
 
 
 def number(value: Any, name: str) -> float:
-    """A finite number, also written as text.
+    """Return a finite number, which may be written as text.
 
     Raises:
-        DataError: It is none.
+        DataError: The value is something else.
     """
     try:
+        if isinstance(value, bool):
+            raise TypeError
         found = float(value)
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"its {name} is {shown(value)}, not a number") from None
@@ -216,10 +273,10 @@ def number(value: Any, name: str) -> float:
 
 
 def listed(value: Any, name: str) -> list[Any]:
-    """A list, also one written as JSON or as a Python literal, as benchmark files have it.
+    """Return a list, which may be written as JSON or as a Python literal, as in benchmarks' tables.
 
     Raises:
-        DataError: It is none.
+        DataError: The value is something else.
     """
     if isinstance(value, str):
         for read in (json.loads, ast.literal_eval):
@@ -236,16 +293,25 @@ def listed(value: Any, name: str) -> list[Any]:
     return list(value)
 
 
-def box(value: Any, size: tuple[int, int], name: str = "box") -> list[float]:
-    """``[x1, y1, x2, y2]`` inside an image of ``size``; up to `SLACK` pixels outside are cut off.
+def sides(value: Any, name: str) -> list[float]:
+    """Return four finite numbers.
 
     Raises:
-        DataError: Not four numbers, corners in the wrong order, or out of the image.
+        DataError: The value is something else.
     """
     values = listed(value, name)
     if len(values) != 4:
         raise DataError(f"its {name} has {len(values)} numbers, not 4")
-    x1, y1, x2, y2 = (number(v, name) for v in values)
+    return [number(v, name) for v in values]
+
+
+def box(value: Any, size: tuple[int, int], name: str = "box") -> list[float]:
+    """Return a box ``[x1, y1, x2, y2]`` within an image of ``size``; `SLACK` pixels outside are cut off.
+
+    Raises:
+        DataError: The value is not four numbers, has its corners in the wrong order, or reaches out further.
+    """
+    x1, y1, x2, y2 = sides(value, name)
     if x1 >= x2 or y1 >= y2:
         which = "x1 >= x2" if x1 >= x2 else "y1 >= y2"
         raise DataError(f"its {name} {[x1, y1, x2, y2]} has {which}; it has to be [x1, y1, x2, y2]")
@@ -256,10 +322,10 @@ def box(value: Any, size: tuple[int, int], name: str = "box") -> list[float]:
 
 
 def polygon(value: Any, name: str = "polygon") -> list[list[float]]:
-    """``[[x, y], ...]``, three points or more.
+    """Return the points ``[[x, y], ...]`` of a polygon, three or more.
 
     Raises:
-        DataError: It is none.
+        DataError: The value is no polygon.
     """
     points = [[number(v, name) for v in listed(point, name)] for point in listed(value, name)]
     if len(points) < 3 or any(len(point) != 2 for point in points):
@@ -268,10 +334,10 @@ def polygon(value: Any, name: str = "polygon") -> list[list[float]]:
 
 
 def one_image(refs: Sequence[ImageRef]) -> ImageRef:
-    """The only image.
+    """Return a row's only image.
 
     Raises:
-        DataError: There are none or several.
+        DataError: The row has no image, or several.
     """
     if len(refs) != 1:
         raise DataError(f"it has {len(refs)} images where one is needed")

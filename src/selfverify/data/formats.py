@@ -1,4 +1,4 @@
-"""Which reader a path needs: told by the user, else by what the files contain."""
+"""Choosing the reader for a path: by the format the user names, else by what the files contain."""
 
 from __future__ import annotations
 
@@ -9,57 +9,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from selfverify.data.actions import mobile_row, screen_of
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.data.actions import convert_mobile
 from selfverify.data.android_control import HEAVY, PICTURES, convert_android_control
 from selfverify.data.arrow import Arrow
+from selfverify.data.delimited import Table
 from selfverify.data.fields import (
     Convert,
     Images,
     Place,
     Record,
     Row,
-    Source,
+    RowSource,
     filled,
     first,
-    listed,
-    one_image,
 )
-from selfverify.data.grounding import ASKS_FOR_A_BOX, convert_grounding
 from selfverify.data.gui_odyssey import convert_gui_odyssey, is_gui_odyssey
 from selfverify.data.jsonl import BYTE_ORDER_MARK, JsonFiles, JsonLines, JsonList, parse_object
 from selfverify.data.parquet import Parquet
 from selfverify.data.reasonseg import SUFFIXES, convert_reasonseg, is_reasonseg
-from selfverify.data.table import Table
+from selfverify.data.referring import ASKS_FOR_A_BOX, convert_grounding
 from selfverify.data.tfrecord import TFRecords, is_tfrecord
-from selfverify.data.vqa import HUMAN, common, convert_vqa, spoken
-from selfverify.errors import ConfigError, DataError
+from selfverify.data.vqa import HUMAN, convert_vqa, spoken
 
 HEAD_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How files of a kind are read.
+    """How files of one format are read. docs/data.md shows what each format looks like.
 
     Args:
-        summary: One line for people.
-        source: Makes the source of one file; None where a folder's JSON files are one source.
-        convert: Makes rows; None where a record's columns decide.
-        suffixes: What names of files in a folder end with.
+        source: Makes the source of one file; None where all JSON files of a folder are one source.
+        convert: Makes rows of records; None where a record's columns decide (`by_columns`).
+        suffixes: The ends of files' names by which a folder is searched.
     """
 
-    summary: str
-    source: Callable[[Path], Source] | None
+    source: Callable[[Path], RowSource] | None
     convert: Convert | None = None
     suffixes: tuple[str, ...] = ()
-
-
-def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """Steps that are in canonical form already; the screen's size may be left to the screenshot."""
-    row = common(record, images, place)
-    screen = listed(record["screen"], "screen") if filled(record.get("screen")) else None
-    size = screen_of(*screen) if screen and len(screen) == 2 else images.size(one_image(row["images"]))
-    return [{**row, **mobile_row(record, size)}]
 
 
 def by_columns(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
@@ -81,36 +69,37 @@ def converter_of(record: Record) -> Convert:
     return convert_vqa
 
 
-def _android_control(file: Path) -> Source:
+def _android_control(file: Path) -> RowSource:
     return TFRecords(file, PICTURES, HEAVY)
 
 
 FORMATS: dict[str, Format] = {
-    "jsonl": Format("JSON lines", JsonLines, None, (".jsonl", ".ndjson")),
-    "json": Format("a JSON list", JsonList, None, (".json",)),
-    "parquet": Format("Parquet", Parquet, None, (".parquet",)),
-    "arrow": Format("Arrow, and folders that `datasets` saved", Arrow, None, (".arrow",)),
-    "tsv": Format("TSV as VLMEvalKit writes it", lambda f: Table(f, "\t"), None, (".tsv",)),
-    "csv": Format("CSV", lambda f: Table(f, ","), None, (".csv",)),
-    "open-r1": Format("multimodal-open-r1-8k-verified (Parquet)", Parquet, convert_vqa, (".parquet",)),
-    "refcoco": Format(
-        "RefCOCO: VLM-R1's JSON, VLMEvalKit's TSV", None, convert_grounding, (".json", ".jsonl", ".tsv")
-    ),
-    "reasonseg": Format("ReasonSeg: images and JSON files", None, convert_reasonseg, (".json",)),
-    "android-control": Format("AndroidControl: TFRecords", _android_control, convert_android_control),
-    "gui-odyssey": Format("GUI-Odyssey: a JSON file per episode", None, convert_gui_odyssey, (".json",)),
+    "jsonl": Format(JsonLines, None, (".jsonl", ".ndjson")),
+    "json": Format(JsonList, None, (".json",)),
+    "parquet": Format(Parquet, None, (".parquet",)),
+    "arrow": Format(Arrow, None, (".arrow",)),
+    "tsv": Format(lambda f: Table(f, "\t"), None, (".tsv",)),
+    "csv": Format(lambda f: Table(f, ","), None, (".csv",)),
+    "open-r1": Format(Parquet, convert_vqa, (".parquet",)),
+    "refcoco": Format(None, convert_grounding, (".json", ".jsonl", ".tsv")),
+    "reasonseg": Format(None, convert_reasonseg, (".json",)),
+    "android-control": Format(_android_control, convert_android_control),
+    "gui-odyssey": Format(None, convert_gui_odyssey, (".json",)),
 }
 
 
 def find_sources(
     path: Path, format: str | None, split: str | None
-) -> tuple[list[Source], Convert, str, str | None]:
-    """The sources of a path in order, their converter, their format, and by which value of a column
-    ``split`` rows still have to be chosen.
+) -> tuple[list[RowSource], Convert, str, str | None]:
+    """Find what reads a path.
+
+    Returns:
+        The sources in order, their converter, their format, and the value of the column ``split`` by which
+        rows still have to be chosen (None for all rows).
 
     Raises:
-        ConfigError: Nothing there, or no such format.
-        DataError: The format cannot be told.
+        ConfigError: There is nothing at the path, or no such format.
+        DataError: The format cannot be recognised.
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"there is no format {format!r}; formats: {', '.join(FORMATS)}")
@@ -124,9 +113,9 @@ def find_sources(
     if name in ("reasonseg", "gui-odyssey"):
         files, left = _listed_split(path, files, left)
         encodings = ("utf-8-sig", "cp1252") if name == "reasonseg" else ("utf-8-sig",)
-        # Named for where they are: a split's folder, or the data set's.
+        # The source is named after the folder with the files: a split's, or the data set's.
         above = Path(os.path.commonpath([file.parent for file in files]))
-        found: list[Source] = [JsonFiles(above if name == "reasonseg" else folder, files, encodings)]
+        found: list[RowSource] = [JsonFiles(above if name == "reasonseg" else folder, files, encodings)]
     else:
         make = FORMATS[name].source
         assert make is not None
@@ -136,10 +125,10 @@ def find_sources(
 
 
 def detect(file: Path) -> str:
-    """The format of one file, by its first bytes.
+    """Return the format of one file, judged by its first bytes.
 
     Raises:
-        DataError: None that we know.
+        DataError: The file is in none of `FORMATS`.
     """
     with file.open("rb") as opened:
         head = opened.read(HEAD_BYTES)
@@ -172,7 +161,7 @@ def _detect_text(file: Path, head: bytes) -> str:
         except ValueError:
             if file.suffix != ".json":
                 return "jsonl"
-            # Of one object over many lines; or of a line that is longer than what was read.
+            # The object is spread over many lines, or its line is longer than what was read.
             whole = file.read_bytes().removeprefix(BYTE_ORDER_MARK)
             record, alone = parse_object(whole.decode("utf-8", "replace").encode()), True
         if isinstance(record, dict) and is_reasonseg(record):
@@ -227,7 +216,7 @@ def _of_one_kind(folder: Path, files: list[Path]) -> list[Path]:
     described = [f for f in files if f.suffix == ".json" and f.parent.name != "splits"]
     pictured = {f.with_suffix("") for f in files if f.suffix in SUFFIXES}
     if beside := [f for f in described if f.with_suffix("") in pictured]:
-        # One without its image is to be named, an index beside them is not.
+        # A file without its image is broken; an index in another folder is no record at all.
         return [f for f in described if f.parent in {b.parent for b in beside}]
     episodes = [f for f in described if f.parent.name == "annotations"]
     return episodes or described

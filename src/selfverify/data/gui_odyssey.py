@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from selfverify.core.errors import DataError
 from selfverify.data.actions import LONGEST_TEXT, Action, from_gui_odyssey, screen_of
 from selfverify.data.fields import Images, Place, Record, Row, first, listed, number, text
-from selfverify.errors import DataError
 
 
 def is_gui_odyssey(record: Record) -> bool:

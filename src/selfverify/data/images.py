@@ -1,23 +1,24 @@
-"""Images of data files: read when asked for, and tried again where a disk is away for a moment."""
+"""Images of data files: read when they are asked for, and tried again if a disk fails for a moment."""
 
 from __future__ import annotations
 
 import io
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from selfverify.errors import DataError
-from selfverify.events import note
+from selfverify.core.errors import DataError
+from selfverify.core.events import note
 
 logger = logging.getLogger(__name__)
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""What is read. Not EPS and its like, which are programs for another program to run."""
+"""The formats that are read. EPS and its like are left out: they are programs, which a reader would run."""
 
 TRIES = 6
 """How often a file is tried by default."""
@@ -28,47 +29,56 @@ class ImageRef:
     """An image of a row, not read yet.
 
     Args:
-        place: Where it is mentioned; as a text it is file and line, with which errors begin.
-        path: The image's file, or
-        load: what gives its encoded bytes, wherever they are. It may also return a path, and raise
-            `DataError`.
+        place: Where the row stands that has the image; errors begin with it.
+        path: The image's file.
+        load: Instead of ``path``: returns the encoded bytes or the file, and may raise `DataError`.
+        image: Instead of both: the image of a row in memory.
     """
 
     place: object
     path: Path | None = None
     load: Callable[[], bytes | Path] | None = None
+    image: Image.Image | None = None
 
     def open(self, tries: int = TRIES) -> Image.Image:
-        """The image, decoded. Each call reads it anew.
+        """Return the image, decoded. Each call reads it anew.
 
         Raises:
-            DataError: It cannot be read, is no image, or is larger than PIL allows; named by its row.
+            DataError: The image cannot be read, is none, or is larger than PIL allows; its row is named.
         """
-        try:
+        if self.image is not None:
+            return self.image
+        with self._named():
             found = self._find()
             return read_image(found, tries) if isinstance(found, Path) else decode_image(found)
-        except DataError as error:
-            raise DataError(f"{self.place}: {error}") from None
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, from the image's header.
 
         Raises:
-            DataError: As `open`; a file is tried once.
+            DataError: As for `open`; a file is tried once.
         """
-        try:
-            return self._header().size
-        except DataError as error:
-            raise DataError(f"{self.place}: {error}") from None
+        if self.image is not None:
+            return self.image.size
+        with self._named():
+            found = self._find()
+            try:
+                if not isinstance(found, Path):
+                    return Image.open(io.BytesIO(found), formats=FORMATS).size
+                with Image.open(found, formats=FORMATS) as image:
+                    return image.size
+            except Exception as error:
+                beginning = b"" if isinstance(found, Path) else found[:16]
+                raise DataError(_why(found if isinstance(found, Path) else None, beginning, error)) from None
 
     def data(self) -> bytes:
-        """The encoded bytes.
+        """Return the encoded bytes.
 
         Raises:
-            DataError: They cannot be read; a file is tried once.
+            DataError: The bytes cannot be read; a file is tried once.
         """
-        try:
+        with self._named():
             found = self._find()
             if not isinstance(found, Path):
                 return found
@@ -76,8 +86,6 @@ class ImageRef:
                 return found.read_bytes()
             except OSError as error:
                 raise DataError(f"the image {found} cannot be read: {error.strerror}") from None
-        except DataError as error:
-            raise DataError(f"{self.place}: {error}") from None
 
     def _find(self) -> bytes | Path:
         if self.path is not None:
@@ -86,27 +94,23 @@ class ImageRef:
             raise DataError("an image without a path and without bytes")
         return self.load()
 
-    def _header(self) -> Image.Image:
-        found = self._find()
+    @contextmanager
+    def _named(self) -> Iterator[None]:
         try:
-            if not isinstance(found, Path):
-                return Image.open(io.BytesIO(found), formats=FORMATS)
-            with Image.open(found, formats=FORMATS) as image:
-                return image
-        except Exception as error:
-            beginning = b"" if isinstance(found, Path) else found[:16]
-            raise DataError(_why(found if isinstance(found, Path) else None, beginning, error)) from None
+            yield
+        except DataError as error:
+            raise DataError(f"{self.place}: {error}") from None
 
 
 def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Image.Image:
-    """The image in a file, decoded, the file closed.
+    """Return the decoded image in a file, and close the file.
 
     A file that cannot be read is tried again, since it may be moving or half written: after ``wait_s``
     seconds, then after twice as long each time (3.1 s in all by default).
 
     Raises:
-        DataError: It cannot be read at any try, or is larger than PIL allows (refused by its header, before
-            it is decoded); the message names the file.
+        DataError: No try could read the file, or the image is larger than PIL allows (seen in its header,
+            before it is decoded); the message names the file.
     """
     for attempt in range(1, tries + 1):
         beginning = b""
@@ -136,10 +140,10 @@ def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Ima
 
 
 def decode_image(encoded: bytes) -> Image.Image:
-    """The image in ``encoded``.
+    """Decode an image.
 
     Raises:
-        DataError: It is none, is cut off, or is larger than PIL allows.
+        DataError: The bytes are no image, are cut off, or the image is larger than PIL allows.
     """
     try:
         return _decoded(encoded)

@@ -7,21 +7,22 @@ import mmap
 import re
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from selfverify.data.fields import Place, Record, read_at
-from selfverify.errors import DataError
+from selfverify.core.errors import DataError
+from selfverify.data.fields import Place, Record, RowSource, read_at
 
 LONGEST_LINE = 256 * 2**20
-"""In bytes. Images may stand in it as base64."""
+"""The longest line in bytes; images may stand in it as base64."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def parse_object(raw: bytes, encoding: str = "utf-8") -> Record:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
-        DataError: It is none.
+        DataError: The bytes are something else.
     """
     try:
         found = json.loads(raw.decode(encoding))
@@ -34,31 +35,36 @@ def parse_object(raw: bytes, encoding: str = "utf-8") -> Record:
     return found
 
 
-class _Offsets:
-    """Records of one file by where they begin and how long they are."""
+class _Offsets(RowSource):
+    """Records of one file, found again by where they begin and how long they are."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
-        self.late: dict[int, str] = {}
+        super().__init__(file)
         self._offsets, self._lengths, self._lines = array("q"), array("q"), array("q")
 
-    def _add(self, offset: int, length: int, line: int) -> tuple[int, Place]:
+    def _add(self, offset: int, length: int, line: int) -> None:
         self._offsets.append(offset)
         self._lengths.append(length)
         self._lines.append(line)
-        return len(self._lines) - 1, Place(self.file, line)
 
-    def record(self, number: int) -> tuple[Place, Record]:
-        """See `Source`."""
-        raw = read_at(self.file, self._offsets[number], self._lengths[number])
-        return Place(self.file, self._lines[number]), parse_object(raw)
+    def stored(self, number: int) -> bytes:
+        """See `RowSource.stored`."""
+        return read_at(self.file, self._offsets[number], self._lengths[number])
+
+    def parsed(self, stored: bytes, number: int) -> Record:
+        """See `RowSource.parsed`."""
+        return parse_object(stored)
+
+    def place(self, number: int) -> Place:
+        """See `RowSource.place`."""
+        return Place(self.file, self._lines[number])
 
 
 class JsonLines(_Offsets):
     """One object per line; empty lines and a byte-order mark are passed over."""
 
-    def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
-        """See `Source`."""
+    def walk(self) -> Iterator[bytes | DataError]:
+        """See `RowSource.walk`."""
         with self.file.open("rb") as opened:
             line = 0
             while True:
@@ -70,17 +76,14 @@ class JsonLines(_Offsets):
                 if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
                     while (rest := opened.readline(2**20)) and not rest.endswith(b"\n"):
                         pass
-                    yield *self._add(offset, 0, line), DataError(f"it is longer than {LONGEST_LINE:,} bytes")
+                    self._add(offset, 0, line)
+                    yield DataError(f"it is longer than {LONGEST_LINE:,} bytes")
                     continue
                 if offset == 0 and raw.startswith(BYTE_ORDER_MARK):
                     offset, raw = len(BYTE_ORDER_MARK), raw[len(BYTE_ORDER_MARK) :]
-                if not raw.strip():
-                    continue
-                number, place = self._add(offset, len(raw), line)
-                try:
-                    yield number, place, parse_object(raw)
-                except DataError as error:
-                    yield number, place, error
+                if raw.strip():
+                    self._add(offset, len(raw), line)
+                    yield raw
 
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
@@ -89,8 +92,8 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 class JsonList(_Offsets):
     """A file that is one list of objects."""
 
-    def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
-        """See `Source`. Lines are those on which objects begin."""
+    def walk(self) -> Iterator[bytes | DataError]:
+        """See `RowSource.walk`. Lines are those on which objects begin."""
         if self.file.stat().st_size == 0:
             return  # cannot be mapped
         with (
@@ -107,55 +110,51 @@ class JsonList(_Offsets):
                 elif kind in b"}]":
                     depth -= 1
                     if depth == 1:
-                        raw = content[begin : token.end()]
                         line += content[counted:begin].count(b"\n")
                         counted = begin
-                        number, place = self._add(begin, len(raw), line)
-                        try:
-                            yield number, place, parse_object(raw)
-                        except DataError as error:
-                            yield number, place, error
+                        self._add(begin, token.end() - begin, line)
+                        yield content[begin : token.end()]
                     elif depth == 0:
                         return
             line += content[counted:begin].count(b"\n")
+            self._add(begin, 0, line)
             reason = "the file ends inside a record" if depth > 1 else "the file ends before its list does"
-            yield *self._add(begin, 0, line), DataError(f"{reason}: it is cut off")
+            yield DataError(f"{reason}: it is cut off")
 
 
-class JsonFiles:
+class JsonFiles(RowSource):
     """Files that are one object each.
 
     Args:
-        folder: What errors about the whole call it.
-        files: In order.
-        encodings: Tried one after another.
+        folder: The name of the whole in errors.
+        files: The files in order.
+        encodings: Encodings that are tried one after another.
     """
 
     def __init__(self, folder: Path, files: list[Path], encodings: tuple[str, ...] = ("utf-8-sig",)) -> None:
-        self.file, self.files, self.encodings = folder, files, encodings
-        self.late: dict[int, str] = {}
+        super().__init__(folder)
+        self.files, self.encodings = files, encodings
 
-    def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
-        """See `Source`."""
-        for number in range(len(self.files)):
-            try:
-                yield number, *self.record(number)
-            except DataError as error:
-                yield number, self._place(number), error
+    def walk(self) -> Iterator[Path]:
+        """See `RowSource.walk`."""
+        return iter(self.files)
 
-    def record(self, number: int) -> tuple[Place, Record]:
-        """See `Source`."""
+    def stored(self, number: int) -> Path:
+        """See `RowSource.stored`."""
+        return self.files[number]
+
+    def parsed(self, stored: Path, number: int) -> Record:
+        """See `RowSource.parsed`."""
         try:
-            raw = self.files[number].read_bytes()
+            raw = stored.read_bytes()
         except OSError as error:
             raise DataError(f"it cannot be read: {error}") from None
         for encoding in self.encodings[:-1]:
-            try:
+            with suppress(UnicodeDecodeError):
                 raw.decode(encoding)
-            except UnicodeDecodeError:
-                continue
-            return self._place(number), parse_object(raw, encoding)
-        return self._place(number), parse_object(raw, self.encodings[-1])
+                return parse_object(raw, encoding)
+        return parse_object(raw, self.encodings[-1])
 
-    def _place(self, number: int) -> Place:
+    def place(self, number: int) -> Place:
+        """See `RowSource.place`."""
         return Place(self.files[number], unit="")

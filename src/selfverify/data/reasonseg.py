@@ -14,8 +14,18 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from selfverify.data.fields import LONGEST_QUESTION, Images, Place, Record, Row, box, listed, polygon, text
-from selfverify.errors import DataError
+from selfverify.core.errors import DataError
+from selfverify.data.fields import (
+    LONGEST_QUESTION,
+    Images,
+    Place,
+    Record,
+    Row,
+    box,
+    listed,
+    polygon,
+    text,
+)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 IGNORED = 255

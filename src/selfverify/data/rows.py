@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
-import numpy as np
-
-from selfverify.data.fields import Convert, Images, Place, Record, Row, Source
+from selfverify.core.errors import DataError
+from selfverify.core.events import note
+from selfverify.data.delimited import Table
+from selfverify.data.fields import Convert, Images, Place, Record, Row, RowSource
 from selfverify.data.formats import find_sources
-from selfverify.data.table import Table
-from selfverify.errors import DataError
-from selfverify.events import note
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +27,11 @@ class BadRow:
     """A row that cannot be used.
 
     Args:
-        file: Where it is.
-        line: Its line, row or record in the file, from 1; 0 where the file is the record, or all of it is
-            bad.
+        file: The row's file.
+        line: The row's line, row or record in the file, from 1; 0 where the file is the record, or all of it
+            is bad.
         reason: What is wrong.
-        place: File and line in words.
+        place: The file and the line in words.
     """
 
     file: str
@@ -46,11 +43,22 @@ class BadRow:
         return f"{self.place}: {self.reason}"
 
 
+def validated(convert: Convert, record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """Return the rows of a record; an error stands for a row that is wrong. Never raises on any record."""
+    try:
+        return convert(record, place, images)
+    except DataError as error:
+        return [error]
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        # No reader foresaw a field of this type; the error has to name the row all the same.
+        return [DataError(f"it cannot be read ({type(error).__name__}: {error})")]
+
+
 class Rows:
-    """Rows by number. Made by `open_rows`."""
+    """The rows of a file or folder by number, as `open_rows` makes them."""
 
     def __init__(
-        self, path: Path, format: str, sources: list[Source], convert: Convert, images: Images
+        self, path: Path, format: str, sources: list[RowSource], convert: Convert, images: Images
     ) -> None:
         self.path, self.format = path, format
         self.bad: list[BadRow] = []
@@ -58,7 +66,7 @@ class Rows:
         self._stems = [self._stem(source) for source in sources]
         self._source, self._record, self._part = array("i"), array("q"), array("i")
         self._again: dict[int, int] = {}
-        """Rows whose own id others before them have, and how many."""
+        """For each row whose id earlier rows have: the number of these rows."""
 
     def __len__(self) -> int:
         return len(self._record)
@@ -68,7 +76,7 @@ class Rows:
     @overload
     def __getitem__(self, index: slice) -> list[Row]: ...
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        """Row ``index``, read anew; its images are read when they are opened.
+        """Return row ``index``, read anew; its images are read when they are opened.
 
         Raises:
             DataError: The file has changed.
@@ -79,7 +87,8 @@ class Rows:
             raise IndexError(f"{self.path} has {len(self)} rows, there is no row {index}")
         index %= len(self)
         source = self._sources[self._source[index]]
-        place, record = source.record(self._record[index])
+        place = source.place(self._record[index])
+        record = source.record(self._record[index])
         found = self._convert(record, place, self._images)[self._part[index]]
         if isinstance(found, DataError):
             raise DataError(f"{place}: {found}; the file has changed since it was opened")
@@ -89,16 +98,8 @@ class Rows:
         return (self[index] for index in range(len(self)))
 
     def place(self, index: int) -> Place:
-        """Where row ``index`` stands."""
-        return self._sources[self._source[index]].record(self._record[index])[0]
-
-    def shuffled(self, seed: int, position: int) -> int:
-        """The row at ``position`` of an endless shuffled order, which a run resumes by its position alone.
-
-        Every epoch of `len` positions has every row once, in an order that seed and epoch decide.
-        """
-        epoch, inside = divmod(position, len(self))
-        return int(_permutation(len(self), seed, epoch)[inside])
+        """Return where row ``index`` stands."""
+        return self._sources[self._source[index]].place(self._record[index])
 
     def _scan(self, split: str | None, limit: int | None, check_images: bool) -> None:
         ids: dict[str, int] = {}
@@ -129,16 +130,7 @@ class Rows:
                 break
 
     def _take(self, source: int, number: int, place: Place, record: Record, ids: dict[str, int]) -> None:
-        try:
-            found = self._convert(record, place, self._images)
-        except DataError as error:
-            self._reject(place, error)
-            return
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-            # A field of a type that no reader foresaw; the row has to be named whatever it is.
-            self._reject(place, DataError(f"it cannot be read ({type(error).__name__}: {error})"))
-            return
-        for part, row in enumerate(found):
+        for part, row in enumerate(validated(self._convert, record, place, self._images)):
             if isinstance(row, DataError):
                 self._reject(place, row)
                 continue
@@ -151,7 +143,7 @@ class Rows:
             self._part.append(part)
 
     def _unseeable(self, begin: int) -> dict[int, str]:
-        """Rows from ``begin`` on with images that cannot be decoded, and why."""
+        """Return the rows from ``begin`` on whose images cannot be decoded, with the reasons."""
         found = {}
         for index in range(begin, len(self)):
             try:
@@ -162,7 +154,7 @@ class Rows:
         return found
 
     def _drop(self, rows: dict[int, str]) -> None:
-        """Take rows back."""
+        """Move rows, given with their reasons, to the broken ones."""
         if not rows:
             return
         for index, reason in rows.items():
@@ -177,28 +169,23 @@ class Rows:
     def _reject(self, place: Place, error: Exception) -> None:
         reason = str(error)
         short = reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON] + "..."
-        # Images name their row themselves.
+        # Errors about images name their row already.
         short = short.removeprefix(f"{place}: ")
         self.bad.append(BadRow(str(place.file), place.number, short, str(place)))
 
-    def _stem(self, source: Source) -> str:
+    def _stem(self, source: RowSource) -> str:
         if source.file.is_dir():
             return source.file.resolve().name
         inside = source.file.relative_to(self.path) if self.path.is_dir() else Path(source.file.name)
         return inside.with_suffix("").as_posix()
 
     def _named(self, row: Row, source: int, number: int, again: int) -> Row:
-        """The row with its whole id and, if nothing else is known, the file's name as its source."""
+        """Return the row with its whole id and, if it has no source, the file's name as its source."""
         id = self._id(row, source, number) + (f"#{again + 1}" if again else "")
         return {**row, "id": id, "source": row["source"] or self._stems[source]}
 
     def _id(self, row: Row, source: int, number: int) -> str:
         return f"{self._stems[source]}/{number if row['id'] is None else row['id']}"
-
-
-@lru_cache(maxsize=4)
-def _permutation(count: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 def open_rows(
@@ -212,7 +199,7 @@ def open_rows(
     check_images: bool = False,
     note_bad: bool = True,
 ) -> Rows:
-    """The rows of a file or folder, read once without its images and checked on the way.
+    """Open a file or folder: read everything but the images once, and check every row on the way.
 
     Whatever the format, a row is a dictionary with
 
@@ -228,24 +215,23 @@ def open_rows(
       (`selfverify.data.actions`), ``screen`` (width, height), where the file says ``ui_boxes`` (of
       the target element), ``episode`` and ``step``.
 
-    In memory remain some 20 bytes per row, the ids while reading, and of GZIP files places to begin at.
+    In memory remain some 20 bytes per row and, for GZIP files, places at which reading can begin.
 
     Args:
         path: A file, or a folder whose files belong together.
         format: One of `selfverify.data.formats.FORMATS`; by default what the files contain.
-        split: A subfolder, files that are named for it, or the value of a column ``split``; for
+        split: A subfolder, files whose names begin with it, or the value of a column ``split``; for
             GUI-Odyssey a list of ``splits``, such as ``random_split/test``.
         images: The folder that relative paths of images start from; by default the file's.
-        limit: Rows at most.
-        on_bad: Whether rows that cannot be used are left out and counted in `Rows.bad`, or end in an error.
-
-        check_images: Whether every image is decoded, too. Else those that cannot be are found when a run
-            wants them; it leaves their problems out.
-        note_bad: Whether rows that are left out are warned of.
+        limit: The most rows to read.
+        on_bad: Whether rows that cannot be used are left out and listed in `Rows.bad`, or end in an error.
+        check_images: Whether every image is decoded, too. Otherwise a broken image is found when a run
+            wants it, and its problem is left out then.
+        note_bad: Whether to warn of rows that are left out.
 
     Raises:
-        ConfigError: There is nothing, or no such format.
-        DataError: A row is broken and ``on_bad`` is ``refuse``, or there is no row that is not.
+        ConfigError: There is nothing at the path, or no such format.
+        DataError: A row is broken and ``on_bad`` is ``refuse``, or no row can be used.
     """
     path = Path(path).expanduser()
     sources, convert, name, left = find_sources(path, format, split)

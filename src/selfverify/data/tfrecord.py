@@ -12,22 +12,23 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from selfverify.data.example import parse_example
-from selfverify.data.fields import Blob, Place, Record, read_at
-from selfverify.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.data.example import Feature, parse_example
+from selfverify.data.fields import Blob, Place, Record, RowSource, read_at
 
 LONGEST_RECORD = 2**31
 HEAD = struct.Struct("<QI")
 CHUNK = 2**18
 APART = 32 * 2**20
-"""Bytes between two places of a GZIP file at which reading can begin. Each takes 40 KB of memory."""
+"""Bytes between two places of a GZIP file at which reading can begin. Each place takes 40 KB of memory."""
 
 
 def masked_crc(data: bytes) -> int:
-    """TFRecord's checksum of ``data``."""
+    """Return TFRecord's checksum of ``data``."""
     import google_crc32c
 
     crc = google_crc32c.value(data)
@@ -41,24 +42,24 @@ def is_tfrecord(beginning: bytes) -> bool:
     return bool(HEAD.unpack_from(beginning)[1] == masked_crc(beginning[:8]))
 
 
-class TFRecords:
+class TFRecords(RowSource):
     """The `tf.train.Example`s of one file: texts decoded, one-element lists still lists.
 
     Args:
-        file: GZIP or not.
+        file: A file of records, packed by GZIP or not.
         pictures: Features that become blobs.
         heavy: Features that the scan leaves out.
     """
 
     def __init__(self, file: Path, pictures: tuple[str, ...] = (), heavy: tuple[str, ...] = ()) -> None:
-        self.file, self.pictures, self.heavy = file, pictures, heavy
-        self.late: dict[int, str] = {}
+        super().__init__(file)
+        self.pictures, self.heavy = pictures, heavy
         self._offsets, self._lengths = array("q"), array("q")
         self._content: _Plain | _Gzip | None = None
-        self._last: tuple[int, dict[str, Any]] | None = None
+        self._last: tuple[int, dict[str, Feature]] | None = None
 
-    def scan(self) -> Iterator[tuple[int, Place, Record | DataError]]:
-        """See `Source`. After a record whose length cannot be trusted nothing can be read."""
+    def walk(self) -> Iterator[dict[str, Feature] | DataError]:
+        """See `RowSource.walk`. After a record whose length cannot be trusted nothing can be read."""
         if importlib.util.find_spec("google_crc32c") is None:
             raise ConfigError(f"{self.file}: reading this needs a package; pip install 'selfverify[data]'")
         with self.file.open("rb") as opened:
@@ -66,50 +67,47 @@ class TFRecords:
         self._content = content = _Gzip(self.file) if zipped else _Plain(self.file)
         offset = 0
         for length, found in _frames(content.walk()):
-            number = len(self._offsets)
             self._offsets.append(offset + HEAD.size)
             self._lengths.append(length)
             offset += HEAD.size + length + 4
             try:
                 if isinstance(found, DataError):
                     raise found
-                features = {k: v for k, v in parse_example(found).items() if k not in self.heavy}
-                yield number, self._place(number), self._with_blobs(features, number)
+                yield {name: v for name, v in parse_example(found).items() if name not in self.heavy}
             except DataError as error:
-                yield number, self._place(number), error
+                yield error
 
-    def record(self, number: int) -> tuple[Place, Record]:
-        """See `Source`."""
-        return self._place(number), self._with_blobs(self._read(number), number)
-
-    def _place(self, number: int) -> Place:
-        return Place(self.file, number + 1, "record")
-
-    def _read(self, number: int) -> dict[str, Any]:
+    def stored(self, number: int) -> dict[str, Feature]:
+        """See `RowSource.stored`."""
         # A step and its screenshot are asked for one after the other.
         if self._last is None or self._last[0] != number:
             assert self._content is not None
             raw = self._content.read(self._offsets[number], self._lengths[number])
-            self._last = number, dict(parse_example(raw))
+            self._last = number, parse_example(raw)
         return self._last[1]
 
-    def _with_blobs(self, features: Any, number: int) -> Record:
+    def parsed(self, stored: dict[str, Feature], number: int) -> Record:
+        """See `RowSource.parsed`."""
         record: Record = {}
-        for name, values in features.items():
+        for name, values in stored.items():
             if name in self.pictures:
-                record[name] = [
-                    Blob(lambda name=name, k=k: self._read(number)[name][k])  # type: ignore[misc]
-                    for k in range(len(values))
-                ]
+                record[name] = [Blob(partial(self._picture, number, name, k)) for k in range(len(values))]
             elif name in self.heavy:
                 record[name] = values
             else:
                 record[name] = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]
         return record
 
+    def place(self, number: int) -> Place:
+        """See `RowSource.place`."""
+        return Place(self.file, number + 1, "record")
+
+    def _picture(self, number: int, name: str, k: int) -> Any:
+        return self.stored(number)[name][k]
+
 
 def _frames(chunks: Iterator[bytes]) -> Iterator[tuple[int, bytes | DataError]]:
-    """The records' lengths and contents. Only after one whose own checksum is wrong do others follow."""
+    """Yield the records' lengths and contents. Records go on only after an error in a content's checksum."""
     buffer = bytearray()
 
     def fill(count: int) -> bool:
@@ -165,12 +163,12 @@ class _Gzip:
         self._states: list[tuple[int, Any]] = []
 
     def walk(self) -> Iterator[bytes]:
-        """The whole content; remembers places on the way."""
+        """Yield the whole content, and remember places at which reading can begin."""
         with self.file.open("rb") as opened:
             yield from self._unpack(opened, zlib.decompressobj(31), 0, remember=True)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Some of the content that `walk` has passed.
+        """Return ``length`` bytes of the content that `walk` has passed.
 
         Raises:
             DataError: The file has changed.

@@ -1,4 +1,4 @@
-"""Questions with short answers: our own columns, VLMEvalKit's, those of benchmark files, open-r1's.
+"""Questions with short answers, in our own columns, VLMEvalKit's, open-r1's or those of benchmark files.
 
 Columns are found by name, the first that is filled counts:
 
@@ -17,6 +17,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from selfverify.core.errors import DataError
 from selfverify.data.fields import (
     LONGEST_ANSWER,
     LONGEST_QUESTION,
@@ -32,7 +33,6 @@ from selfverify.data.fields import (
     text,
 )
 from selfverify.data.images import ImageRef
-from selfverify.errors import DataError
 
 LONGEST_NAME = 500
 IDS = ("id", "index", "question_id", "pid", "sample_index", "problem_id")
@@ -60,7 +60,7 @@ def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | 
         "question": _question(record, drawn=bool(options and shared["images"])),
         "answer": answers[0],
         "options": options,
-        # Of a letter it would say nothing.
+        # The type of a text says nothing about a letter.
         "answer_type": None if options else first(record, "answer_type"),
         "precision": _precision(record.get("precision")),
     }
@@ -74,7 +74,7 @@ def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | 
 
 
 def common(record: Record, images: Images, place: Place) -> Row:
-    """The fields that all kinds of rows have."""
+    """Return the fields that all kinds of rows have."""
     category = first(record, *CATEGORIES)
     source = first(record, *SOURCES)
     own = first(record, *IDS)
@@ -88,12 +88,15 @@ def common(record: Record, images: Images, place: Place) -> Row:
 
 
 def _categories(record: Record) -> dict[str, list[str]]:
-    """Values of `GROUPINGS` by column: one, or several where the file has a list (MathVista's skills)."""
-    inner = record.get("metadata")
+    """Return the values of `GROUPINGS` by column; a list in the file (MathVista's skills) gives several.
+
+    A record may also have them as rows do, in ``categories``.
+    """
+    inner, given = record.get("metadata"), record.get("categories")
     columns = inner | record if isinstance(inner, dict) else record
+    values_by_name = {name: columns.get(name) for name in GROUPINGS}
     found = {}
-    for name in GROUPINGS:
-        value = columns.get(name)
+    for name, value in (values_by_name | (given if isinstance(given, dict) else {})).items():
         if isinstance(value, str) and value.startswith("["):
             value = listed(value, name)
         values = value if isinstance(value, list | tuple) else [value]
@@ -103,7 +106,7 @@ def _categories(record: Record) -> dict[str, list[str]]:
 
 
 def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
-    """The images of a record, by its columns' usual names."""
+    """Return the images of a record, which stand in columns of the usual names."""
     for name in ("images", "decoded_image", "image"):
         if found := images.refs(record.get(name), place):
             return found
@@ -116,7 +119,7 @@ def find_images(record: Record, images: Images, place: Place) -> list[ImageRef]:
 
 
 def spoken(record: Record, who: tuple[str, ...]) -> Any:
-    """What somebody says first in ``conversations``, without the images' marks."""
+    """Return what ``who`` says first in ``conversations``, without the images' marks."""
     turns = record.get("conversations")
     for turn in turns if isinstance(turns, list) else []:
         if isinstance(turn, dict) and turn.get("from") in who:
@@ -138,51 +141,54 @@ def _question(record: Record, drawn: bool) -> str:
 
 
 def _options(record: Record) -> dict[str, str] | None:
-    letters = [letter for letter in string.ascii_uppercase if filled(record.get(letter))]
-    if letters:
-        return {letter: text(record[letter], f"option {letter}", LONGEST_ANSWER) for letter in letters}
-    found = first(record, "options", "choices")
-    if found is None or found in ("None", "[]"):
+    given = {letter: record[letter] for letter in string.ascii_uppercase if filled(record.get(letter))}
+    if not given:
+        found = first(record, "options", "choices")
+        if found is None or found in ("None", "[]"):
+            return None
+        if isinstance(found, dict):
+            # In Arrow files every row has all letters that any row has, with empty texts.
+            given = {
+                str(letter).strip().upper(): option for letter, option in found.items() if filled(option)
+            }
+        else:
+            texts = listed(found, "options")
+            if len(texts) > len(string.ascii_uppercase):
+                raise DataError(f"it has {len(texts)} options")
+            given = dict(zip(string.ascii_uppercase, texts, strict=False))
+    if not given:
         return None
-    if isinstance(found, dict):
-        # Arrow gives every row all letters that any row has.
-        return {
-            str(letter): text(option, f"option {letter}", LONGEST_ANSWER)
-            for letter, option in found.items()
-            if filled(option)
-        } or None
-    options = listed(found, "options")
-    if len(options) > len(string.ascii_uppercase):
-        raise DataError(f"it has {len(options)} options")
-    texts = [text(option, "option", LONGEST_ANSWER) for option in options]
-    return dict(zip(string.ascii_uppercase, texts, strict=False)) or None
+    if len(given) < 2 or not all(len(letter) == 1 and letter in string.ascii_uppercase for letter in given):
+        raise DataError(f"its options {shown(sorted(given))} are not two or more single letters")
+    return {letter: text(option, f"option {letter}", LONGEST_ANSWER) for letter, option in given.items()}
 
 
 def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
-    """The letter of the right option, or the accepted answers, the first one first."""
+    """Return the letters of the right options, or the accepted answers, in the record's order."""
     if options is not None and filled(record.get("answer_option")):
         return [_letter(text(record["answer_option"], "answer_option", LONGEST_ANSWER), options, False)]
     found = first(record, "answer", "solution")
     found = spoken(record, MODEL) if found is None else found
     if isinstance(found, str) and (tagged := ANSWER_TAG.findall(found)):
         found = tagged[-1]
-    if isinstance(found, list):
-        return [text(answer, "answer", LONGEST_ANSWER) for answer in found] or [text(None, "answer", 1)]
-    answer = text(found, "answer", LONGEST_ANSWER)
+    several = found if isinstance(found, list) and found else [found]
+    # MMMU writes several accepted answers as a list; MathVista's lists are one answer.
+    is_list = isinstance(found, str) and found.strip().startswith("[")
+    if options is None and record.get("question_type") == "open" and is_list:
+        several = listed(found, "answer")
+    if filled(record.get("alternatives")):
+        several = [*several, *listed(record["alternatives"], "alternatives")]
+    answers = [text(answer, "answer", LONGEST_ANSWER) for answer in several]
     if options is not None:
         # MathVista's answers to `choices` are texts, even "2" and "B"; AI2D's to `options` are places.
-        if not filled(record.get("choices")):
-            return [_letter(answer, options, True)]
-        letters = [letter for letter, option in options.items() if option == answer]
-        return letters if len(letters) == 1 else [_letter(answer, options, False)]
-    # MMMU writes several accepted answers as a list; MathVista's lists are one answer.
-    if record.get("question_type") == "open" and answer.startswith("["):
-        return [text(a, "answer", LONGEST_ANSWER) for a in listed(answer, "answer")]
-    return [answer]
+        are_texts = filled(record.get("choices")) or record.get("answer_type") == "text"
+        read = _chosen_text if are_texts else _letter
+        answers = [read(answer, options) for answer in answers]
+    return list(dict.fromkeys(answers))
 
 
 def _solution(record: Record) -> str | None:
-    """How the answer is found, where a record tells besides the answer."""
+    """Return how the answer is found, if the record says so besides the answer itself."""
     found = record.get("solution")
     if not isinstance(found, str):
         return None
@@ -191,11 +197,11 @@ def _solution(record: Record) -> str | None:
     return found.strip() if filled(record.get("answer")) and found.strip() else None
 
 
-def _letter(answer: str, options: dict[str, str], by_place: bool) -> str:
-    """Letter, text of an option, or with ``by_place`` its number from 0.
+def _letter(answer: str, options: dict[str, str], by_place: bool = True) -> str:
+    """Return the letter that an answer means: as a letter, a text, or with ``by_place`` a number from 0.
 
     Raises:
-        DataError: None of these, or two of them that do not agree.
+        DataError: The answer means no option, or two different ones.
     """
     if answer.upper() in options:
         return answer.upper()
@@ -208,5 +214,16 @@ def _letter(answer: str, options: dict[str, str], by_place: bool) -> str:
     raise DataError(f"its answer {shown(answer)} {reason}: {shown(options, 200)}")
 
 
+def _chosen_text(answer: str, options: dict[str, str]) -> str:
+    """Return the letter of the only option with this text, else what `_letter` reads without places."""
+    letters = [letter for letter, option in options.items() if option == answer]
+    return letters[0] if len(letters) == 1 else _letter(answer, options, by_place=False)
+
+
 def _precision(value: Any) -> int | None:
-    return None if not filled(value) or value == "None" else int(number(value, "precision"))
+    if not filled(value) or value == "None":
+        return None
+    found = number(value, "precision")
+    if not found.is_integer() or not 0 <= found <= 12:
+        raise DataError(f"its precision is {shown(value)}, not a number of decimals from 0 to 12")
+    return int(found)

@@ -1,4 +1,4 @@
-"""Fitting a calibration to stored samples, and saying what it is worth on others."""
+"""Fits a calibration to stored samples, and measures what it is worth on others."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from selfverify.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.reliability import reliability
-from selfverify.evaluation.store import Sample
+from selfverify.evaluation.sample_table import by_problem
+from selfverify.evaluation.store import StoredSample
 from selfverify.selection.calibration import Calibration, fit_calibration, risk_threshold
 from selfverify.selection.candidates import Candidate, is_box
 from selfverify.selection.choose import choose
+from selfverify.selection.rules import Floats
 from selfverify.selection.strategies import DEFAULTS, Options, find_strategy
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +24,11 @@ class Fitted:
     """A calibration and what it did on problems that it was not fitted on.
 
     Args:
-        calibration: Fitted on everything that was given to fit on.
-        before: ECE, Brier, AURC and AUGRC of the raw confidences of the choices.
-        after: The same of the calibrated ones.
-        coverage: Share of the problems answered at the threshold; None without a target risk.
-        risk: Share of wrong answers among those; None where nothing is answered.
+        calibration: The calibration, fitted on all samples that were given to fit on.
+        before: ECE, Brier score, AURC and AUGRC of the raw confidences of the choices.
+        after: The same figures of the calibrated confidences.
+        coverage: The share of the problems that are answered at the threshold; None without a target risk.
+        risk: The share of wrong answers among the given ones; None where nothing is answered.
     """
 
     calibration: Calibration
@@ -39,17 +38,19 @@ class Fitted:
     risk: float | None
 
 
-def sample_candidate(sample: Sample, verifier: str) -> Candidate:
-    """A stored sample as a candidate with one verifier's score."""
+def sample_candidate(sample: StoredSample, verifier: str) -> Candidate:
+    """Return a stored sample as a candidate with one verifier's score."""
     return Candidate(
         sample.answer, sample.key, sample.scores.get(verifier), sample.logprob, sample.tokens, sample.text
     )
 
 
 def chosen_confidence(
-    samples: Sequence[Sample], verifier: str, strategy: str, options: Options = DEFAULTS
+    samples: Sequence[StoredSample], verifier: str, strategy: str, options: Options = DEFAULTS
 ) -> tuple[Floats, Floats]:
-    """For each problem the chosen answer's confidence (NaN where unknown) and whether it is right ``[P]``.
+    """Return the confidence of each problem's chosen answer, NaN where unknown, and whether it is right.
+
+    Both are ``[P]``.
 
     Raises:
         ConfigError: No such strategy, or no sample has a score of that name while the strategy needs one.
@@ -61,39 +62,36 @@ def chosen_confidence(
         raise ConfigError(f"no sample has a score {verifier!r}; scores: {', '.join(known) or 'none'}")
     if find_strategy(strategy).votes and any(s.key is None and is_box(s.answer) for s in samples):
         raise DataError(f"strategy {strategy} answers with boxes of its own; calibrate best instead")
-    groups: dict[str, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.problem, []).append(sample)
     chosen = [
         (choose([sample_candidate(s, verifier) for s in group], strategy, options), group)
-        for group in groups.values()
+        for group in by_problem(samples).values()
     ]
     confidence = [np.nan if choice.confidence is None else choice.confidence for choice, _ in chosen]
     return np.array(confidence), np.array([float(group[choice.index].correct) for choice, group in chosen])
 
 
 def calibrate(
-    samples: Sequence[Sample],
+    samples: Sequence[StoredSample],
     verifier: str = "soft",
     strategy: str = "weighted",
     kind: Literal["isotonic", "temperature"] = "isotonic",
     target_risk: float | None = None,
-    held_out: Sequence[Sample] | None = None,
+    held_out: Sequence[StoredSample] | None = None,
     options: Options = DEFAULTS,
     describe: dict[str, Any] | None = None,
 ) -> Fitted:
     """Fit a calibration of what a strategy chooses.
 
     Args:
-        samples: To fit on: as many per problem as will be sampled in use.
-        verifier: Whose scores.
-        strategy: What chooses.
-        kind: See `fit_calibration`.
+        samples: The samples to fit on: as many per problem as will be sampled in use.
+        verifier: The name of the scores.
+        strategy: The name of the strategy that chooses.
+        kind: How to map confidences (`fit_calibration`).
         target_risk: Choose a threshold below which to abstain, so that at most this share is wrong.
-        held_out: Problems to report on. Without, every second problem is fitted on and the others are
-            reported on; the calibration that is returned is then fitted on all of them.
-        options: Of the strategy.
-        describe: More to keep in the file.
+        held_out: Samples of other problems, to report on. Without them, every second problem is fitted on
+            and the others are reported on; the returned calibration is then fitted on all of them.
+        options: What the strategy is told.
+        describe: Further facts to keep in the file.
 
     Raises:
         DataError: Too few samples, only right or only wrong ones, or no threshold keeps the risk.

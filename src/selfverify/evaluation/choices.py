@@ -1,51 +1,36 @@
 """What a strategy's choice among N of G samples has of each component, on average over the size-N subsets.
 
-A choice is a probability for each sample, or, where votes over boxes make a box of their own, boxes that
-nobody wrote, each with a probability; their components are then asked of the task.
+The choice is a mixture of samples, whose components are stored, or, where votes over boxes make a box of
+their own, of boxes that nobody wrote, whose components the task is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from selfverify.evaluation.metrics import HEADLINE, best_share, oracle_share, subsets
-from selfverify.evaluation.store import Sample
-from selfverify.evaluation.table import SampleTable
-from selfverify.rollouts.types import Problem
-from selfverify.selection.candidates import Candidates
-from selfverify.selection.rules import box_iou, cluster_boxes, cluster_votes, winners
-from selfverify.selection.strategies import DEFAULTS, Strategy, find_strategy
-from selfverify.tasks import Task
+from selfverify.core.problem import Problem
+from selfverify.evaluation.metrics import HEADLINE
+from selfverify.evaluation.sample_table import SampleTable
+from selfverify.evaluation.store import StoredSample
+from selfverify.selection.rules import Floats, box_iou
+from selfverify.selection.strategies import STRATEGIES
+from selfverify.selection.subsets import blocks, mixtures
+from selfverify.tasks.base import Task
 
-Floats = NDArray[np.float64]
-
-RULES = {
-    "pass@1": "first",
-    "majority": "majority",
-    "weighted": "weighted",
-    "best_of_majority": "best-of-majority",
-    "best": "best",
-    "oracle": "oracle",
-}
-"""Strategies by their name in a summary. ``oracle`` chooses a right answer, whatever is measured of it."""
 CORRECT = "correct"
 """The component that every answer has."""
-_BLOCK = 64
-"""Problems whose subsets are in memory at once."""
 
 
 @dataclass(slots=True)
 class Expected:
-    """Of one component, per problem ``[P]``.
+    """One component of the choices, per problem ``[P]``.
 
     Args:
-        value: Its expectation, counting 0 where the choice lacks it.
-        present: The probability that the choice has it.
+        value: The expectation of the component, counting 0 where the choice lacks it.
+        present: The probability that the choice has the component.
     """
 
     value: Floats
@@ -53,156 +38,74 @@ class Expected:
 
 
 Chosen = dict[tuple[str, int], dict[str, Expected]]
-"""Expected components by rule and N."""
+"""Expected components by the strategy's `Strategy.figure` and N."""
 
 
-def choices(samples: Sequence[Sample], task: Task, problems: Mapping[str, Problem], seed: int = 0) -> Chosen:
-    """Expected components of what each rule chooses, for N = 1..G; without the rules that lack scores.
+def choices(
+    samples: Sequence[StoredSample], task: Task, problems: Mapping[str, Problem], seed: int = 0
+) -> Chosen:
+    """Expected components of what each strategy chooses, for N = 1..G.
 
-    Components are `CORRECT`, each sample's rewards, and what the task's ``answer_parts`` gives.
+    Strategies that need scores are left out where there are none. Components are `CORRECT`, each sample's
+    rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer, whatever is
+    measured of it.
 
     Args:
         samples: G of every problem.
-        task: See `Task.judge`.
-        problems: By id; their images are not needed.
-        seed: Of the subsets, where there are too many (`selfverify.evaluation.metrics.subsets`).
+        task: Measures boxes that votes made (`Task.answer_parts`).
+        problems: The problems by id; their images are not needed.
+        seed: Draws the subsets, where there are too many (`selfverify.selection.subsets.subsets`).
     """
     table = SampleTable.from_samples(samples)
-    rows = [problems[name] for name in table.problems]
     count, total = table.correct.shape
-    boxes = table.boxes
-    if boxes is None and task.kind == "continuous":
-        boxes = np.full((count, total, 4), np.nan)  # not one could be read
-    parts = _parts(table, samples)
+    candidates = table.candidates(HEADLINE)
+    if candidates.boxes is None and task.kind == "continuous":
+        candidates = replace(candidates, boxes=np.full((count, total, 4), np.nan))  # not one could be read
+    scored = not np.isnan(candidates.score).all()
+    strategies = [s for s in STRATEGIES.values() if scored or s.needs != "score"]
     chosen: Chosen = {}
-    rules = _rules(table)
-    for begin in range(0, count, _BLOCK):
-        block = np.arange(begin, min(begin + _BLOCK, count))
-        own = {name: values[block] for name, values in parts.items()}
-        made: dict[tuple[str, int], tuple[Floats, Floats]] = {}
-        """Boxes that votes made ``[B, M, 4]``, and their probabilities ``[B, M]``."""
-        shares: dict[tuple[str, int], Floats] = {}
-        for n in range(1, total + 1):
-            columns = np.stack(subsets(total, n, seed))
-            taken = _take(table, boxes, block, columns)
-            for rule, strategy in rules.items():
-                if boxes is not None and strategy.votes is not None:
-                    made[rule, n] = _consensus(taken, strategy)
-                else:
-                    shares[rule, n] = _share(strategy, table, block, taken, columns)
-        if boxes is not None:
-            own |= _measure(task, rows, block, boxes, made, chosen, count)
-        for key, share in shares.items():
-            for name, values in own.items():
-                known = ~np.isnan(values)
-                found = _slot(chosen, key, name, count)
-                found.value[block] = (share * np.where(known, values, 0.0)).sum(-1)
-                found.present[block] = (share * known).sum(-1)
+
+    def add(key: tuple[str, int], name: str, rows: slice | int, share: Floats, values: Floats) -> None:
+        """The component's ``values`` ``[..., M]`` of what is chosen with the probabilities ``share``."""
+        known = ~np.isnan(values)
+        found = chosen.setdefault(key, {}).setdefault(name, Expected(np.zeros(count), np.zeros(count)))
+        found.value[rows] = (share * np.where(known, values, 0.0)).sum(-1)
+        found.present[rows] = (share * known).sum(-1)
+
+    stored = table.rewards | {CORRECT: table.correct}
+    for block in blocks(count):
+        part = candidates.rows(block)
+        found = {
+            (strategy.figure, n): mixture
+            for n in range(1, total + 1)
+            for strategy, mixture in zip(strategies, mixtures(strategies, part, n, seed=seed), strict=True)
+        }
+        own = {name: values[block].copy() for name, values in stored.items()}
+        if part.boxes is not None:
+            for place, row in enumerate(range(count)[block]):
+                problem = problems[table.problems[row]]
+                made = {key: m.likely(place) for key, m in found.items() if m.boxes is not None}
+                groups = [part.boxes[place], *(boxes for _, boxes in made.values())]
+                measured, *voted = _measure(task, problem, groups)
+                for name, values in measured.items():
+                    own.setdefault(name, np.full(part.keys.shape, np.nan))[place] = values
+                for (key, (share, boxes)), parts in zip(made.items(), voted, strict=True):
+                    right = (box_iou(boxes, problem.target) > 0.5).astype(np.float64)
+                    for name, values in (parts | {CORRECT: right}).items():
+                        add(key, name, row, share, values)
+        for key, mixture in found.items():
+            if mixture.boxes is None:
+                for name, values in own.items():
+                    add(key, name, block, mixture.probability, values)
     return chosen
 
 
-def _rules(table: SampleTable) -> dict[str, Strategy]:
-    scored = not np.isnan(table.scores[HEADLINE]).all()
-    found = {rule: find_strategy(name) for rule, name in RULES.items()}
-    return {rule: strategy for rule, strategy in found.items() if scored or strategy.needs != "score"}
+def _measure(task: Task, problem: Problem, groups: Sequence[Floats]) -> list[dict[str, Floats]]:
+    """The task's components of each group of boxes ``[M, 4]``.
 
-
-def _parts(table: SampleTable, samples: Sequence[Sample]) -> dict[str, Floats]:
-    """Components ``[P, G]`` as they are stored; NaN where a sample lacks one."""
-    place = {problem: row for row, problem in enumerate(table.problems)}
-    names = dict.fromkeys(name for sample in samples for name in sample.rewards)
-    parts = {name: np.full(table.correct.shape, np.nan) for name in names}
-    seen = [0] * len(place)
-    for sample in sorted(samples, key=lambda sample: sample.sample):
-        row = place[sample.problem]
-        for name, value in sample.rewards.items():
-            parts[name][row, seen[row]] = value
-        seen[row] += 1
-    return parts | {CORRECT: table.correct}
-
-
-def _take(
-    table: SampleTable, boxes: Floats | None, block: NDArray[np.int64], columns: NDArray[np.int64]
-) -> Candidates:
-    """The S subsets ``columns`` ``[S, n]`` of the block's candidates, ``[B, S, n]``, each clustered anew."""
-    own = None if boxes is None else boxes[block][:, columns]
-    keys = table.keys[block][:, columns] if own is None else cluster_boxes(own, DEFAULTS.iou)[0]
-    return Candidates(keys, table.scores[HEADLINE][block][:, columns], own, table.correct[block][:, columns])
-
-
-def _share(
-    strategy: Strategy,
-    table: SampleTable,
-    block: NDArray[np.int64],
-    taken: Candidates,
-    columns: NDArray[np.int64],
-) -> Floats:
-    """How likely each of the G samples is chosen, ``[B, G]``; exact where there is a closed form."""
-    correct, n = table.correct[block], columns.shape[1]
-    if strategy.name == "first":
-        return np.full(correct.shape, 1 / correct.shape[1])
-    if strategy.name == "best":
-        return best_share(table.scores[HEADLINE][block], n)
-    if strategy.name == "oracle":
-        return oracle_share(correct, n)
-    weights = strategy.weigh(taken, DEFAULTS)
-    share = np.zeros(correct.shape)
-    for number, own in enumerate(columns):
-        share[:, own] += weights[:, number]
-    return share / len(columns)
-
-
-def _consensus(taken: Candidates, strategy: Strategy) -> tuple[Floats, Floats]:
-    """The boxes ``[B, S*n, 4]`` that the winning clusters stand for, and how likely each is chosen.
-
-    A subset without a readable box has one NaN box.
+    One call measures all boxes of a problem, since its mask may have to be drawn for it.
     """
-    assert strategy.votes is not None and taken.boxes is not None
-    sums, made = cluster_votes(taken.keys, taken.boxes, strategy.votes(taken, DEFAULTS))
-    weights = winners(sums)
-    weights[..., 0] += ~(sums > 0).any(-1)
-    return made.reshape(len(sums), -1, 4), weights.reshape(len(sums), -1) / sums.shape[1]
-
-
-def _measure(
-    task: Task,
-    rows: Sequence[Problem],
-    block: NDArray[np.int64],
-    boxes: Floats,
-    made: Mapping[tuple[str, int], tuple[Floats, Floats]],
-    chosen: Chosen,
-    count: int,
-) -> dict[str, Floats]:
-    """Components ``[B, G]`` of the samples' boxes; those of the boxes that votes made go into ``chosen``.
-
-    All boxes of a problem are measured in one call, since its mask may have to be drawn for it.
-    """
-    own: dict[str, Floats] = {}
-    for place, row in enumerate(block):
-        likely = {key: (b[place][w[place] > 0], w[place][w[place] > 0]) for key, (b, w) in made.items()}
-        stacked = np.concatenate([boxes[row], *(b for b, _ in likely.values())])
-        parts = _answer_parts(task)(rows[row], stacked)
-        for name, values in parts.items():
-            own.setdefault(name, np.full((len(block), boxes.shape[1]), np.nan))
-            own[name][place] = values[: boxes.shape[1]]
-        start = boxes.shape[1]
-        voted = parts | {CORRECT: (box_iou(stacked, rows[row].target) > 0.5).astype(np.float64)}
-        for key, (_, weights) in likely.items():
-            for name, values in voted.items():
-                found = _slot(chosen, key, name, count)
-                found.value[row] = (weights * values[start : start + len(weights)]).sum()
-                found.present[row] = weights.sum()
-            start += len(weights)
-    return own
-
-
-def _answer_parts(task: Task) -> Callable[[Problem, Floats], dict[str, Floats]]:
-    found: Any = getattr(task, "answer_parts", None)
-    return found if found is not None else lambda problem, answers: {}
-
-
-def _slot(chosen: Chosen, key: tuple[str, int], name: str, count: int) -> Expected:
-    parts = chosen.setdefault(key, {})
-    if name not in parts:
-        parts[name] = Expected(np.zeros(count), np.zeros(count))
-    return parts[name]
+    found = task.answer_parts(problem, np.concatenate(groups))
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    split = {name: np.split(values, ends) for name, values in found.items()}
+    return [{name: parts[i] for name, parts in split.items()} for i in range(len(groups))]

@@ -1,8 +1,8 @@
-"""Answers that the rules cannot read, looked for by somebody else: in evaluations only, never for a reward.
+"""A second reader of answers that the rules cannot read. Evaluations use it, rewards never do.
 
-An extractor sees the question and the response, not the target, and what it finds is judged by the task's
-rules as if it stood in the answer's tag. It has to copy: something that does not stand in the response as it
-is would be the extractor's answer, not the model's, and is not taken.
+An extractor sees the question and the response, but not the target. The task's rules judge the answer that it
+finds as if the answer stood in the answer's tag. An extractor has to copy: an answer that does not stand in
+the response would be the extractor's and not the model's, and is not taken.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from selfverify.errors import DataError
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged, token_ends
+from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.tags import SCORE_TAG, Tagged, parse_tagged, token_ends
-from selfverify.rollouts.types import Group, Problem, Trajectory
-from selfverify.tasks import Task
-from selfverify.tasks.base import Judged, user_turn
+from selfverify.tasks.base import Judged, Task, user_turn
 
 logger = logging.getLogger(__name__)
 
 SELF = "self"
-"""`EvaluationConfig.extractor` for the policy that is measured."""
+"""The value of `EvaluationConfig.extractor` that means the policy that is measured."""
 REQUEST = """\
 Here are a question and somebody's reply. Find the final answer that the reply arrives at and copy it, \
 letter by letter, into <answer></answer>. Do not solve the question. If the reply arrives at no answer, \
@@ -39,17 +39,17 @@ class Extractor(Protocol):
 
     @property
     def name(self) -> str:
-        """What stored samples say who read them."""
+        """The name under which stored samples say who read them."""
         ...
 
     def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
-        """One answer per response, as it stands there; None where there is none."""
+        """Return one answer per response, copied from it; None where there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyExtractor:
-    """A policy of this library, asked in text, greedily."""
+    """An extractor that asks a policy of this library in text and decodes its reply greedily."""
 
     policy: Policy
     name: str
@@ -57,7 +57,7 @@ class PolicyExtractor:
     batch: int = 32
 
     def extract(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[str | None]:
-        """See `Extractor`. A response that cannot stand in a prompt has no answer."""
+        """See `Extractor.extract`. A response that cannot be put into a prompt has no answer."""
         found: list[str | None] = [None] * len(problems)
         asked: list[tuple[int, Prompt]] = []
         for place, (problem, response) in enumerate(zip(problems, responses, strict=True)):
@@ -78,14 +78,14 @@ class PolicyExtractor:
 
 
 def make_extractor(path: str, policy: Policy) -> Extractor:
-    """The extractor of a configuration: a model's path, or `SELF`."""
+    """Make the extractor that a configuration names by a model's path or as `SELF`."""
     if path == SELF:
         return PolicyExtractor(policy, SELF)
     return PolicyExtractor(Policy.load(policy.config.for_model(path)), path)
 
 
 def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> None:
-    """Have every answer that the rules could not read extracted, and judge what was found in its place."""
+    """Let an extractor find the answers that the rules could not read, and judge those it finds instead."""
     unread = [
         (group.problem, trajectory)
         for group in groups
@@ -112,7 +112,7 @@ def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> Non
 
 
 def _last_turn(trajectory: Trajectory) -> str:
-    """What the policy wrote last: its answer to the only or to the newest request."""
+    """Return what the policy wrote in the last turn."""
     last = trajectory.segments[-1].turn if trajectory.segments else 0
     return "".join(s.text for s in trajectory.segments if s.turn == last and s.author == "policy")
 
@@ -125,14 +125,15 @@ def _question(problem: Problem) -> str:
 
 
 def stands_in(answer: str, response: str) -> bool:
-    """Whether an answer is in a response as it is, regardless of spacing and, but for single letters, case.
+    """Say whether a response contains an answer.
 
-    It may not be a part of a word or of a number: nearly every response has a "b" somewhere, and 15 is not 5.
+    Spacing does not matter, and case matters for single letters only. Parts of words or numbers do not
+    count: nearly every response has a "b" somewhere, and 15 is not 5.
     """
     wanted, text = " ".join(answer.split()), " ".join(response.split())
     if len(wanted) > 1:
         wanted, text = wanted.casefold(), text.casefold()
     before = r"(?<![\w\\-])(?<!\d[.,])" if wanted[:1].isalnum() else ""
     after = r"(?!\w|[.,]\d)" if wanted[-1:].isalnum() else ""
-    # Chinese has no spaces between words, so boundaries are those of ASCII.
+    # Chinese has no spaces between words, so only ASCII characters make a boundary.
     return bool(wanted) and re.search(before + re.escape(wanted) + after, text, re.ASCII) is not None

@@ -1,111 +1,105 @@
-"""The problems that an evaluation is over: where they end, and what becomes of those that cannot be used."""
+"""The problems of an evaluation: how many there are, and what becomes of those that cannot be used."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from selfverify import ranks
-from selfverify.errors import ConfigError, DataError
-from selfverify.evaluation.config import EvaluationConfig
-from selfverify.events import note
+from selfverify.core import ranks
+from selfverify.core.errors import ConfigError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.evaluation.sweep import make_problems
 from selfverify.policy.encoding import Encoder
-from selfverify.rollouts.types import Problem
-from selfverify.tasks import Task
-from selfverify.tasks.base import NotCounted, problem_count
+from selfverify.tasks.base import NotCounted, Task
 
 logger = logging.getLogger(__name__)
 
 NAMED = 10
-"""Reasons that a summary lists."""
+"""A summary lists at most so many reasons."""
 
 
 class HeldOut:
     """The problems of `EvaluationConfig.split`, by index.
 
     Args:
-        task: Makes them.
-        config: How many, and what to do about broken ones.
-        encoder: Of the policy that is measured; None looks at no encoding.
+        task: Makes the problems.
+        config: How many problems there are, and what to do about broken ones.
 
     Raises:
-        ConfigError: All are wanted of a task whose problems never end.
+        ConfigError: The configuration asks for all problems of a task whose problems never end.
     """
 
-    def __init__(self, task: Task, config: EvaluationConfig, encoder: Encoder | None = None) -> None:
-        self.task, self.config, self.encoder = task, config, encoder
-        known = problem_count(task, config.split)
+    def __init__(self, task: Task, config: EvaluationConfig) -> None:
+        self.task, self.config = task, config
+        known = task.count(config.split)
         if known is None and config.problems is None:
             raise ConfigError(
                 f"task {task.name} makes problems without end: set evaluation.problems to a number"
             )
         self.total: int = min(n for n in (known, config.problems) if n is not None)
-        """Indices to look at; not all need be problems that can be used."""
-        self._bad: dict[int, str] = {}
+        """The number of indices. Some may be of problems that cannot be used."""
+        self._made: dict[int, Problem] = {}
+        self._broken: dict[int, str] = {}
         self._not_counted: set[int] = set()
 
-    def make(self, indices: Iterable[int]) -> dict[int, Problem]:
-        """The problems with these indices that can be made and count.
+    def make(self, indices: Iterable[int], encoder: Encoder | None = None) -> dict[int, Problem]:
+        """Make the problems with these indices; returns those that can be used.
+
+        A problem cannot be used if it cannot be made, if the task's scoring does not count it, or if the
+        ``encoder`` cannot encode it.
 
         Raises:
-            DataError: One cannot be made, and `EvaluationConfig.on_bad` is ``refuse``.
+            DataError: A problem cannot be used, and `EvaluationConfig.on_bad` is ``refuse``.
         """
-        found = {}
-        for index in indices:
-            try:
-                found[index] = self.task.problem(self.config.split, 0, index)
-            except NotCounted:
+        problems, unusable = make_problems(self.task, self.config.split, 0, indices, encoder)
+        # Without their images: those of a whole benchmark may not fit into memory.
+        self._made |= {index: replace(problem, images=[]) for index, problem in problems.items()}
+        for index, error in unusable.items():
+            if isinstance(error, NotCounted):
                 self._not_counted.add(index)
-            except DataError as error:
-                self._skip(index, error)
-        return found
+            elif self.config.on_bad == "refuse":
+                raise error
+            elif index not in self._broken:
+                self._broken[index] = str(error)
+                name = f"{self.task.name}/{self.config.split}#{index}"
+                message = f"a problem is left out: {error}"
+                note(logger, "problem_skipped", message, problem=name, reason=str(error))
+        return problems
 
-    def encodable(self, problems: Mapping[int, Problem], finished: Collection[str]) -> dict[int, Problem]:
-        """Without those that cannot be encoded, where these are to be skipped. Finished ones could be."""
-        if self.config.on_bad == "refuse" or self.encoder is None:
-            return dict(problems)
-        found = {}
-        for index, problem in problems.items():
-            try:
-                if problem.id not in finished:
-                    self.encoder.prompt(problem)
-                found[index] = problem
-            except DataError as error:
-                self._skip(index, error)
-        return found
+    def known(self, indices: Sequence[int]) -> dict[int, Problem]:
+        """Return the problems with these indices that can be made, without their images."""
+        for index in indices:
+            if index not in self._made:
+                self.make([index])
+        return {index: self._made[index] for index in indices if index in self._made}
 
-    def _skip(self, index: int, error: DataError) -> None:
-        if self.config.on_bad == "refuse":
-            raise error
-        if index not in self._bad:
-            name = f"{self.task.name}/{self.config.split}#{index}"
-            note(
-                logger, "problem_skipped", f"a problem is left out: {error}", problem=name, reason=str(error)
-            )
-        self._bad[index] = str(error)
-
-    def share_bad(self) -> Collection[int]:
-        """Indices left out so far by any process. All have to call it."""
-        for theirs in ranks.gather(self._bad):
-            self._bad |= theirs
-        return self._bad.keys()
+    def share_left_out(self) -> None:
+        """Tell all processes what each of them has left out. All processes have to call this."""
+        for broken, not_counted in ranks.gather((self._broken, self._not_counted)):
+            self._broken |= broken
+            self._not_counted |= not_counted
 
     def left_out(self) -> dict[str, Any]:
-        """``{"left_out": {"rows", "problems", "not_counted", "reasons"}}``; empty if nothing was.
+        """Count what was left out: ``{"left_out": {"rows", "problems", "not_counted", "reasons"}}``.
 
-        ``rows`` are those of the file that make no problem, ``problems`` those that cannot be made or
-        encoded, ``not_counted`` those that the task's scoring leaves out by its rules.
+        ``rows`` counts rows of the data file that make no problem, ``problems`` counts problems that cannot
+        be made or encoded, and ``not_counted`` those that the task's scoring does not count. The result is
+        empty if nothing was left out.
         """
-        rows = list(getattr(self.task, "broken", lambda split: [])(self.config.split))
-        counts = {"rows": len(rows), "problems": len(self._bad), "not_counted": len(self._not_counted)}
+        rows = self.task.broken(self.config.split)
+        counts = {"rows": len(rows), "problems": len(self._broken), "not_counted": len(self._not_counted)}
         if not any(counts.values()):
             return {}
-        reasons = [*rows, *(self._bad[index] for index in sorted(self._bad))]
+        reasons = [*rows, *(self._broken[index] for index in sorted(self._broken))]
         return {"left_out": {**counts, "reasons": reasons[:NAMED]}}
 
     def why(self) -> str:
-        """Why nothing is left, in a sentence."""
-        if self._bad:
-            return f"none of {len(self._bad)} problems can be used; the first: {self._bad[min(self._bad)]}"
+        """Say in a sentence why no problem is left."""
+        if self._broken:
+            first = self._broken[min(self._broken)]
+            return f"none of {len(self._broken)} problems can be used; the first: {first}"
         return f"task {self.task.name} counts none of {len(self._not_counted)} problems"

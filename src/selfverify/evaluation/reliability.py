@@ -1,19 +1,19 @@
 """Whether confidences mean what they say, and what abstaining by them would gain.
 
 All functions take confidences and verdicts of any one shape; answers without a confidence (NaN) take no part.
-Within-problem AUC, which is about choosing and not about abstaining, is in `selfverify.evaluation.metrics`.
+Within-problem AUC, which is about choosing and not about abstaining, is in `selfverify.evaluation.ranking`.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from selfverify.selection.rules import Floats
 
 
 def brier(confidence: ArrayLike, correct: ArrayLike) -> float | None:
-    """Mean squared difference of confidence and verdict; 0 is perfect, 1/4 is what one half always gives."""
+    """Mean squared difference of confidence and verdict: 0 is perfect, a constant one half gives 1/4."""
     values, labels = _known(confidence, correct)
     return float(((values - labels) ** 2).mean()) if len(values) else None
 
@@ -22,7 +22,7 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float | No
     """Expected calibration error over ``bins`` bins of equal mass.
 
     The mean over answers of |accuracy - mean confidence| of the bin they fall in. Bins are cut from the
-    sorted confidences; equal confidences stay in one bin, the one that the first of them falls in.
+    sorted confidences; equal confidences share the bin that the first of them falls into.
     """
     values, labels = _known(confidence, correct)
     if not len(values):
@@ -38,9 +38,9 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float | No
 
 
 def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> tuple[Floats, Floats]:
-    """Coverage k/n and selective risk ``[n]`` when only the k most confident answers are given.
+    """Return coverage k/n and selective risk ``[n]`` when only the k most confident answers are given.
 
-    Among equal confidences the order is random: the expected risk is reported.
+    Equal confidences come in random order; the risk is the expected one.
     """
     values, labels = _known(confidence, correct)
     wrong = 1.0 - labels
@@ -74,7 +74,7 @@ def augrc(confidence: ArrayLike, correct: ArrayLike) -> float | None:
 
 
 def reliability(confidence: ArrayLike, correct: ArrayLike) -> dict[str, float | None]:
-    """``ece``, ``brier``, ``aurc`` and ``augrc``."""
+    """Return ``ece``, ``brier``, ``aurc`` and ``augrc`` by name."""
     return {f.__name__: f(confidence, correct) for f in (ece, brier, aurc, augrc)}
 
 

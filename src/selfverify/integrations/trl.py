@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.tags import channel_lengths, parse_tagged, token_ends
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.rollouts.single_turn import ANSWER, SCORE
-from selfverify.rollouts.tags import channel_lengths, parse_tagged, token_ends
-from selfverify.rollouts.types import Finish, Group, Problem, Segment, Trajectory
 
 _READ = ("score", "answer_format", "score_format", "score_opened", "length", "truncated")
 """What every process tells the others about a completion."""
@@ -144,7 +145,7 @@ class ADPOTrainer(GRPOTrainer):
     def _trajectory(read: Tensor, reward: Tensor) -> Trajectory:
         row = dict(zip(_READ, read.tolist(), strict=True))
         value = 0.0 if reward.isnan() else float(reward)
-        finish: Finish = "length" if row["truncated"] else "stop"
+        finish = Finish.LENGTH if row["truncated"] else Finish.STOP
         return Trajectory(
             [Segment(ANSWER, [], finish=finish)],
             scores={} if row["score"] != row["score"] else {"sampled": row["score"]},

@@ -24,7 +24,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from selfverify.errors import CheckpointError
+from selfverify.core.atomic_files import sync_folder
+from selfverify.core.errors import CheckpointError
 from selfverify.learner.checkpoint_files import (
     MODEL_FOLDER,
     Scheduler,
@@ -36,8 +37,14 @@ from selfverify.learner.checkpoint_files import (
     write_best,
     write_checkpoint,
 )
-from selfverify.learner.disk import folder_size, space_report, sync_folder
-from selfverify.learner.state import Savable, optimizer_misfits, set_rng_state, training_bytes, unpack
+from selfverify.learner.disk import folder_size, space_report
+from selfverify.learner.state import (
+    Savable,
+    optimizer_misfits,
+    set_rng_state,
+    training_bytes,
+    unpack,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""One checkpoint's files: writing them, reading them, telling complete ones from damaged ones."""
+"""The files of one checkpoint: writing them, reading them, and finding out whether they are complete."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from selfverify.errors import CheckpointError
-from selfverify.learner.disk import sync_file, sync_folder, write_text
+from selfverify.core.atomic_files import sync_file, sync_folder, write_json
+from selfverify.core.errors import CheckpointError
 from selfverify.learner.state import Savable, pack, parameter_names, parameter_shapes, rng_state
 
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"checkpoint-(\d{6,})")
-"""Name of a checkpoint that is in place."""
+"""The name of a checkpoint that is complete."""
 MODEL_FOLDER = "model"
 """Where a checkpoint or a run keeps a model that `from_pretrained` reads."""
 
@@ -41,8 +41,11 @@ def write_checkpoint(
     progress: dict[str, Any],
     best: float | None,
 ) -> None:
-    """Write everything into ``folder``, force it to the disk, and only then declare it complete."""
-    generators = rng_state()  # before anything below can draw from them
+    """Write a checkpoint into ``folder``, force it to the disk, and only then declare it complete.
+
+    The arguments are those of `CheckpointManager.save`.
+    """
+    generators = rng_state()  # taken before anything below can draw a random number
     (folder / MODEL_FOLDER).mkdir(parents=True)
     write_model(folder / MODEL_FOLDER)
     tensors: dict[str, torch.Tensor] = {}
@@ -66,11 +69,11 @@ def write_checkpoint(
             sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
     known = best if best is not None and not math.isnan(best) else None
     manifest = {"format": _FORMAT, "step": step, "best": known, "files": sizes}
-    write_text(folder / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_json(folder / _MANIFEST, manifest)
 
 
 def complete_checkpoints(folder: Path, warn: bool = False) -> list[Path]:
-    """Complete checkpoints in ``folder``, oldest first; ``warn`` names the others in the log."""
+    """Return the complete checkpoints in ``folder``, oldest first; ``warn`` names the others in the log."""
     found = []
     for path in folder.glob("checkpoint-*"):
         match = NAME.fullmatch(path.name)
@@ -85,7 +88,7 @@ def complete_checkpoints(folder: Path, warn: bool = False) -> list[Path]:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with a checkpoint, as the end of a sentence; empty if it is complete."""
+    """Say what is wrong with a checkpoint, as the end of a sentence; empty if it is complete."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         if manifest["format"] != _FORMAT:
@@ -102,14 +105,21 @@ def damage(path: Path) -> str:
 
 
 def read_checkpoint(path: Path, only: str = "") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The JSON state and the tensors of a complete checkpoint, or those whose names begin with ``only``."""
+    """Read a complete checkpoint.
+
+    Returns:
+        The JSON state, and the tensors whose names begin with ``only``.
+
+    Raises:
+        CheckpointError: The checkpoint is incomplete or damaged.
+    """
     problem = damage(path)
     if problem:
         raise CheckpointError(f"{path}: this checkpoint {problem}")
     try:
         state = json.loads((path / _STATE).read_text(encoding="utf-8"))
         with safe_open(path / _TENSORS, framework="pt") as file:
-            # Copies, because what is read may lie in the mapped file, unlike an unbroken run's memory.
+            # Copied, because the tensors may lie in the mapped file, unlike those of an unbroken run.
             names: list[str] = file.keys()
             return state, {n: file.get_tensor(n).clone() for n in names if n.startswith(only)}
     except (OSError, ValueError, SafetensorError) as error:
@@ -117,18 +127,18 @@ def read_checkpoint(path: Path, only: str = "") -> tuple[dict[str, Any], dict[st
 
 
 def read_metric(path: Path) -> float | None:
-    """The metric that a complete checkpoint was saved with."""
+    """Return the metric that a complete checkpoint was saved with; None if it was not measured."""
     value: float | None = json.loads((path / _MANIFEST).read_text())["best"]
     return value
 
 
 def write_best(folder: Path, pointer: dict[str, Any]) -> None:
     """Note which checkpoint in ``folder`` is the best."""
-    write_text(folder / _BEST, json.dumps(pointer) + "\n")
+    write_json(folder / _BEST, pointer)
 
 
 def read_best(folder: Path) -> dict[str, Any] | None:
-    """``{"checkpoint": name, "value": metric}`` of the best checkpoint, None if none was measured."""
+    """Return ``{"checkpoint": name, "value": metric}`` of the best checkpoint; None if none was measured."""
     try:
         pointer = json.loads((folder / _BEST).read_text())
         if NAME.fullmatch(pointer["checkpoint"]) and isinstance(pointer["value"], (int, float)):

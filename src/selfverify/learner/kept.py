@@ -6,33 +6,28 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel
-
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
 from selfverify.data.verdicts import Verdict, read_verdicts
-from selfverify.errors import ConfigError, DataError
-from selfverify.rollouts.types import Problem
-from selfverify.tasks import Task
-from selfverify.tasks.base import problem_count, problem_digest
-from selfverify.tasks.rows import training_place
+from selfverify.tasks.base import Task
+from selfverify.tasks.row_task import training_place
 
 
 def judged_by(task: Task) -> dict[str, Any]:
-    """The options that decide a task's training problems and what is right."""
-    config = getattr(task, "config", None)
-    if not isinstance(config, BaseModel):
-        return {}
-    return config.model_dump(mode="json", exclude={"validation", "test", "workers"})
+    """Return the options that decide a task's training problems and which answers are right."""
+    return task.config.model_dump(mode="json", exclude={"validation", "test", "workers"})
 
 
 class Kept:
-    """The kept problems again and again, each pass in another order.
+    """The problems that verdicts keep, in passes; each pass has another order.
 
     Args:
-        path: The verdicts.
-        task: The task that they are about, which knows how its policy writes places (`tell_space`).
+        path: The file of verdicts.
+        task: The task that the verdicts are about. It has to know how its policy writes places
+            (`Task.use_space`).
 
     Raises:
-        ConfigError: They are unfinished, about another task or other data, or keep nothing.
+        ConfigError: The verdicts are unfinished, about another task or other data, or keep nothing.
         DataError: The file is corrupt.
     """
 
@@ -41,20 +36,20 @@ class Kept:
         settings, verdicts = read_verdicts(path)
         if settings["task"] != task.name:
             raise ConfigError(f"{path} is about task {settings['task']}, this is {task.name}")
-        count = problem_count(task, "train")
+        count = task.count("train")
         if count != settings["count"]:
             raise ConfigError(
                 f"{path} belongs to other data: of {settings['count']} training problems, where task "
                 f"{task.name} has {count} now; filter these with `selfverify data filter`"
             )
-        # Rows of files are compared one by one instead; the file may have moved.
+        # Problems of a data file are compared one by one instead, because the file may have moved.
         if count is None and judged_by(task) != settings["options"]:
             raise ConfigError(f"{path} is about task {task.name} with other options: {settings['options']}")
         self._seed: int = settings["seed"]
         self._kept = [verdict for verdict in verdicts if not verdict.dropped]
         if not self._kept:
             raise ConfigError(f"{path} keeps none of {len(verdicts)} problems")
-        # One that is broken by now will be skipped; what is wanted here is the check.
+        # This compares the first problem. If it is broken by now, training will skip it.
         with contextlib.suppress(DataError):
             self._made(self._kept[0])
 
@@ -62,7 +57,7 @@ class Kept:
         return len(self._kept)
 
     def problem(self, seed: int, index: int) -> Problem:
-        """Problem ``index`` of a run with this seed.
+        """Make problem ``index`` of a run with this seed.
 
         Raises:
             ConfigError: The data has changed since it was filtered.
@@ -74,7 +69,7 @@ class Kept:
 
     def _made(self, verdict: Verdict) -> Problem:
         problem = self.task.problem("train", self._seed, verdict.index)
-        if (problem.id, problem_digest(problem)) != (verdict.problem, verdict.digest):
+        if (problem.id, problem.digest()) != (verdict.problem, verdict.digest):
             what = "asks something else now" if problem.id == verdict.problem else f"is {problem.id} now"
             raise ConfigError(
                 f"{self.path} belongs to other data: what was problem {verdict.problem} {what}; filter the "

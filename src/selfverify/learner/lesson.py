@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from selfverify import ranks
-from selfverify.learner.source import Source
+from selfverify.core import ranks
+from selfverify.learner.source import GroupSource
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.update import Pass, Updater, UpdateTotals, fixed_logprobs, micro_batches
 from selfverify.policy.policy import Policy
@@ -32,7 +32,7 @@ class Lesson:
         self,
         policy: Policy,
         reference: Policy | None,
-        source: Source,
+        source: GroupSource,
         updater: Updater,
         scheduler: Any,
         temperature: float,
@@ -75,19 +75,12 @@ class Lesson:
         for i in mine:
             groups[i].prompt = self.source.complete(groups[i].number, groups[i].prompt)
         self._settle(groups[everything[0].indices[0]])
-        reference = self._reference_logprobs(groups, everything)
-        old = self._old_logprobs(groups, everything)
+        self._set_reference_logprobs(groups, everything)
+        self._set_old_logprobs(groups, everything)
         self.policy.model.train()
         for _ in range(self.config.inner_epochs):
             for part, plan in zip(parts, plans, strict=True):
-                self.updater.gradient(
-                    [groups[i] for i in part],
-                    plan,
-                    None if reference is None else [reference[i] for i in part],
-                    None if old is None else [old[i] for i in part],
-                    self.temperature,
-                    totals,
-                )
+                self.updater.gradient([groups[i] for i in part], plan, self.temperature, totals)
                 totals.grad_norms.append(self.updater.parallel.step())
                 if self.policy.engine is not None:
                     self.policy.engine.stale = True
@@ -114,26 +107,24 @@ class Lesson:
                 owners[i] = owner
         return owners
 
-    def _reference_logprobs(
-        self, groups: Sequence[GroupStreams], passes: Sequence[Pass]
-    ) -> list[torch.Tensor] | None:
-        if self.reference is None or not any(bool(group.kl_coef.any()) for group in groups):
-            return None
+    def _set_reference_logprobs(self, groups: Sequence[GroupStreams], passes: Sequence[Pass]) -> None:
+        if self.reference is None or not any(bool(group.kl_coef_gr.any()) for group in groups):
+            return
         with self.updater.parallel.autocast():
-            return fixed_logprobs(self.reference, groups, passes, self.temperature)
+            found = fixed_logprobs(self.reference, groups, passes, self.temperature)
+        for group, logprobs_gr in zip(groups, found, strict=True):
+            group.reference_logprobs_gr = logprobs_gr
 
-    def _old_logprobs(
-        self, groups: Sequence[GroupStreams], passes: Sequence[Pass]
-    ) -> list[torch.Tensor] | None:
-        """None where one update follows a rollout: then they are the update's own.
+    def _set_old_logprobs(self, groups: Sequence[GroupStreams], passes: Sequence[Pass]) -> None:
+        """Where several updates follow a rollout; of a single one they are the update's own.
 
         Sampling gave them; what another engine or nobody has sampled has them computed.
         """
         several = self.config.updates_per_rollout * self.config.inner_epochs > 1
         if not several or self.updater.objective != "surrogate":
-            return None
-        known = [group.sampler_logprobs for group in groups if not group.foreign]
-        found = [logprobs for logprobs in known if logprobs is not None]
-        if len(found) == len(groups):
-            return found
-        return fixed_logprobs(self.policy, groups, passes, self.temperature)
+            return
+        known = [None if group.foreign else group.sampler_logprobs_gr for group in groups]
+        if any(logprobs_gr is None for logprobs_gr in known):
+            known = [*fixed_logprobs(self.policy, groups, passes, self.temperature)]
+        for group, logprobs_gr in zip(groups, known, strict=True):
+            group.old_logprobs_gr = logprobs_gr

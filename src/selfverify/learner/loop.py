@@ -12,28 +12,28 @@ from typing import Any
 
 import torch
 
-from selfverify import ranks
-from selfverify.errors import ConfigError, DataError
-from selfverify.events import EVENTS_FILE, EventLog, note
+from selfverify.core import ranks
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import EVENTS_FILE, EventLog, note
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
 from selfverify.learner.checkpoint import CheckpointManager, restore_rng
-from selfverify.learner.config import LearnerConfig
 from selfverify.learner.interrupt import interruptible
 from selfverify.learner.lesson import Lesson
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator, whole_loading
 from selfverify.learner.schedule import learning_rate_factor
-from selfverify.learner.source import Source
+from selfverify.learner.source import GroupSource
 from selfverify.learner.streams import select
 from selfverify.learner.update import Updater
 from selfverify.learner.weights import load_matching
-from selfverify.methods import Method
-from selfverify.policy.config import SamplingConfig
+from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
-from selfverify.rollouts.types import Group, valid_trajectories
-from selfverify.tasks import Task
-from selfverify.tasks.base import Judged, tell_space
+from selfverify.tasks.base import Judged, Task
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, Metrics, Metrics], None]
@@ -81,15 +81,15 @@ class Learner:
         self.policy, self.method = policy, method
         self.config, self.sampling, self.seed = config, sampling, seed
         self.evaluate, self.on_step = evaluate, on_step
-        tell_space(task, policy.coordinate_space)
-        self.source = Source(policy, task, method, sampling, config.groups_per_step, seed, config.keep)
+        task.use_space(policy.coordinate_space)
+        self.source = GroupSource(policy, task, method, sampling, config.groups_per_step, seed, config.keep)
         self.step = 0
         self.empty_steps = 0
         self.best: float | None = None
         self.accelerator = make_accelerator(policy, log_with=config.trackers or None, project_dir=str(folder))
         if config.trackers:
             self.accelerator.init_trackers("selfverify")
-        uses_kl = getattr(getattr(method, "config", None), "needs_reference", False)
+        uses_kl = method.config.needs_reference
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = policy.frozen_copy() if uses_kl else None
         self.optimizer = make_optimizer(config, policy.model.named_parameters())
@@ -100,7 +100,7 @@ class Learner:
             self.checkpoints = CheckpointManager(folder / "checkpoints", config.keep_last)
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
-        self.events = EventLog(folder / EVENTS_FILE, ranks.index())
+            self.events = EventLog(folder / EVENTS_FILE, ranks.index())
         if sampling.engine == "vllm":
             policy.engine = VLLMEngine(policy, self.accelerator, sampling)
 
@@ -218,7 +218,6 @@ class Learner:
 
         # Not among the metrics: how often something hung depends on the machine, and a resumed run's metrics
         # are those of an unbroken one.
-        counted = getattr(self.source.task, "counters", dict)
         tokens = sum(len(t.tokens) for group in rollout.groups for t in group.trajectories)
         metrics: Metrics = {
             **(self.method.metrics(rollout.groups) if rollout.groups else {}),
@@ -235,7 +234,7 @@ class Learner:
             "time/rollout_s": clock[1] - clock[0],
             "time/update_s": clock[2] - clock[1],
             "tokens_per_s": tokens / (clock[2] - clock[0]),
-            **counted(),
+            **self.source.task.counters(),
         }
         return metrics, timing
 
@@ -247,8 +246,8 @@ class Learner:
             "seed": self.seed,
             "best": self.best,
             "skipped": self.source.skipped,
-            "metrics_bytes": self.metrics_log.length(),
-            "timing_bytes": self.timing_log.length(),
+            "metrics_bytes": self.metrics_log.sync(),
+            "timing_bytes": self.timing_log.sync(),
         }
 
     def save(self, best: float | None = None) -> Path:
@@ -318,7 +317,7 @@ class Learner:
         if ranks.count() == 1:
             return
         try:
-            problem = self.source.task.problem("train", self.seed, 0)
+            problem = self.source.problem(0)
             pixels = hashlib.sha256(b"".join(image.tobytes() for image in problem.images)).hexdigest()[:16]
             first: Any = (problem.id, problem.messages, problem.target, pixels)
         except DataError as error:  # to be skipped, by all
@@ -328,7 +327,7 @@ class Learner:
             {
                 "learner": self.config.model_dump(),
                 "sampling": self.sampling.model_dump(),
-                "method": (self.method.name, str(getattr(self.method, "config", None))),
+                "method": (self.method.name, str(self.method.config)),
                 "seed": self.seed,
                 "weights": self.policy.whole(self.policy.fingerprint),
                 "first problem": first,

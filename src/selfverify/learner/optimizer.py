@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfverify.errors import ConfigError
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.errors import ConfigError
+from selfverify.core.learner_settings import LearnerConfig
 
 
 def make_optimizer(config: LearnerConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from selfverify import ranks
-from selfverify.errors import ConfigError
+from selfverify.core import ranks
+from selfverify.core.errors import ConfigError
 from selfverify.learner.state import Savable
 from selfverify.learner.zero import ZeroOptimizer, whole_weights
 from selfverify.policy.policy import Policy

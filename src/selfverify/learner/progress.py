@@ -16,7 +16,7 @@ QUIET_S = 10.0
 
 
 class TrainingProgress:
-    """Context manager whose two methods fit ``selfverify.run.train``'s callbacks.
+    """Context manager whose two methods fit ``selfverify.experiments.run.train``'s callbacks.
 
     Args:
         total: Training steps.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.learner_settings import LearnerConfig
 
 
 def learning_rate_factor(config: LearnerConfig) -> Callable[[int], float]:

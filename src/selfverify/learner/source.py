@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from selfverify import ranks
-from selfverify.errors import DataError
-from selfverify.events import note
+from selfverify.core import ranks
+from selfverify.core.errors import DataError
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
 from selfverify.learner.kept import Kept
-from selfverify.methods import Method
-from selfverify.policy.config import SamplingConfig
+from selfverify.methods.base import Method
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Group, Problem
-from selfverify.tasks import Task
+from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 
 
-class Source:
+class GroupSource:
     """Makes the rollouts of one step after another.
 
     Args:
@@ -107,7 +108,7 @@ class Source:
         if known is not None:
             return known
         index = self._step * self.count + self._places[number]
-        made = self.policy.encoder.prompt(self._problem(index))
+        made = self.policy.encoder.prompt(self.problem(index))
         if made.problem_id != prompt.problem_id or made.ids.tolist() != prompt.ids.tolist():
             raise DataError(
                 f"{prompt.problem_id}: process {ranks.index()} makes another prompt of problem {index} than "
@@ -116,10 +117,15 @@ class Source:
         self._prompts[number] = made
         return made
 
-    def _problem(self, index: int) -> Problem:
+    def problem(self, index: int) -> Problem:
+        """Training problem ``index`` of the run.
+
+        Raises:
+            DataError: It cannot be made.
+        """
         if self._kept is not None:
             return self._kept.problem(self.seed, index)
-        return self.task.problem("train", self.seed, index)
+        return self.method.problem(self.task, self.seed, index)
 
     def _problems(self, step: int) -> dict[int, Problem]:
         """This process's problems by their place in the step. One that cannot be made is skipped."""
@@ -127,7 +133,7 @@ class Source:
         for place in range(ranks.index(), self.count, ranks.count()):
             index = step * self.count + place
             try:
-                found[place] = self._problem(index)
+                found[place] = self.problem(index)
             except DataError as error:
                 self._skip(f"{self.task.name}#{index}", error)
         return found

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfverify.errors import CheckpointError
+from selfverify.core.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 

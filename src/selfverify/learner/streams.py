@@ -1,41 +1,62 @@
-"""From groups and credits to per-token streams: all the learner ever sees of a method."""
+"""From groups and credits to per-token streams: all the learner ever sees of a method.
+
+Names of tensors end in their axes: B groups, G trajectories of each, R tokens of a response, N rows
+(trajectories of several groups), M tokens that learn from all their alternatives, K alternatives of each.
+The ragged lists of a rollout become padded tensors here, once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
+from selfverify.core.credit import Alternatives, Credit
+from selfverify.core.trajectory import Group
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
 from selfverify.policy.encoding import Prompt
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Choices, Credit, Group
 
 
 @dataclass(slots=True)
 class GroupStreams:
     """One group's per-token streams, ``[G, R]`` each (R = its longest response).
 
-    ``channel`` holds -1 where nothing is trained; ``loss_weight`` is the channel's weight before any
-    denominator; ``sampler_logprobs`` are those of sampling, or None where nothing was sampled. At the tokens
-    of ``choices`` ``advantage`` is 0: they learn from all their alternatives. What is ``foreign`` was sampled
-    by another engine than the learner's model, whose log-probs are not quite the same; NaN are unknown ones.
-    ``number`` is the group's place in its rollout.
+    Args:
+        prompt: What the responses follow.
+        tokens: G lists of token ids.
+        channel_gr: The number of the token's credit; -1 where nothing is trained.
+        advantage_gr: 0 at the tokens of ``choices``, which learn from all their alternatives.
+        kl_coef_gr: Coefficient of the token's KL term.
+        weight_gr: The channel's loss weight, before any denominator.
+        sampler_logprobs_gr: Log-probs at sampling, NaN where unknown; None where nothing was sampled.
+        choices: The alternatives of the M tokens that have some.
+        choice_weight_m: Their loss weights.
+        foreign: Whether another engine than the learner's model sampled, whose log-probs are not quite the
+            same.
+        number: The group's place in its rollout.
+        old_logprobs_gr: Log-probs of the policy that sampled; None while it is the one that learns, so that
+            the ratio is 1 by definition.
+        reference_logprobs_gr: Log-probs of the reference; None where no KL coefficient is above 0.
     """
 
     prompt: Prompt
     tokens: list[list[int]]
-    channel: Tensor
-    advantage: Tensor
-    kl_coef: Tensor
-    loss_weight: Tensor
-    sampler_logprobs: Tensor | None
-    choices: Choices | None = None
-    choice_weight: Tensor | None = None
+    channel_gr: Tensor
+    advantage_gr: Tensor
+    kl_coef_gr: Tensor
+    weight_gr: Tensor
+    sampler_logprobs_gr: Tensor | None = None
+    choices: Alternatives | None = None
+    choice_weight_m: Tensor | None = None
     foreign: bool = False
     number: int = 0
+    old_logprobs_gr: Tensor | None = None
+    reference_logprobs_gr: Tensor | None = None
 
     @property
     def token_count(self) -> int:
@@ -43,70 +64,70 @@ class GroupStreams:
         return len(self.prompt.ids) + sum(len(row) for row in self.tokens)
 
     @property
+    def trained_gr(self) -> Tensor:
+        """``[G, R]`` bool: which tokens are trained."""
+        return self.channel_gr != UNTRAINED
+
+    @property
     def trajectories(self) -> int:
-        """How many have trained tokens."""
-        return int((self.channel != UNTRAINED).any(-1).sum())
+        """How many trajectories have trained tokens."""
+        return int(self.trained_gr.any(-1).sum())
 
 
 @dataclass(slots=True)
 class Dropped:
-    """What left the batch and why."""
+    """How many groups left the batch, by reason."""
 
     zero_advantage: int = 0
     all_invalid: int = 0
 
 
-def _spread(value: float | Tensor, count: int) -> list[float]:
-    tensor = torch.as_tensor(value, dtype=torch.float32)
-    result: list[float] = tensor.expand(count).tolist()
-    return result
-
-
 def make_streams(
-    prompt: Prompt, group: Group, credits: Sequence[Credit], foreign: bool = False
+    prompt: Prompt, group: Group, credits: Sequence[Credit], foreign: bool = False, number: int = 0
 ) -> GroupStreams:
     """Lay a group's credits out over its tokens.
 
     A credit reaches the policy's tokens in its channel, of valid trajectories. Where a channel's
     advantages are all 0 its KL coefficient is 0 too: what teaches nothing must not be pushed by KL either.
+
+    Raises:
+        ValueError: Several channels have choices, or choices lie outside their channel's trained tokens.
     """
     tokens = [t.tokens for t in group.trajectories]
     shape = (len(tokens), max((len(row) for row in tokens), default=0))
-    channel = torch.full(shape, UNTRAINED)
-    advantage, kl_coef, weight = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
-    for number, credit in enumerate(credits):
-        count = len(tokens)
-        silent = not credit.teaches
-        values = _spread(credit.advantage, count)
-        coefs = [0.0] * count if silent else _spread(credit.kl_coef, count)
-        weights = _spread(credit.weight, count)
-        for i, trajectory in enumerate(group.trajectories):
-            if credit.valid is not None and not bool(credit.valid[i]):
-                continue
-            mask = torch.zeros(shape[1], dtype=torch.bool)
-            flags = trajectory.channel_mask([credit.channel])
-            mask[: len(flags)] = torch.tensor(flags, dtype=torch.bool)
-            channel[i, mask] = number
-            advantage[i, mask], kl_coef[i, mask], weight[i, mask] = values[i], coefs[i], weights[i]
-    choosing = [number for number, credit in enumerate(credits) if credit.choices is not None]
+    channel_gr = torch.full(shape, UNTRAINED)
+    advantage_gr, kl_coef_gr, weight_gr = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+    for place, credit in enumerate(credits):
+        flags = [torch.tensor(t.channel_mask([credit.channel]), dtype=torch.bool) for t in group.trajectories]
+        mask_gr = pad_sequence(flags, batch_first=True)
+        if credit.valid is not None:
+            mask_gr &= credit.valid[:, None]
+        channel_gr[mask_gr] = place
+        for stream_gr, value in (
+            (advantage_gr, credit.advantage),
+            (kl_coef_gr, credit.kl_coef if credit.teaches else 0.0),
+            (weight_gr, credit.weight),
+        ):
+            value_g = torch.as_tensor(value, dtype=torch.float32).expand(len(tokens))
+            stream_gr[mask_gr] = value_g[:, None].expand(shape)[mask_gr]
+    streams = GroupStreams(prompt, tokens, channel_gr, advantage_gr, kl_coef_gr, weight_gr)
+    streams.foreign, streams.number = foreign, number
+    choosing = [(place, credit) for place, credit in enumerate(credits) if credit.choices is not None]
     if len(choosing) > 1:
-        names = ", ".join(credits[number].channel for number in choosing)
+        names = ", ".join(credit.channel for _, credit in choosing)
         raise ValueError(f"{group.problem.id}: only one channel may have choices, not {names}")
-    choices = choice_weight = None
-    if choosing and (choices := credits[choosing[0]].choices) is not None:
-        if not bool((channel[choices.rows, choices.places] == choosing[0]).all()):
+    for place, credit in choosing:
+        choices = streams.choices = credit.choices
+        assert choices is not None
+        at = (choices.rows, choices.places)
+        if not bool((channel_gr[at] == place).all()):
             raise ValueError(f"{group.problem.id}: choices lie outside their channel's trained tokens")
-        advantage[choices.rows, choices.places] = 0.0
-        choice_weight = weight[choices.rows, choices.places]
+        advantage_gr[at] = 0.0
+        streams.choice_weight_m = weight_gr[at]
     logprobs = [t.logprobs for t in group.trajectories]
-    sampler = None
     if all(len(a) == len(b) for a, b in zip(logprobs, tokens, strict=True)):
-        sampler = torch.zeros(shape)
-        for i, row in enumerate(logprobs):
-            sampler[i, : len(row)] = torch.tensor(row)
-    return GroupStreams(
-        prompt, tokens, channel, advantage, kl_coef, weight, sampler, choices, choice_weight, foreign
-    )
+        streams.sampler_logprobs_gr = pad_sequence([torch.tensor(row) for row in logprobs], batch_first=True)
+    return streams
 
 
 def select(
@@ -124,8 +145,7 @@ def select(
         elif drop_zero and not any(c.teaches for c in group_credits):
             dropped.zero_advantage += 1
         else:
-            streams = make_streams(prompt, group, group_credits, foreign)
-            kept.append(replace(streams, number=number))
+            kept.append(make_streams(prompt, group, group_credits, foreign, number))
     return kept, dropped
 
 
@@ -134,49 +154,54 @@ def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> l
 
     Taken over the whole batch at once, so micro-batches only add up.
     """
-    width = max(group.channel.shape[1] for group in groups)
+    width = max(group.channel_gr.shape[1] for group in groups)
 
-    def widen(tensor: Tensor, value: float) -> Tensor:
-        return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=value)
+    def rows(streams: Sequence[Tensor], value: float) -> Tensor:
+        return torch.cat([pad(s_gr, (0, width - s_gr.shape[1]), value=value) for s_gr in streams])
 
-    channel = torch.cat([widen(group.channel, UNTRAINED) for group in groups])
-    weight = torch.cat([widen(group.loss_weight, 0.0) for group in groups])
-    total = token_weights(channel, weight, denominator=denominator)
-    parts = total.split([len(group.channel) for group in groups])
-    return [part[:, : group.channel.shape[1]] for part, group in zip(parts, groups, strict=True)]
+    channel_nr = rows([group.channel_gr for group in groups], UNTRAINED)
+    weight_nr = rows([group.weight_gr for group in groups], 0.0)
+    parts = token_weights(channel_nr, weight_nr, denominator=denominator).split(
+        [len(group.channel_gr) for group in groups]
+    )
+    return [part[:, : group.channel_gr.shape[1]] for part, group in zip(parts, groups, strict=True)]
 
 
-def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor, Choices]:
-    """All groups' choices as one, with each one's group and loss weight, ``[M]``; may be empty."""
+def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor, Alternatives]:
+    """All groups' choices as one: places ``[M, 3]`` (group, trajectory, token), weights ``[M]``, choices."""
     owners, weights, parts = [], [], []
     for b, group in enumerate(groups):
-        if group.choices is not None and group.choice_weight is not None:
+        if group.choices is not None and group.choice_weight_m is not None:
             owners += [b] * len(group.choices.rows)
-            weights.append(group.choice_weight)
+            weights.append(group.choice_weight_m)
             parts.append(group.choices)
     if not parts:
-        none, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0, 1)
-        return none, nothing[:, 0], Choices(none, none, none.view(0, 1), nothing, nothing)
+        none_m, nothing_mk = torch.zeros(0, dtype=torch.long), torch.zeros(0, 1)
+        none = Alternatives(none_m, none_m, none_m.view(0, 1), nothing_mk, nothing_mk)
+        return none_m.new_zeros(0, 3), nothing_mk[:, 0], none
     width = max(part.tokens.shape[1] for part in parts)
 
     def join(tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors])
+        return torch.cat([pad(t_mk, (0, width - t_mk.shape[1])) for t_mk in tensors])
 
-    return (
-        torch.tensor(owners),
-        torch.cat(weights),
-        Choices(
-            torch.cat([part.rows for part in parts]),
-            torch.cat([part.places for part in parts]),
-            join([part.tokens for part in parts]),
-            join([part.probability for part in parts]),
-            join([part.advantage for part in parts]),
-        ),
+    choices = Alternatives(
+        torch.cat([part.rows for part in parts]),
+        torch.cat([part.places for part in parts]),
+        join([part.tokens for part in parts]),
+        join([part.probability for part in parts]),
+        join([part.advantage for part in parts]),
     )
+    places_m3 = torch.stack([torch.tensor(owners), choices.rows, choices.places], dim=1)
+    return places_m3, torch.cat(weights), choices
 
 
 def stack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """``[B, G, R]`` from ``[G, R]`` tensors of different sizes, padded with zeros."""
     g, r = max(t.shape[0] for t in tensors), max(max(t.shape[1] for t in tensors), 1)
-    padded = [torch.nn.functional.pad(t, (0, r - t.shape[1], 0, g - t.shape[0])) for t in tensors]
-    return torch.stack(padded).to(device)
+    return torch.stack([pad(t, (0, r - t.shape[1], 0, g - t.shape[0])) for t in tensors]).to(device)
+
+
+def stack_known(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
+    """As `stack`, or None unless all are known."""
+    known = [tensor for tensor in tensors if tensor is not None]
+    return stack(known, device) if len(known) == len(tensors) else None

@@ -1,4 +1,7 @@
-"""One optimiser update from streams. It knows objectives, not methods."""
+"""One optimiser update from streams. It knows objectives, not methods.
+
+Names of tensors end in their axes, as in `selfverify.learner.streams`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from selfverify import ranks
-from selfverify.learner.config import LearnerConfig
+from selfverify.core import ranks
+from selfverify.core.credit import Alternatives
+from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.mismatch import Mismatch
 from selfverify.learner.parallel import Parallel
-from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices
+from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices, stack_known
 from selfverify.objectives import (
-    ChoiceTerms,
     choice_probability,
     choice_surrogate,
     importance_weight,
@@ -22,7 +25,6 @@ from selfverify.objectives import (
     surrogate,
 )
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.types import Choices
 
 
 @dataclass(slots=True)
@@ -66,7 +68,12 @@ class UpdateTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Groups that are forwarded together; what does not ``count`` only keeps other processes company."""
+    """Groups that are forwarded together.
+
+    Args:
+        indices: Which groups of the batch.
+        counts: False for a pass that only keeps the processes in step: its gradient and figures are dropped.
+    """
 
     indices: list[int]
     counts: bool = True
@@ -75,23 +82,20 @@ class Pass:
 def micro_batches(groups: Sequence[GroupStreams], owners: Sequence[int], size: int) -> list[Pass]:
     """This process's forward passes: like lengths together, so that little is padding.
 
-    Wrappers make all processes work in step, so all get as many passes as the busiest one has. Who has fewer
-    repeats a small one, which counts for nothing.
+    Wrappers make all processes work in step, so all get as many passes as the busiest one has. One that
+    has fewer repeats a small pass, which does not count.
 
     Args:
         groups: Those of all processes.
-        owners: Whose each of them is.
+        owners: The process that learns from each group.
         size: Groups in one pass.
     """
-    by_process: list[list[list[int]]] = []
-    order = sorted(range(len(groups)), key=lambda i: (len(groups[i].prompt.ids), groups[i].channel.shape[1]))
-    for process in range(ranks.count()):
-        own = [i for i in order if owners[i] == process]
-        by_process.append([own[start : start + size] for start in range(0, len(own), size)])
-    mine = by_process[ranks.index()]
-    missing = max(len(passes) for passes in by_process) - len(mine)
-    filler = Pass((mine[0] if mine else order)[:1], counts=False)
-    return [Pass(indices) for indices in mine] + [filler] * missing
+    lengths = [(len(group.prompt.ids), group.channel_gr.shape[1]) for group in groups]
+    order = sorted(range(len(groups)), key=lambda i: lengths[i])
+    own = [i for i in order if owners[i] == ranks.index()]
+    passes = [Pass(own[start : start + size]) for start in range(0, len(own), size)]
+    most = max(-(-owners.count(process) // size) for process in range(ranks.count()))
+    return passes + [Pass((own or order)[:1], counts=False)] * (most - len(passes))
 
 
 @torch.no_grad()
@@ -103,35 +107,31 @@ def fixed_logprobs(
     Those of groups that are in no pass are left empty.
     """
     results: list[Tensor] = [torch.empty(0, 0)] * len(groups)
-    for indices in (each.indices for each in passes):
-        chosen = [groups[i] for i in indices]
-        trained = stack([group.channel + 1 for group in chosen], policy.device) > 0
-        values = policy.logprobs(
+    for each in passes:
+        chosen = [groups[i] for i in each.indices]
+        logprobs_bgr = policy.logprobs(
             [group.prompt for group in chosen],
             [group.tokens for group in chosen],
             temperature=temperature,
-            needed=trained,
+            needed=stack([group.trained_gr for group in chosen], policy.device),
         ).cpu()
-        for row, i in zip(values, indices, strict=True):
-            results[i] = row[: groups[i].channel.shape[0], : groups[i].channel.shape[1]]
+        for i, group, logprobs_gr in zip(each.indices, chosen, logprobs_bgr, strict=True):
+            g, r = group.channel_gr.shape
+            results[i] = logprobs_gr[:g, :r]
     return results
 
 
 class Updater:
-    """Gradient steps on one optimiser batch after another."""
+    """Makes the gradients of one optimiser batch after another."""
 
     def __init__(self, policy: Policy, parallel: Parallel, config: LearnerConfig, objective: str) -> None:
-        self.policy = policy
-        self.parallel = parallel
-        self.config = config
-        self.objective = objective
+        self.policy, self.parallel = policy, parallel
+        self.config, self.objective = config, objective
 
     def gradient(
         self,
         groups: Sequence[GroupStreams],
         passes: Sequence[Pass],
-        reference: Sequence[Tensor] | None,
-        old: Sequence[Tensor] | None,
         temperature: float,
         totals: UpdateTotals,
     ) -> None:
@@ -140,9 +140,6 @@ class Updater:
         Args:
             groups: The batch, of all processes.
             passes: This process's share of it.
-            reference: Reference log-probs per group, None when no KL coefficient is above 0.
-            old: Log-probs of the sampling policy; None when this update is the first after sampling,
-                where the ratio is 1 by definition.
             temperature: That of sampling.
             totals: Added to, by this process's share.
         """
@@ -150,117 +147,115 @@ class Updater:
         trajectories = max(sum(group.trajectories for group in groups), 1)
         for number, each in enumerate(passes):
             last = number == len(passes) - 1
+            chosen = [groups[i] if each.counts else _repeated(groups[i]) for i in each.indices]
+            shares = [weights[i] for i in each.indices]
+            counted = totals if each.counts else UpdateTotals()
             with self.parallel.one_pass(last):
-                counted = totals if each.counts else UpdateTotals()
-                loss = self._loss(groups, each, weights, trajectories, reference, old, temperature, counted)
+                loss = self._loss(chosen, shares, trajectories, temperature, counted)
                 self.parallel.backward(loss if each.counts else 0.0 * loss, last)
 
     def _loss(
         self,
         groups: Sequence[GroupStreams],
-        each: Pass,
         weights: Sequence[Tensor],
         trajectories: int,
-        reference: Sequence[Tensor] | None,
-        old: Sequence[Tensor] | None,
         temperature: float,
         totals: UpdateTotals,
     ) -> Tensor:
         """One pass's share of the batch's loss."""
-        device, indices = self.policy.device, each.indices
-        chosen = [groups[i] for i in indices]
-        if not each.counts:
-            reference = old = None
-            chosen = [replace(group, kl_coef=torch.zeros_like(group.kl_coef)) for group in chosen]
-        trained = stack([group.channel + 1 for group in chosen], device) > 0
-        weight = stack([weights[i] for i in indices], device)
-        owners, choice_weight, choices = stack_choices(chosen)
-        places = torch.stack([owners, choices.rows, choices.places], dim=1)
-        logprobs, alternatives = self.policy.logprobs_and_choices(
-            [group.prompt for group in chosen],
-            [group.tokens for group in chosen],
-            places,
+        device = self.policy.device
+        trained_bgr = stack([group.trained_gr for group in groups], device)
+        choice_places_m3, choice_weight_m, choices = stack_choices(groups)
+        logprobs_bgr, alternatives_mk = self.policy.logprobs_and_choices(
+            [group.prompt for group in groups],
+            [group.tokens for group in groups],
+            choice_places_m3,
             choices.tokens,
             temperature=temperature,
-            needed=trained,
+            needed=trained_bgr,
         )
         if self.objective == "likelihood":
-            per_token = likelihood(logprobs)
+            loss_bgr = likelihood(logprobs_bgr)
         else:
-            per_token = self._surrogate(chosen, indices, logprobs, reference, old, trained, totals)
-        loss = (per_token * weight).sum()
-        if len(places):
-            terms = self._choice_terms(choices, alternatives, old is None, totals)
-            loss = loss + (terms.loss * choice_weight.to(device)).sum() / trajectories
+            loss_bgr = self._surrogate(groups, logprobs_bgr, trained_bgr, totals)
+        loss = (loss_bgr * stack(weights, device)).sum()
+        if len(choice_places_m3):
+            first = groups[0].old_logprobs_gr is None
+            loss_m = self._choice_loss(choices, alternatives_mk, first, totals)
+            loss = loss + (loss_m * choice_weight_m.to(device)).sum() / trajectories
         totals.loss += float(loss.detach())
-        totals.tokens += int(trained.sum())
+        totals.tokens += int(trained_bgr.sum())
         return loss
 
-    def _choice_terms(
-        self, choices: Choices, logprobs: Tensor, first: bool, totals: UpdateTotals
-    ) -> ChoiceTerms:
-        """``first``: nothing has been learnt since sampling, so the old probabilities are the new ones; those
-        read during the rollout may differ by rounding."""
-        probability = choices.probability.to(logprobs.device)
+    def _surrogate(
+        self,
+        groups: Sequence[GroupStreams],
+        logprobs_bgr: Tensor,
+        trained_bgr: Tensor,
+        totals: UpdateTotals,
+    ) -> Tensor:
+        """Loss per token, ``[B, G, R]``."""
+        device = logprobs_bgr.device
+        old_bgr = stack_known([group.old_logprobs_gr for group in groups], device)
+        if old_bgr is None:
+            old_bgr = logprobs_bgr.detach()
+        terms = surrogate(
+            logprobs_bgr,
+            old_bgr,
+            stack([group.advantage_gr for group in groups], device),
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            ref_logprobs=stack_known([group.reference_logprobs_gr for group in groups], device),
+            kl_coef=stack([group.kl_coef_gr for group in groups], device),
+            weight=self._importance(groups, old_bgr, trained_bgr, totals),
+        )
+        totals.kl += float(terms.kl[trained_bgr].sum())
+        totals.clipped += float(terms.clipped[trained_bgr].sum())
+        if trained_bgr.any():
+            totals.ratio_max = max(totals.ratio_max, float(terms.ratio[trained_bgr].max()))
+        return terms.loss
+
+    def _importance(
+        self, groups: Sequence[GroupStreams], old_bgr: Tensor, trained_bgr: Tensor, totals: UpdateTotals
+    ) -> Tensor | None:
+        """Weights ``[B, G, R]`` of what another engine has sampled; None where the learner's model did."""
+        if not any(group.foreign for group in groups):
+            return None
+        sampler_bgr = stack([_foreign_logprobs(group) for group in groups], old_bgr.device)
+        cap = self.config.importance_cap
+        totals.mismatch.add(old_bgr, sampler_bgr, trained_bgr, cap)
+        return None if cap is None else importance_weight(old_bgr, sampler_bgr, cap)
+
+    def _choice_loss(
+        self, choices: Alternatives, logprobs_mk: Tensor, first: bool, totals: UpdateTotals
+    ) -> Tensor:
+        """Loss of each token with choices, ``[M]``.
+
+        ``first`` says that nothing has been learnt since sampling. The old probabilities are the new ones
+        then; those read during the rollout may differ by rounding.
+        """
+        probability_mk = choices.probability.to(logprobs_mk.device)
         if first:
-            probability = choice_probability(logprobs.detach(), probability > 0)
+            probability_mk = choice_probability(logprobs_mk.detach(), probability_mk > 0)
         terms = choice_surrogate(
-            logprobs,
-            probability,
-            choices.advantage.to(logprobs.device),
+            logprobs_mk,
+            probability_mk,
+            choices.advantage.to(logprobs_mk.device),
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,
         )
         totals.clipped += float(terms.clipped.sum())
         totals.ratio_max = max(totals.ratio_max, float(terms.ratio.max()))
-        return terms
+        return terms.loss
 
-    def _surrogate(
-        self,
-        chosen: Sequence[GroupStreams],
-        indices: Sequence[int],
-        logprobs: Tensor,
-        reference: Sequence[Tensor] | None,
-        old: Sequence[Tensor] | None,
-        trained: Tensor,
-        totals: UpdateTotals,
-    ) -> Tensor:
-        device, flat = logprobs.device, logprobs.flatten(0, 1)
-        kl_coef = stack([group.kl_coef for group in chosen], device).flatten(0, 1)
-        before = flat.detach() if old is None else stack([old[i] for i in indices], device).flatten(0, 1)
-        rows = trained.flatten(0, 1)
-        terms = surrogate(
-            flat,
-            before,
-            stack([group.advantage for group in chosen], device).flatten(0, 1),
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            ref_logprobs=None
-            if reference is None
-            else stack([reference[i] for i in indices], device).flatten(0, 1),
-            kl_coef=kl_coef,
-            weight=self._importance(chosen, before, rows, totals),
-        )
-        totals.kl += float(terms.kl[rows].sum())
-        totals.clipped += float(terms.clipped[rows].sum())
-        if rows.any():
-            totals.ratio_max = max(totals.ratio_max, float(terms.ratio[rows].max()))
-        return terms.loss.view_as(logprobs)
 
-    def _importance(
-        self, chosen: Sequence[GroupStreams], old: Tensor, trained: Tensor, totals: UpdateTotals
-    ) -> Tensor | None:
-        """Weights ``[N, R]`` of what another engine has sampled; None where the learner's model did."""
-        if not any(group.foreign for group in chosen):
-            return None
-        unknown = [torch.full(group.channel.shape, torch.nan) for group in chosen]
-        sampler = stack(
-            [
-                other if group.sampler_logprobs is None or not group.foreign else group.sampler_logprobs
-                for group, other in zip(chosen, unknown, strict=True)
-            ],
-            old.device,
-        ).flatten(0, 1)
-        cap = self.config.importance_cap
-        totals.mismatch.add(old, sampler, trained, cap)
-        return None if cap is None else importance_weight(old, sampler, cap)
+def _repeated(group: GroupStreams) -> GroupStreams:
+    """A group for a pass that does not count: other log-probs than the policy's may be unknown here."""
+    kl_coef_gr = torch.zeros_like(group.kl_coef_gr)
+    return replace(group, kl_coef_gr=kl_coef_gr, old_logprobs_gr=None, reference_logprobs_gr=None)
+
+
+def _foreign_logprobs(group: GroupStreams) -> Tensor:
+    """What another engine says of the group's tokens, ``[G, R]``; NaN where none says anything."""
+    known = group.sampler_logprobs_gr if group.foreign else None
+    return torch.full(group.channel_gr.shape, torch.nan) if known is None else known

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from selfverify.errors import CheckpointError
+from selfverify.core.errors import CheckpointError
 from selfverify.policy import adapters
 
 SHOWN = 5

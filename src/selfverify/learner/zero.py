@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfverify import ranks
+from selfverify.core import ranks
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:

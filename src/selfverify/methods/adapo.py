@@ -11,8 +11,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from selfverify.methods.base import MethodConfig, column
-from selfverify.methods.monitor import group_metrics, turn_metrics
+from selfverify.core.credit import Credit, valid_trajectories
+from selfverify.core.trajectory import Group
+from selfverify.methods.base import column
+from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.objectives import (
     RewardShape,
     dynamic_kl,
@@ -21,23 +23,14 @@ from selfverify.objectives import (
     reward_table,
     trajectory_reward,
 )
-from selfverify.policy.config import SamplingConfig
-from selfverify.policy.policy import Policy
-from selfverify.policy.turns import SECOND_TURN
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import TURN_1, TURN_2, roll_out_turns
-from selfverify.rollouts.types import Credit, Group, Problem, valid_trajectories
-from selfverify.tasks import Task
+from selfverify.rollouts.two_turn import TURN_1, TURN_2
 
 _SHAPE = RewardShape()
 
 
-class AdaPOConfig(MethodConfig):
+class AdaPOConfig(TwoTurnConfig):
     """Options of AdaPO, of its ablations, and of two-turn GRPO with fixed rewards."""
 
-    second_turn: str = Field(
-        SECOND_TURN, min_length=1, description="What the second turn is asked (the paper's x)."
-    )
     reward: Literal["adaptive", "fixed", "fixed-correction", "fixed-preservation"] = Field(
         "adaptive",
         description="Eq. 3-5; or their bases alone, with correcting (0->1) or keeping (1->1) an answer paid "
@@ -92,26 +85,17 @@ class AdaPOConfig(MethodConfig):
         return self
 
 
-class AdaPO:
+class AdaPO(TwoTurnMethod):
     """See the module's docstring; `AdaPOConfig` holds the paper's choices and ours."""
 
     name = "adapo"
-    objective: Literal["surrogate"] = "surrogate"
+    summary = "a second turn re-examines the first; adaptive rewards and KL (AdaPO)"
+    config_class = AdaPOConfig
+    config: AdaPOConfig
 
     def __init__(self, config: AdaPOConfig | None = None) -> None:
-        self.config = config or AdaPOConfig()
+        super().__init__(config)
         self.shape = self.config.shape
-
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Sample a group of two-turn trajectories per problem."""
-        return roll_out_turns(policy, task, problems, seeds, sampling, self.config.second_turn)
 
     def credit(self, group: Group, valid: Tensor) -> list[Credit]:
         """One advantage for both turns, with a KL coefficient each (Eq. 6-8).
@@ -146,7 +130,7 @@ class AdaPO:
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """The common figures, those of the turns, and the state that rewards and KL adapt to."""
-        logged = group_metrics(groups) | turn_metrics(groups)
+        logged = super().metrics(groups)
         rates, betas = [], []
         for group in groups:
             valid = valid_trajectories(group, self.config.drop_truncated)

@@ -8,19 +8,21 @@ disjoint tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from selfverify.core.credit import Credit
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.adpo import ADPO, ADPOConfig
-from selfverify.policy.config import SamplingConfig
+from selfverify.methods.two_turn_method import TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import SCORE, Rollout, read_rollout
 from selfverify.rollouts.two_turn import roll_out_turns
-from selfverify.rollouts.types import Credit, Group, Problem
-from selfverify.tasks import Task
+from selfverify.tasks.base import Task
 
 
 class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):
@@ -42,14 +44,16 @@ class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):
         return self
 
 
-class AdaPOADPO:
+class AdaPOADPO(TwoTurnMethod):
     """See the module's docstring."""
 
     name = "adapo-adpo"
-    objective: Literal["surrogate"] = "surrogate"
+    summary = "AdaPO whose second turn also writes a score, which learns as in ADPO"
+    config_class = AdaPOADPOConfig
+    config: AdaPOADPOConfig
 
     def __init__(self, config: AdaPOADPOConfig | None = None) -> None:
-        self.config = config or AdaPOADPOConfig()
+        super().__init__(config)
         self.turns, self.scores = AdaPO(self.config), ADPO(self.config)
 
     def rollout(
@@ -63,7 +67,7 @@ class AdaPOADPO:
         """Sample two-turn trajectories; for the expected credit, read the second answers' scores."""
         words = self.config.second_turn
         rollout = roll_out_turns(policy, task, problems, seeds, sampling, words, split_score=True)
-        if self.config.verification_credit == "expected":
+        if self.config.reads_scores:
             read_rollout(policy, rollout, sampling.temperature)
         return rollout
 

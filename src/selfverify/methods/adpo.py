@@ -10,8 +10,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from selfverify.methods.base import PolicyGradientConfig, column, quality, scores
-from selfverify.methods.monitor import group_metrics
+from selfverify.core.credit import Alternatives, Credit
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
+from selfverify.methods.base import Method, PolicyGradientConfig, column, needs_a_group, quality, scores
 from selfverify.objectives import (
     binary_reward,
     concordance_credit,
@@ -19,12 +24,10 @@ from selfverify.objectives import (
     group_advantage,
     preference_reward,
 )
-from selfverify.policy.config import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import ScoreReading, score_distributions
 from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout, read_rollout, roll_out
-from selfverify.rollouts.types import Choices, Credit, Group, Problem
-from selfverify.tasks import Task
+from selfverify.tasks.base import Task
 
 
 class ADPOConfig(PolicyGradientConfig):
@@ -60,8 +63,13 @@ class ADPOConfig(PolicyGradientConfig):
 
     @property
     def needs_reference(self) -> bool:
-        """See `PolicyGradientConfig.needs_reference`."""
+        """See `MethodConfig.needs_reference`."""
         return self.kl > 0 or (self.score_kl or 0) > 0
+
+    @property
+    def reads_scores(self) -> bool:
+        """See `MethodConfig.reads_scores`."""
+        return self.verification_credit == "expected"
 
     @model_validator(mode="after")
     def _check_verification(self) -> ADPOConfig:
@@ -78,14 +86,13 @@ class ADPOConfig(PolicyGradientConfig):
         return self
 
 
-class ADPO:
+class ADPO(Method):
     """See the module's docstring; `ADPOConfig` holds the paper's choices and ours."""
 
     name = "adpo"
-    objective: Literal["surrogate"] = "surrogate"
-
-    def __init__(self, config: ADPOConfig | None = None) -> None:
-        self.config = config or ADPOConfig()
+    summary = "answers and scores learn from separate advantages (ADPO)"
+    config_class = ADPOConfig
+    config: ADPOConfig
 
     def rollout(
         self,
@@ -97,7 +104,7 @@ class ADPO:
     ) -> Rollout:
         """Sample a group per problem; for the expected credit, read each answer's score distribution."""
         rollout = roll_out(policy, task, problems, seeds, sampling)
-        if self.config.verification_credit == "expected":
+        if self.config.reads_scores:
             read_rollout(policy, rollout, sampling.temperature)
         return rollout
 
@@ -138,7 +145,7 @@ class ADPO:
                 Credit(SCORE, total, kl_coef=score_kl, valid=valid),
             ]
         choices = None
-        if c.verification_credit == "expected":
+        if c.reads_scores:
             choices = self._choices(group, valid)
             verification = torch.where(valid, -penalty, 0.0)
         elif c.verification_credit == "concordance":
@@ -151,7 +158,7 @@ class ADPO:
             Credit(SCORE, verification, score_kl, c.score_weight, valid, choices),
         ]
 
-    def _choices(self, group: Group, valid: Tensor) -> Choices | None:
+    def _choices(self, group: Group, valid: Tensor) -> Alternatives | None:
         """Every score that could have been written, token by token, with its expected concordance credit."""
         last = [t.segments[-1].parsed for t in group.trajectories]
         readings = [parsed if isinstance(parsed, ScoreReading) else None for parsed in last]
@@ -173,7 +180,7 @@ class ADPO:
                 found += [(i, start + choice.place, choice) for choice in choices]
         if not found:
             return None
-        return Choices(
+        return Alternatives(
             torch.tensor([row for row, _, _ in found]),
             torch.tensor([place for _, place, _ in found]),
             pad_sequence([torch.tensor(c.tokens) for _, _, c in found], batch_first=True),
@@ -184,6 +191,8 @@ class ADPO:
     def _advantage(self, reward: Tensor, valid: Tensor) -> Tensor:
         return group_advantage(reward, valid, self.config.advantage_eps, self.config.scale_advantage)
 
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """See `selfverify.methods.monitor`."""
-        return group_metrics(groups)
+    def faults(
+        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
+    ) -> list[str]:
+        """One sample per problem."""
+        return needs_a_group(self, sampling)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.credit import Credit
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
+from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.types import Credit, Group, Problem
-from selfverify.tasks import Task
+from selfverify.rollouts.single_turn import Rollout, roll_out
+from selfverify.tasks.base import Task
 
 Objective = Literal["surrogate", "likelihood"]
 
@@ -21,6 +29,128 @@ class MethodConfig(BaseModel):
     """Options of a method; every method adds its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any channel has a KL term, so that a copy of the starting policy has to be kept."""
+        return False
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether credit needs the probabilities of all scores that could have been written."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the trainings that a run consists of.
+
+    Args:
+        method: What learns. Its problems are those of `Method.problem`.
+        learner: For how long, how fast.
+        folder: Where its logs and checkpoints go: the run's folder, or one in it for each stage. The run's
+            metrics.jsonl then holds the lines of all stages, their steps counted through.
+        labels: Figures that each of the stage's lines there has besides its own.
+    """
+
+    method: Method
+    learner: LearnerConfig
+    folder: Path
+    labels: dict[str, float] = field(default_factory=dict)
+
+
+class Method(ABC):
+    """One algorithm. Each is one small file and never touches the learner.
+
+    `credit` is what a method must have. Everything else has a default, which suits a method that learns from
+    a group of single-turn responses per problem.
+
+    Attributes:
+        name: What recipes call the method.
+        summary: What it does, in one line.
+        config_class: The class of its options; ``config`` is an instance of it.
+        objective: What its tokens learn by: the clipped ``surrogate`` of reinforcement learning, or
+            ``likelihood``.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    config_class: ClassVar[type[MethodConfig]]
+    objective: ClassVar[Objective] = "surrogate"
+    config: MethodConfig
+
+    def __init__(self, config: MethodConfig | None = None) -> None:
+        self.config = self.config_class() if config is None else config
+
+    def rollout(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
+        """Make the groups of one step, one per problem; ``seeds`` has one seed per problem.
+
+        Raises:
+            DataError: A problem cannot be encoded.
+        """
+        return roll_out(policy, task, problems, seeds, sampling)
+
+    @abstractmethod
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        """What each channel of a group learns; ``valid`` [G] marks trajectories that take part."""
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Figures to log for one step; docs/adpo.md explains the default ones."""
+        return group_metrics(groups)
+
+    def problem(self, task: Task, seed: int, index: int) -> Problem:
+        """Training problem ``index``; the same arguments give the same problem.
+
+        Raises:
+            DataError: There is no such problem, or its data cannot be used.
+        """
+        return task.problem("train", seed, index)
+
+    def stages(
+        self,
+        policy: Policy,
+        task: Task,
+        learner: LearnerConfig,
+        sampling: SamplingConfig,
+        output: Path,
+        seed: int,
+        resume: bool,
+    ) -> Iterator[Stage]:
+        """What a run trains in turn: by default the method itself, once.
+
+        A stage has been trained to its end before the next one is asked for, so that a method can prepare a
+        stage with the policy as the one before left it. A run whose time is up asks for no more.
+
+        Args:
+            policy: The policy that is trained.
+            task: Gives problems, judges answers.
+            learner: The settings of the whole run.
+            sampling: Group size, temperature.
+            output: The run's folder.
+            seed: Decides problems and samples.
+            resume: Whether what an earlier process left in ``output`` is continued or removed.
+        """
+        yield Stage(self, learner, output)
+
+    def faults(
+        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
+    ) -> list[str]:
+        """Other settings of a recipe that the method cannot work with, each with the reason."""
+        return []
+
+
+def needs_a_group(method: Method, sampling: SamplingConfig) -> list[str]:
+    """`Method.faults` of methods that compare a problem's samples with each other."""
+    if sampling.group_size < 2:
+        return [f"sampling.group_size: {method.name} compares samples of one problem; use 2 or more"]
+    return []
 
 
 class PolicyGradientConfig(MethodConfig):
@@ -35,6 +165,8 @@ class PolicyGradientConfig(MethodConfig):
     score_format_weight: float | None = Field(
         None, ge=0, description="What a malformed score loses; None is `format_weight`."
     )
+    advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
+    scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
 
     @property
     def score_penalty(self) -> float:
@@ -43,37 +175,8 @@ class PolicyGradientConfig(MethodConfig):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether any channel has a KL term, so that a copy of the starting policy has to be kept."""
+        """See `MethodConfig.needs_reference`."""
         return self.kl > 0
-
-    advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
-    scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
-
-
-class Method(Protocol):
-    """One algorithm. Implementations are one small file each and never touch the learner."""
-
-    name: str
-    objective: Objective
-
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Make the groups of one step."""
-        ...
-
-    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
-        """What each channel of a group learns; ``valid`` [G] marks trajectories that take part."""
-        ...
-
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Figures to log for one step."""
-        ...
 
 
 def column(group: Group, name: str) -> torch.Tensor:

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
-
 import torch
 
-from selfverify.methods.base import PolicyGradientConfig, column
-from selfverify.methods.monitor import group_metrics
+from selfverify.core.credit import Credit
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
+from selfverify.methods.base import Method, PolicyGradientConfig, column, needs_a_group
 from selfverify.objectives import group_advantage
-from selfverify.policy.config import SamplingConfig
-from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout, roll_out
-from selfverify.rollouts.types import Credit, Group, Problem
-from selfverify.tasks import Task
+from selfverify.rollouts.single_turn import ANSWER, SCORE
 
 
 class GRPOConfig(PolicyGradientConfig):
     """Options of GRPO."""
 
 
-class GRPO:
+class GRPO(Method):
     """All tokens learn from the answer's reward; a score is written but never taught."""
 
     name = "grpo"
-    objective: Literal["surrogate"] = "surrogate"
-
-    def __init__(self, config: GRPOConfig | None = None) -> None:
-        self.config = config or GRPOConfig()
-
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Sample a group per problem."""
-        return roll_out(policy, task, problems, seeds, sampling)
+    summary = "group-relative policy optimisation of the answer"
+    config_class = GRPOConfig
+    config: GRPOConfig
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """normalise(R^a) on both channels, with the format parts in R^a.
@@ -53,6 +38,8 @@ class GRPO:
         advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)
         return [Credit(channel, advantage, kl_coef=c.kl, valid=valid) for channel in (ANSWER, SCORE)]
 
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """See `selfverify.methods.monitor`."""
-        return group_metrics(groups)
+    def faults(
+        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
+    ) -> list[str]:
+        """One sample per problem."""
+        return needs_a_group(self, sampling)

@@ -1,31 +1,26 @@
-"""Figures every rollout method logs. docs/adpo.md explains each one but the turns'."""
+"""The figures that every rollout method logs. docs/adpo.md and docs/adapo.md explain them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from selfverify.rollouts.transitions import transitions
-from selfverify.rollouts.types import Group, Trajectory
-
-
-def _auc(scores: np.ndarray, correct: np.ndarray) -> float | None:
-    """Probability that a right answer has the higher score, ties counting half; None without both kinds."""
-    difference = scores[correct][:, None] - scores[~correct][None, :]
-    return float(((difference > 0) + 0.5 * (difference == 0)).mean()) if difference.size else None
-
+from selfverify.core.trajectory import Finish, Group, Trajectory
+from selfverify.evaluation.ranking import within_problem_auc
+from selfverify.evaluation.transitions import transitions
 
 _NAMED = {
     "answer", "correct", "quality", "answer_format", "score_format", "score_opened", "verification",
     "correct_1", "answer_format_1",
 }  # fmt: skip
-"""Rewards with figures of their own; the others are the parts that a task names."""
+"""Rewards that have figures of their own; all others are parts of an answer that a task names."""
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Means over a step's trajectories but those without a verdict; within-problem AUC over mixed groups."""
-    rows = [t for group in groups for t in group.trajectories if t.finish != "error"]
+    """Return means over a step's judged trajectories, and within-problem AUC over mixed groups."""
+    rows = [t for group in groups for t in group.trajectories if t.finish != Finish.ERROR]
     if not rows:
         return {}
     metrics = {
@@ -45,7 +40,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics["verification/score_std"] = float(values.std())
         metrics["verification/score_is_1"] = float((values >= 1).mean())
     for verifier, name in (("sampled", "verification/auc"), ("soft", "verification/soft_auc")):
-        aucs = [auc for group in groups if (auc := _group_auc(group, verifier)) is not None]
+        aucs = [auc for group in groups if not math.isnan(auc := _group_auc(group, verifier))]
         if aucs:
             metrics[name] = float(np.mean(aucs))
     verified = [t for t in rows if "verification" in t.rewards]
@@ -58,12 +53,12 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What second turns did to the first, over a step's trajectories but those without a verdict.
+    """Return what second turns did to the first ones, over a step's judged trajectories.
 
-    docs/adapo.md explains each figure. A trajectory that was cut off counts by what it has: without a second
-    answer it ends wrong.
+    docs/adapo.md explains each figure. A trajectory without a second answer, because it was cut off, ends
+    wrong.
     """
-    rows = [t for group in groups for t in group.trajectories if t.finish != "error"]
+    rows = [t for group in groups for t in group.trajectories if t.finish != Finish.ERROR]
     found = transitions([t.rewards["correct_1"] > 0 for t in rows], [t.rewards["correct"] > 0 for t in rows])
     logged = {f"turns/{name}": value for name, value in found.items()}
     repeated = [t for t in rows if len(t.segments) > 1 and _last_turn(t) == t.segments[0].tokens]
@@ -74,12 +69,13 @@ def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _last_turn(trajectory: Trajectory) -> list[int]:
-    """The second turn's tokens, with those of a score in a segment of its own."""
+    """Return the second turn's tokens, with those of its score if that is a segment of its own."""
     own = [s.tokens for s in trajectory.segments[1:] if s.author == "policy"]
     return [token for tokens in own for token in tokens]
 
 
-def _group_auc(group: Group, verifier: str) -> float | None:
-    rows = [t for t in group.trajectories if verifier in t.scores and t.finish != "error"]
-    scores = np.array([t.scores[verifier] for t in rows])
-    return _auc(scores, np.array([t.rewards["correct"] > 0 for t in rows], dtype=bool))
+def _group_auc(group: Group, verifier: str) -> float:
+    """Within-problem AUC of a group's scores; NaN without a scored right and a scored wrong answer."""
+    rows = [t for t in group.trajectories if verifier in t.scores and t.finish != Finish.ERROR]
+    scores = [[t.scores[verifier] for t in rows]]
+    return float(within_problem_auc(scores, [[t.rewards["correct"] > 0 for t in rows]])[0])

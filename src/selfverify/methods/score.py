@@ -8,27 +8,24 @@ reference, the policy before stage I (the AdaPO paper's "base model (reference p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from selfverify.methods.base import MethodConfig, column
-from selfverify.methods.monitor import group_metrics, turn_metrics
+from selfverify.core.credit import Credit, valid_trajectories
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
+from selfverify.methods.base import column
+from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.objectives import group_advantage
-from selfverify.policy.config import SamplingConfig
-from selfverify.policy.policy import Policy
-from selfverify.policy.turns import SECOND_TURN
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import TURN_1, TURN_2, roll_out_turns
-from selfverify.rollouts.types import Credit, Group, Problem, valid_trajectories
-from selfverify.tasks import Task
+from selfverify.rollouts.two_turn import TURN_1, TURN_2
 
 
-class SCoReConfig(MethodConfig):
+class SCoReConfig(TwoTurnConfig):
     """Options of SCoRe."""
 
-    second_turn: str = Field(SECOND_TURN, min_length=1, description="What the second turn is asked.")
     first_stage: int = Field(
         50,
         ge=0,
@@ -55,25 +52,13 @@ class SCoReConfig(MethodConfig):
         return self.kl > 0 or (self.first_stage > 0 and self.first_kl > 0)
 
 
-class SCoRe:
+class SCoRe(TwoTurnMethod):
     """See the module's docstring."""
 
     name = "score"
-    objective: Literal["surrogate"] = "surrogate"
-
-    def __init__(self, config: SCoReConfig | None = None) -> None:
-        self.config = config or SCoReConfig()
-
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Sample a group of two-turn trajectories per problem."""
-        return roll_out_turns(policy, task, problems, seeds, sampling, self.config.second_turn)
+    summary = "two-turn REINFORCE in two stages (SCoRe)"
+    config_class = SCoReConfig
+    config: SCoReConfig
 
     def credit(self, group: Group, valid: Tensor) -> list[Credit]:
         """Each turn learns from its own reward, but in stage I, where the trajectory has one only.
@@ -98,4 +83,21 @@ class SCoRe:
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """The common figures, those of the turns, and the stage."""
         stage = 1.0 if groups[0].step < self.config.first_stage else 2.0
-        return group_metrics(groups) | turn_metrics(groups) | {"score/stage": stage}
+        return super().metrics(groups) | {"score/stage": stage}
+
+    def faults(
+        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
+    ) -> list[str]:
+        """As every two-turn method, several updates for a rollout, and a stage II without a step."""
+        faults = super().faults(learner, sampling, evaluation)
+        updates = learner.updates_per_rollout * learner.inner_epochs
+        if updates > 1:
+            faults.append(
+                f"learner: {self.name} is REINFORCE, with one update for each rollout, not {updates}"
+            )
+        first = self.config.first_stage
+        if first >= learner.steps:
+            faults.append(
+                f"method.first_stage={first} leaves nothing of learner.steps={learner.steps} for stage II"
+            )
+        return faults

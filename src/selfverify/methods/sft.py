@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.methods.base import MethodConfig
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.credit import Credit
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.methods.base import Method, MethodConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout
-from selfverify.rollouts.types import Credit, Group, Problem, Segment, Trajectory
-from selfverify.tasks import Task
+from selfverify.tasks.base import Task
 
 
 class SFTConfig(MethodConfig):
@@ -33,14 +34,14 @@ class SFTConfig(MethodConfig):
     score_noise: float = Field(0.25, ge=0, description="Standard deviation of the scores shown.")
 
 
-class SFT:
+class SFT(Method):
     """Negative log-likelihood of demonstrations whose scores are drawn around 0.5 +- score_gap / 2."""
 
     name = "sft"
-    objective: Literal["likelihood"] = "likelihood"
-
-    def __init__(self, config: SFTConfig | None = None) -> None:
-        self.config = config or SFTConfig()
+    summary = "supervised fine-tuning on a task's demonstrations (cold start)"
+    config_class = SFTConfig
+    config: SFTConfig
+    objective = "likelihood"
 
     def rollout(
         self,
@@ -74,7 +75,7 @@ class SFT:
             for channel, text in pieces
         ]
         segments[-1].tokens.append(policy.tokenizer.eos_token_id)
-        segments[-1].finish = "stop"
+        segments[-1].finish = Finish.STOP
         return Trajectory(segments, rewards={"quality": shown.quality})
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:

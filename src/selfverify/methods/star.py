@@ -2,36 +2,76 @@
 
 The model answers, is asked again for some rounds while its answer is wrong, and is fine-tuned on the
 conversations that it corrected; all of it is repeated. The paper does not say what of a correction is learnt:
-here its last turn, behind the wrong ones that it corrects. `selfverify.bootstrap` has the loop.
+here its last turn, behind the wrong ones that it corrects.
+
+Every iteration is a stage of the run with a folder of its own: ``conversations.jsonl`` and what a training
+writes. A run that was killed goes on where it was, in the middle of either part. The run's own
+``events.jsonl`` tells what happened while conversations were sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import logging
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.methods.base import MethodConfig
-from selfverify.policy.config import SamplingConfig
+from selfverify.core import ranks
+from selfverify.core.credit import Credit
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.events import EVENTS_FILE, EventLog, note
+from selfverify.core.journal import STRICT, Journal
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.evaluation.sweep import Sweep, make_problems
+from selfverify.methods.base import Method, Stage
+from selfverify.methods.two_turn_method import TwoTurnConfig, other_request
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
-from selfverify.policy.turns import SECOND_TURN
 from selfverify.rollouts.single_turn import Rollout
 from selfverify.rollouts.two_turn import ask_again, roll_out_turns
-from selfverify.rollouts.types import Credit, Group, Problem, Trajectory
-from selfverify.tasks import Task
+from selfverify.tasks.base import Task
 
-CONVERSATION = "conversation"
-"""Key in a problem's meta of the conversation to learn from."""
+logger = logging.getLogger(__name__)
+
+CONVERSATIONS_FILE = "conversations.jsonl"
+
+Kept = tuple[int, Trajectory]
+"""A training problem's index, and a conversation about it."""
+
+SEGMENT = ("channel", "tokens", "text", "author", "turn", "finish")
+"""What is stored of a segment."""
 
 
-class STaRConfig(MethodConfig):
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A line of `CONVERSATIONS_FILE`.
+
+    Args:
+        index: A training problem's index.
+        conversations: Those about the problem that are worth learning from, as lists of their segments.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    index: int
+    conversations: list[list[dict[str, Any]]]
+
+
+class STaRConfig(TwoTurnConfig):
     """How conversations are collected, and how long they are learnt from."""
 
-    second_turn: str = Field(SECOND_TURN, min_length=1, description="What every further turn is asked.")
     iterations: int = Field(2, ge=1, description="Times that conversations are sampled and learnt from.")
     rounds: int = Field(2, ge=1, description="Turns behind the first, as long as the answer is wrong.")
     problems: int = Field(
@@ -45,14 +85,112 @@ class STaRConfig(MethodConfig):
     )
 
 
-class STaR:
-    """See the module's docstring."""
+class STaR(Method):
+    """See the module's docstring.
+
+    Args:
+        config: The options.
+        kept: The conversations to learn from, which `stages` collects.
+        seed: Decides in which order they are shown.
+    """
 
     name = "star"
-    objective: Literal["likelihood"] = "likelihood"
+    summary = "collect what further turns correct, learn from it, repeat (STaR)"
+    config_class = STaRConfig
+    config: STaRConfig
+    objective = "likelihood"
 
-    def __init__(self, config: STaRConfig | None = None) -> None:
-        self.config = config or STaRConfig()
+    def __init__(self, config: STaRConfig | None = None, kept: Sequence[Kept] = (), seed: int = 0) -> None:
+        super().__init__(config)
+        self.kept, self.seed = kept, seed
+        self._shown: dict[str, Trajectory] = {}
+
+    def stages(
+        self,
+        policy: Policy,
+        task: Task,
+        learner: LearnerConfig,
+        sampling: SamplingConfig,
+        output: Path,
+        seed: int,
+        resume: bool,
+    ) -> Iterator[Stage]:
+        """Per iteration, collect what the policy corrects, then learn from that.
+
+        Raises:
+            ConfigError: The folder holds conversations of other weights or settings, or ``learner.keep`` is
+                set.
+            DataError: A file is corrupt, or nothing was corrected that could be learnt from.
+        """
+        if learner.keep is not None:
+            raise ConfigError(self._own_problems(learner))
+        task.use_space(policy.coordinate_space)
+        if not resume:
+            ranks.on_first(lambda: clear_iterations(output))
+        ranks.on_first(partial(Journal, output / EVENTS_FILE))  # repairs it before others write to it
+        for number in range(1, self.config.iterations + 1):
+            folder, own = output / f"iteration-{number}", derived_seed(seed, number)
+            with EventLog(output / EVENTS_FILE, ranks.index()):
+                kept = policy.whole(
+                    partial(self._collect_all, policy, task, learner, sampling, folder, seed, own)
+                )
+            steps = min(math.ceil(self.config.epochs * len(kept) / learner.groups_per_step), learner.steps)
+            # It may be shorter than the warm-up, and than the time between evaluations.
+            shorter = {
+                "steps": steps,
+                "warmup_steps": min(learner.warmup_steps, steps),
+                "evaluate_every": min(learner.evaluate_every, steps),
+            }
+            lessons = STaR(self.config, kept, own)
+            settings = learner.model_copy(update=shorter)
+            yield Stage(lessons, settings, folder, {"star/iteration": number})
+
+    def _collect_all(
+        self,
+        policy: Policy,
+        task: Task,
+        learner: LearnerConfig,
+        sampling: SamplingConfig,
+        folder: Path,
+        seed: int,
+        own: int,
+    ) -> list[Kept]:
+        """Conversations about all problems, in the order of the problems."""
+        config = self.config
+        settings = {
+            "weights": policy.fingerprint(),
+            "task": task.name,
+            "seed": seed,
+            "sampling": sampling.model_dump(mode="json"),
+            "method": config.model_dump(mode="json", include={"second_turn", "rounds", "keep_right"}),
+        }
+        path, batch = folder / CONVERSATIONS_FILE, learner.micro_batch_groups
+        sweep = Sweep(path, Collected, settings, config.problems, batch)
+        for share in sweep.shares():
+            problems, unusable = make_problems(task, "train", seed, share, policy.encoder)
+            for index, error in unusable.items():
+                name, reason = f"{task.name}#{index}", str(error)
+                note(logger, "problem_skipped", f"a problem is skipped: {error}", problem=name, reason=reason)
+            seeds = [derived_seed(own, index) for index in problems]
+            made = self.collect(policy, task, [*problems.values()], seeds, sampling) if problems else []
+            found = dict(zip(problems, made, strict=True))
+            sweep.store(
+                Collected(index, [[_stored(s) for s in t.segments] for t in found.get(index, [])])
+                for index in share
+            )
+        kept = [
+            (index, _restored(segments, path, index))
+            for index in range(config.problems)
+            for segments in sweep.rows[index].conversations
+        ]
+        if not kept:
+            raise DataError(
+                f"{path}: in {config.problems} problems x "
+                f"{sampling.group_size} conversations no answer was corrected, so that there is nothing to "
+                "learn from; sample more (method.problems, sampling.group_size, method.rounds), or start "
+                "from a model that corrects some"
+            )
+        return kept
 
     def collect(
         self,
@@ -78,7 +216,7 @@ class STaR:
                 own = [derived_seed(seeds[n], round, g) for n, g, _ in going]
                 again = ask_again(policy, task, asked, own, sampling, words)
                 going = [(n, g, t) for (n, g, _), t in zip(going, again, strict=True)]
-            going = [(n, g, t) for n, g, t in going if not t.truncated and t.finish != "error"]
+            going = [(n, g, t) for n, g, t in going if not t.truncated and t.finish != Finish.ERROR]
             for n, _, trajectory in going:
                 rewards = trajectory.rewards
                 # What is malformed behind a right answer would be learnt, too.
@@ -88,6 +226,18 @@ class STaR:
             going = [(n, g, t) for n, g, t in going if t.rewards["correct"] == t.rewards["correct_1"] == 0]
         return kept
 
+    def problem(self, task: Task, seed: int, index: int) -> Problem:
+        """The problem of a conversation; each pass over them has another order."""
+        turn, place = divmod(index, len(self.kept))
+        order = np.random.default_rng([self.seed, turn]).permutation(len(self.kept))
+        chosen = int(order[place])
+        number, conversation = self.kept[chosen]
+        problem = task.problem("train", seed, number)
+        # One problem may have several conversations.
+        problem = replace(problem, id=f"{problem.id}/conversation-{chosen + 1}")
+        self._shown[problem.id] = conversation
+        return problem
+
     def rollout(
         self,
         policy: Policy,
@@ -96,8 +246,8 @@ class STaR:
         seeds: Sequence[int],
         sampling: SamplingConfig,
     ) -> Rollout:
-        """The conversations that the problems bring along; nothing is sampled."""
-        groups = [Group(problem, [problem.meta[CONVERSATION]]) for problem in problems]
+        """The conversations of problems that `problem` made; nothing is sampled."""
+        groups = [Group(problem, [self._shown[problem.id]]) for problem in problems]
         return Rollout(policy.encode(problems), groups)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
@@ -113,3 +263,34 @@ class STaR:
         """How many rounds it took to correct what is learnt from, on average."""
         rounds = [t.segments[-1].turn for group in groups for t in group.trajectories]
         return {"star/rounds": float(np.mean(rounds))}
+
+    def faults(
+        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
+    ) -> list[str]:
+        """An evaluation after another request, another engine than our own, and a choice of problems."""
+        faults = other_request(self.name, self.config, evaluation)
+        if sampling.engine != "own":
+            faults.append(f"sampling.engine={sampling.engine}: {self.name} samples before it trains: own")
+        return faults if learner.keep is None else [*faults, self._own_problems(learner)]
+
+    def _own_problems(self, learner: LearnerConfig) -> str:
+        return f"learner.keep={learner.keep}: {self.name} samples the problems that it learns from itself"
+
+
+def clear_iterations(output: Path) -> None:
+    """Remove what an earlier run left."""
+    for folder in output.glob("iteration-*"):
+        shutil.rmtree(folder)
+
+
+def _restored(segments: list[dict[str, Any]], path: Path, index: int) -> Trajectory:
+    try:
+        return Trajectory([Segment(**segment) for segment in segments])
+    except TypeError as error:
+        raise DataError(
+            f"{path}: a conversation about problem {index} is corrupt ({error}); delete it to start over"
+        ) from None
+
+
+def _stored(segment: Segment) -> dict[str, Any]:
+    return {name: value for name, value in asdict(segment).items() if name in SEGMENT}

@@ -13,24 +13,28 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from selfverify.methods.base import MethodConfig
+from selfverify.core.credit import Credit
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import SCORE_TAG
+from selfverify.core.trajectory import Finish, Group, Trajectory
+from selfverify.methods.base import Method
 from selfverify.methods.monitor import turn_metrics
 from selfverify.methods.sft import SFT, SFTConfig
-from selfverify.policy.config import SamplingConfig
+from selfverify.methods.two_turn_method import TwoTurnConfig, other_request
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.turns import SECOND_TURN, Turns, follow_up, inserted_tokens
+from selfverify.policy.turns import Turns, follow_up, inserted_tokens
 from selfverify.rollouts.single_turn import Rollout, read_response, verdict
-from selfverify.rollouts.tags import SCORE_TAG
 from selfverify.rollouts.two_turn import TURN_2, make_trajectory, roll_out_turns
-from selfverify.rollouts.types import Credit, Group, Problem, Trajectory
-from selfverify.tasks import Task
+from selfverify.tasks.base import Task
 
 
-class TurnsSFTConfig(MethodConfig):
+class TurnsSFTConfig(TwoTurnConfig):
     """Where second turns come from, and which are learnt."""
 
-    second_turn: str = Field(SECOND_TURN, min_length=1, description="What the second turn is asked.")
     source: Literal["demonstrated", "sampled"] = Field(
         "demonstrated",
         description="Behind the policy's own first turns: the first one again where it is right and a right "
@@ -47,14 +51,17 @@ class TurnsSFTConfig(MethodConfig):
     )
 
 
-class TurnsSFT:
+class TurnsSFT(Method):
     """Negative log-likelihood of second turns, behind first turns as the policy really writes them."""
 
     name = "turns-sft"
-    objective: Literal["likelihood"] = "likelihood"
+    summary = "supervised fine-tuning on second turns (two-turn cold start)"
+    config_class = TurnsSFTConfig
+    config: TurnsSFTConfig
+    objective = "likelihood"
 
     def __init__(self, config: TurnsSFTConfig | None = None) -> None:
-        self.config = config or TurnsSFTConfig()
+        super().__init__(config)
         self.rehearsal = SFT(self.config.rehearsal) if self.config.rehearsal else None
 
     def rollout(
@@ -102,20 +109,20 @@ class TurnsSFT:
         between: Sequence[int],
         rng: np.random.Generator,
     ) -> Turns:
-        if first.finish != "stop":
+        if first.finish != Finish.STOP:
             return Turns(first, [], None)
         inserted = inserted_tokens(first.tokens, between)
         _, tagged, _ = read_response(policy, task, first)
         scored = SCORE_TAG not in task.tags or tagged.score_ok
         # What is malformed is not copied: it would be learnt from turn to turn.
         if verdict(task, problem, tagged).correct and tagged.answer_ok and scored:
-            return Turns(first, inserted, Sample(first.tokens, [], "stop"))
+            return Turns(first, inserted, Sample(first.tokens, [], Finish.STOP))
         text = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
         if SCORE_TAG in task.tags:
             # Whatever it said of the first answer: nothing is taught about scores here but their place.
             text += f"<score>{0.5 if tagged.score is None else tagged.score:.1f}</score>"
         ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Turns(first, inserted, Sample([*ids, policy.tokenizer.eos_token_id], [], "stop"))
+        return Turns(first, inserted, Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP))
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """1 for the second turns that are learnt, and for what is rehearsed."""
@@ -132,6 +139,12 @@ class TurnsSFT:
         """The turns' figures: of demonstrations, ``acc@t1`` is the policy's own and ``acc@t2`` theirs."""
         turns = [replace(g, trajectories=[t for t in g.trajectories if not _rehearsed(t)]) for g in groups]
         return turn_metrics(turns)
+
+    def faults(
+        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
+    ) -> list[str]:
+        """An evaluation that measures second turns after another request."""
+        return other_request(self.name, self.config, evaluation)
 
 
 def _rehearsed(trajectory: Trajectory) -> bool:

@@ -98,14 +98,13 @@ def surrogate(
         ValueError: ``kl_coef`` is not 0 without ``ref_logprobs``, or a stream does not have the shape above
             (``[N]`` is refused: with N = R it would be taken for one value per token).
     """
+    whole, column = list(logprobs.shape), [*logprobs.shape[:-1], 1]
     for name, stream in (("advantage", advantage), ("kl_coef", kl_coef)):
-        if isinstance(stream, Tensor) and stream.dim() > 0:
-            rows = stream.shape[0] if stream.dim() == 2 else -1
-            if rows != logprobs.shape[0] or stream.shape[1] not in (1, logprobs.shape[1]):
-                raise ValueError(
-                    f"surrogate: {name} is {tuple(stream.shape)}; with log-probs {tuple(logprobs.shape)} "
-                    f"it must be a number, [{logprobs.shape[0]}, 1] or {list(logprobs.shape)}"
-                )
+        if isinstance(stream, Tensor) and stream.dim() > 0 and list(stream.shape) not in (whole, column):
+            raise ValueError(
+                f"surrogate: {name} is {tuple(stream.shape)}; with log-probs {tuple(whole)} it must be a "
+                f"number, {column} or {whole}"
+            )
     ratio = torch.exp(logprobs - old_logprobs.detach())
     loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if weight is not None:

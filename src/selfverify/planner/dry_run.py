@@ -1,15 +1,16 @@
-"""Running the real code without weights: what depends on a weight has a shape and no values.
+"""Runs the real code without weights: what depends on a weight has a shape and no values.
 
-Inside `DryRun` tensors made from nothing but token ids, positions, masks, image grids and other small
+Inside `DryRun.running` tensors made from nothing but token ids, positions, masks, image grids and other small
 tables are computed as always, so code may look into them. Whatever touches a weight is on PyTorch's meta
-device: it has a shape and a type, takes no memory and costs no arithmetic. Asked from Python, it says that
-it is on the planned device, which this machine need not have, so code that chooses by device chooses right.
+device: it has a shape and a type, takes no memory and costs no arithmetic. Python code that asks such a
+tensor for its device gets the planned device, which this machine need not have, so that code which chooses by
+device chooses as it will there.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 class DryRun:
-    """Inside, what is made from weights has no values; see the module.
+    """Runs code without weights, as the module's docstring explains.
 
     Args:
         device: Where the code believes it runs.
@@ -34,18 +35,19 @@ class DryRun:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._values = _Values()
-        self._place = _Place(device)
 
-    def __enter__(self) -> DryRun:
-        self._values.__enter__()
-        self._place.__enter__()
-        return self
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, what is made from weights has no values."""
+        with self._values, _Place(self.device):
+            yield
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._place.__exit__(kind, error, trace)
-        self._values.__exit__(kind, error, trace)
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        """Inside, every new floating-point tensor is a weight."""
+        self._values.making_weights = True
+        yield
+        self._values.making_weights = False
 
     @property
     def checkpointing(self) -> dict[str, Any]:
@@ -56,21 +58,6 @@ class DryRun:
             "determinism_check": "none",
             "context_fn": lambda: (nullcontext(), _Place(self.device)),
         }
-
-    def weights(self) -> _MakingWeights:
-        """Inside, every new floating-point tensor is a weight."""
-        return _MakingWeights(self._values)
-
-
-class _MakingWeights:
-    def __init__(self, values: _Values) -> None:
-        self.values = values
-
-    def __enter__(self) -> None:
-        self.values.making_weights = True
-
-    def __exit__(self, *_: object) -> None:
-        self.values.making_weights = False
 
 
 class _Values(TorchDispatchMode):
@@ -109,7 +96,7 @@ class _Values(TorchDispatchMode):
 
 
 _DRAWS = {aten.uniform_.default, aten.normal_.default}
-"""First values of weights."""
+"""What fills new weights with random values."""
 
 _INDEXED = {
     aten.index.Tensor,
@@ -129,7 +116,7 @@ def _emptied(x: Any) -> Any:
 
 
 def _without_masks(indices: list[Tensor | None]) -> list[Tensor | None]:
-    """Indexing by a mask gives a shape that depends on values. The mask has them: it is looked up."""
+    """Replace boolean masks by indices: the shape of what a mask selects depends on its values."""
     found: list[Tensor | None] = []
     for x in indices:
         mask = x is not None and x.dtype is torch.bool and not x.is_meta
@@ -138,7 +125,7 @@ def _without_masks(indices: list[Tensor | None]) -> list[Tensor | None]:
 
 
 class _Place(TorchFunctionMode):
-    """Says that empty tensors are on the planned device, and chooses kernels as it would."""
+    """Says that empty tensors are on the planned device, and chooses the kernels of that device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -180,8 +167,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The kernel that PyTorch takes: flash where it can (on GPUs in 16 bits without a mask), on GPUs else the
-    memory-efficient one unless key heads are fewer, else the one that writes the weights out."""
+    """Run the kernel that PyTorch would take.
+
+    That is flash where it can be (on GPUs in 16 bits without a mask), otherwise on GPUs the memory-efficient
+    one unless key heads are fewer than query heads, otherwise the one that writes the weights out.
+    """
     if attn_mask is not None and attn_mask.dtype is torch.bool and device == "cuda":
         attn_mask = query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, float("-inf"))
     half = query.dtype in (torch.bfloat16, torch.float16)

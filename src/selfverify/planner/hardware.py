@@ -1,4 +1,4 @@
-"""What a GPU can do, by its maker's data sheet."""
+"""The memory and the speed of GPUs, from their maker's data sheets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import os
 from dataclasses import dataclass
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +14,9 @@ class Hardware:
     """One device.
 
     Args:
-        name: For people.
+        name: The name that people read.
         device: ``cuda`` or ``cpu``.
-        memory: Bytes. A data sheet's GB are read as 10^9 bytes; drivers show up to 7 % more.
+        memory: Bytes of memory. A data sheet's GB are read as 10^9 bytes; drivers show up to 7 % more.
         bf16: Dense bfloat16 operations per second of its matrix units, without sparsity.
         fp32: Float32 operations per second without TF32, which PyTorch leaves off.
         bandwidth: Bytes per second from its memory.
@@ -32,14 +32,14 @@ class Hardware:
     link: float
 
     def peak(self, dtype_bytes: int) -> float:
-        """Operations per second in weights of so many bytes."""
+        """Return the operations per second with weights of ``dtype_bytes`` bytes."""
         return self.fp32 if dtype_bytes >= 4 else self.bf16
 
 
 def _gpu(
     name: str, gb: float, bf16: float, fp32: float, bandwidth: float, link: float, device: str = "cuda"
 ) -> Hardware:
-    """GB, TFLOP/s, TFLOP/s, GB/s, GB/s."""
+    """Return a `Hardware`; the figures are in GB, TFLOP/s, TFLOP/s, GB/s and GB/s."""
     return Hardware(name, device, gb * 1e9, bf16 * 1e12, fp32 * 1e12, bandwidth * 1e9, link * 1e9)
 
 
@@ -57,11 +57,11 @@ GPUS: dict[str, Hardware] = {
 """From NVIDIA's data sheets of each; ``link`` is half of NVLink's sum of both ways, else PCIe 4.0 x16."""
 
 CPU_GFLOPS, CPU_GB_PER_S = 40.0, 20.0
-"""Assumed of a CPU, per core and in all: cores differ too much for a table."""
+"""A CPU's assumed speed per core and its assumed bandwidth: cores differ too much for a table."""
 
 
 def hardware(name: str) -> Hardware:
-    """A GPU of `GPUS`, or ``cpu``: this machine.
+    """Return a GPU of `GPUS`, or this machine for ``cpu``.
 
     Raises:
         ConfigError: There is no such entry.

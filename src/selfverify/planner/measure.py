@@ -1,4 +1,4 @@
-"""One training step, run without weights: how much memory each phase holds, how much it computes."""
+"""Runs one training step without weights, and measures the memory and the operations of each phase."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 import torch
 
-from selfverify.errors import ConfigError
-from selfverify.learner.config import LearnerConfig
+from selfverify.core.errors import ConfigError
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.trajectory import Group
+from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.update import Pass, Updater, UpdateTotals, fixed_logprobs, micro_batches
-from selfverify.methods import Method, make_method
+from selfverify.methods.base import Method
 from selfverify.planner.dry_run import DryRun
 from selfverify.planner.meter import Meter, Span
-from selfverify.planner.shapes import Lengths, Shapes, shapes_of
-from selfverify.policy.encoding import Prompt, image_features
+from selfverify.planner.plan_settings import PlanSettings
+from selfverify.planner.shapes import Shapes, shapes_of
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.families import FAMILIES
+from selfverify.policy.features import image_features
 from selfverify.policy.flash import assume_cuda
 from selfverify.policy.loading import load_structure
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Decoder
-from selfverify.policy.scores import READ_BATCH, ScoreTree
-from selfverify.policy.shared_attention import SharedLayout
-from selfverify.recipe import Recipe
-from selfverify.rollouts.types import Group
-from selfverify.tasks import make_task
+from selfverify.policy.scores import READ_BATCH, score_tree
 
 
 @dataclass(slots=True)
@@ -37,14 +37,14 @@ class Parameters:
     """Counts of parameters, and bytes of what sharding and decoding move.
 
     Args:
-        total: All, those of an adapter included.
-        trainable: Those that learn.
-        weight_bytes: Bytes of all.
-        trainable_bytes: Bytes of those that learn.
-        read_bytes: Bytes of the decoder and the head: what one decoding step reads.
-        block_bytes: Bytes of the largest decoder layer.
-        root_bytes: Bytes of what is in no decoder layer.
-        dtype_bytes: Bytes of one weight.
+        total: The number of all parameters, those of an adapter included.
+        trainable: The number of parameters that learn.
+        weight_bytes: The bytes of all parameters.
+        trainable_bytes: The bytes of the parameters that learn.
+        read_bytes: The bytes that one decoding step reads: the decoder and the head.
+        block_bytes: The bytes of the largest decoder layer.
+        root_bytes: The bytes of the parameters outside the decoder's layers.
+        dtype_bytes: The bytes of one weight.
     """
 
     total: int
@@ -58,18 +58,18 @@ class Parameters:
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredPass:
     """One step on one GPU.
 
     Args:
-        phases: Worst moment of each phase; its ``flops`` are those of the whole step.
-        parameters: See `Parameters`.
-        shapes: What was forwarded.
-        steps: Decoding steps, 0 when nothing is sampled.
-        step_flops: Operations of one decoding step, half way.
-        cache_bytes: Keys and values that one decoding step reads, half way.
-        passes: Micro-batches that are forwarded and backwarded.
+        phases: Each phase's memory at its worst moment, and its operations in the whole step.
+        parameters: Counts and bytes of the model's parameters.
+        shapes: The prompts and responses that were forwarded.
         shared: Whether prompts are shared in the passes that learn.
+        steps: The number of decoding steps; 0 when nothing is sampled.
+        step_flops: The operations of the decoding step half way.
+        cache_bytes: The bytes of keys and values that this decoding step reads.
+        passes: The number of micro-batches that are forwarded and backwarded.
     """
 
     phases: dict[str, Span]
@@ -82,8 +82,8 @@ class Measured:
     passes: int = 0
 
 
-def measure(recipe: Recipe, device: str, groups: int, lengths: Lengths) -> Measured:
-    """Run one step of ``recipe`` with ``groups`` problems without weights.
+def measure(recipe: Recipe, device: str, groups: int, lengths: PlanSettings) -> MeasuredPass:
+    """Return what one step of ``recipe`` with ``groups`` problems takes; no weights are loaded.
 
     Raises:
         ConfigError: The model is not there, or of a family whose prompts are not shared.
@@ -92,7 +92,7 @@ def measure(recipe: Recipe, device: str, groups: int, lengths: Lengths) -> Measu
     dry, meter = DryRun(torch.device(device)), Meter()
     # What is offloaded leaves the device; on a CPU that is the same memory.
     settings = recipe.policy.model_copy(update={"device": device, "activation_offload": False})
-    with assume_cuda(), dry, meter:
+    with assume_cuda(), dry.running(), meter:
         with dry.weights(), meter.span("weights"):
             policy = Policy(load_structure(settings), settings)
         if not policy.loaded.family.shares_prompts:
@@ -115,11 +115,11 @@ class _Step:
         self.recipe, self.policy, self.method = recipe, policy, method
         self.meter, self.shapes = meter, shapes
         self.trainable = [p for p in policy.model.parameters() if p.requires_grad]
-        self.needs_reference = getattr(getattr(method, "config", None), "needs_reference", False)
-        self.measured = Measured({}, parameters_of(policy), shapes, policy.shares_prefix is not False)
+        self.needs_reference = method.config.needs_reference
+        self.measured = MeasuredPass({}, parameters_of(policy), shapes, policy.shares_prefix is not False)
 
-    def run(self) -> Measured:
-        """See `measure`."""
+    def run(self) -> MeasuredPass:
+        """Run the step and return what was measured."""
         learner, meter = self.recipe.learner, self.meter
         policy = self.policy
         policy.model.eval()
@@ -135,18 +135,19 @@ class _Step:
             if self._samples:
                 if self.recipe.sampling.engine == "own":
                     self._sample()
-                if getattr(getattr(self.method, "config", None), "verification_credit", "") == "expected":
+                if self.method.config.reads_scores:
                     self._read_scores()
         groups = self._groups()
         batch = self._micro_batch(groups)
-        scale = self._share(groups, batch)
-        fixed = None
+        scale = _tokens(groups) / _tokens(batch)
         if reference is not None:
             with self._phase("reference") as span:
                 fixed = fixed_logprobs(reference, batch, _one_pass(batch), self.recipe.sampling.temperature)
+            for group, logprobs_gr in zip(batch, fixed, strict=True):
+                group.reference_logprobs_gr = logprobs_gr
             span.flops = round(span.flops * scale)
         policy.model.train()
-        self._update(batch, fixed, len(groups), scale)
+        self._update(batch, len(groups), scale)
         with self._phase("optimiser"):
             torch.nn.utils.clip_grad_norm_(self.trainable, learner.max_grad_norm)
             if optimizer is not None:
@@ -161,7 +162,7 @@ class _Step:
             yield span
 
     def _optimizer(self, learner: LearnerConfig) -> torch.optim.Optimizer | None:
-        """The learner's optimiser, after its first step: that one makes its state."""
+        """Return the learner's optimiser after a first step, which makes its state; None with 8 bits."""
         if learner.optimizer == "adamw_8bit":
             with self.meter.span("optimiser"):
                 self._moments = [_eight_bits(p) for p in self.trainable]
@@ -175,7 +176,7 @@ class _Step:
         return optimizer
 
     def _images(self) -> None:
-        """The tower on the largest image; the others' features are laid beside it, as large as they are."""
+        """Encode the largest image with the vision tower; make features of the right size for the others."""
         policy, cache = self.policy, self.policy.cache
         images = {image.key: image for prompt in self.shapes.prompts for image in prompt.images}
         if cache is None or not images:
@@ -200,10 +201,8 @@ class _Step:
         with self._phase("sampling") as span:
             last, prefilled = forward.prefill(prompts)
             self.meter.relabel((x for kv in prefilled.prompt_keys.values() for x in kv), "caches")
-            layout = SharedLayout(
-                "decode", prefilled.prompt_lengths, prefilled.prompt_width, g, steps, 0, prefilled.prompt_keys
-            )
-            decoder = Decoder(forward, sampling, self.policy.stop_tokens, self.policy.suppressed_tokens)
+            layout = prefilled.to_decode(g, steps)
+            decoder = self.policy.decoder(sampling)
             tokens = torch.zeros(b, g, dtype=torch.long)
             hidden = last[:, None].expand(b, g, -1)
             with self.meter.span() as one:
@@ -222,21 +221,21 @@ class _Step:
         self.measured.cache_bytes = prompt + own // 2
 
     def _read_scores(self) -> None:
-        prompts, tree = self.shapes.prompts[:READ_BATCH], ScoreTree.build(self.policy.tokenizer)
+        prompts, tree = self.shapes.prompts[:READ_BATCH], score_tree(self.policy.tokenizer)
         paths = tree.paths()
         length = self.shapes.response_tokens + max(len(path) for path in paths) + 1
         rows = [[[0] * length] * (self.shapes.group_size * len(paths)) for _ in prompts]
         with self._phase("scores") as span:
-            self.policy.hidden_states(prompts, self.policy.forward.stack_continuations(rows))
+            self.policy.hidden_states(prompts, self.policy.stack(rows))
         span.flops = round(span.flops * len(self.shapes.prompts) / len(prompts))
 
     @property
     def _samples(self) -> bool:
-        """Whether the method samples; whoever fine-tunes on second turns does."""
+        """Whether the method samples. Fine-tuning on second turns does, other fine-tuning does not."""
         return self.method.objective == "surrogate" or "second_turn" in self.recipe.method.options
 
     def _groups(self) -> list[GroupStreams]:
-        """Streams of every group, all tokens trained."""
+        """Return streams of every group in which all tokens are trained."""
         if self._samples:
             lists = [[[0] * self.shapes.response_tokens] * self.shapes.group_size] * len(self.shapes.prompts)
         else:
@@ -265,56 +264,46 @@ class _Step:
         return self.method.rollout(self.policy, task, problems, seeds, sampling).groups
 
     def _micro_batch(self, groups: Sequence[GroupStreams]) -> list[GroupStreams]:
-        """The last one is the longest."""
+        """Return the last micro-batch, which is the longest."""
         learner = self.recipe.learner
         per_update = -(-len(groups) // learner.updates_per_rollout)
         size = min(learner.micro_batch_groups, per_update)
         [whole] = micro_batches(groups, [0] * len(groups), len(groups))
         return [groups[i] for i in whole.indices[-size:]]
 
-    @staticmethod
-    def _share(groups: Sequence[GroupStreams], batch: Sequence[GroupStreams]) -> float:
-        """How many times the batch's tokens the step has."""
-
-        def tokens(some: Sequence[GroupStreams]) -> int:
-            return sum(len(group.prompt.ids) + group.channel.numel() for group in some)
-
-        return tokens(groups) / tokens(batch)
-
-    def _update(
-        self, batch: list[GroupStreams], fixed: list[torch.Tensor] | None, groups: int, scale: float
-    ) -> None:
+    def _update(self, batch: list[GroupStreams], groups: int, scale: float) -> None:
         learner, totals = self.recipe.learner, UpdateTotals()
         temperature = self.recipe.sampling.temperature
         alone: Any = SimpleNamespace(
             one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
         )
         updater = Updater(self.policy, alone, learner, self.method.objective)
-        old = None
         if learner.updates_per_rollout * learner.inner_epochs > 1 and self.method.objective == "surrogate":
-            old = [torch.zeros(group.channel.shape) for group in batch]
+            for group in batch:
+                group.old_logprobs_gr = torch.zeros(group.channel_gr.shape)
         per_update = -(-groups // learner.updates_per_rollout)
         per_step = -(-groups // len(batch)) * learner.inner_epochs
         offloads = self.recipe.policy.activation_offload and self.policy.device.type == "cuda"
         hooks = _offloaded(self.trainable[0]) if offloads else nullcontext()
         with self._phase("update") as span, hooks:
             with self.meter.span() as first:
-                updater.gradient(batch, _one_pass(batch), fixed, old, temperature, totals)
+                updater.gradient(batch, _one_pass(batch), temperature, totals)
             if per_update > len(batch):
-                updater.gradient(batch, _one_pass(batch), fixed, old, temperature, totals)
+                updater.gradient(batch, _one_pass(batch), temperature, totals)
         span.flops = round(first.flops * scale * learner.inner_epochs)
         self.measured.passes = per_step
 
 
 def _eight_bits(parameter: torch.Tensor) -> torch.Tensor:
-    """As large as AdamW8bit's two moments: a byte a value and a float per 256, small tensors in float32."""
+    """Return a tensor as large as AdamW8bit's two moments: a byte per value and a float per 256 values, or
+    float32 for small tensors."""
     count = parameter.numel()
     size = 8 * count if count < 4096 else 2 * (count + 4 * -(-count // 256))
     return parameter.new_empty(size, dtype=torch.uint8)
 
 
 def _offloaded(anchor: torch.Tensor) -> Any:
-    """What autograd saves leaves the device and comes back when it is wanted."""
+    """Return hooks that take what autograd saves off the device, and bring it back when it is wanted."""
 
     def pack(x: torch.Tensor) -> Any:
         return (x.shape, x.dtype) if x.is_meta else x
@@ -323,6 +312,10 @@ def _offloaded(anchor: torch.Tensor) -> Any:
         return anchor.new_empty(kept[0], dtype=kept[1]) if isinstance(kept, tuple) else kept
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _tokens(groups: Sequence[GroupStreams]) -> int:
+    return sum(len(group.prompt.ids) + group.channel_gr.numel() for group in groups)
 
 
 def _one_pass(batch: Sequence[GroupStreams]) -> list[Pass]:
@@ -338,7 +331,7 @@ def _streams(prompt: Prompt, tokens: list[list[int]], kl: float) -> GroupStreams
 
 
 def parameters_of(policy: Policy) -> Parameters:
-    """Counts and bytes of a policy's parameters."""
+    """Return counts and bytes of a policy's parameters."""
     model, decoder = policy.model, policy.loaded.family.backbone(policy.model)
     every = list(model.parameters())
     size = {id(p): p.numel() * p.element_size() for p in every}

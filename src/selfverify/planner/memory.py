@@ -1,14 +1,12 @@
-"""From the bytes that one GPU would hold alone to those of each of several."""
+"""The bytes on each GPU, from the bytes that one GPU would hold alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from selfverify.planner.hardware import Hardware
-from selfverify.planner.measure import Measured
-
-Shard = Literal["none", "fsdp"]
+from selfverify.planner.measure import MeasuredPass
+from selfverify.planner.plan_settings import PlanSettings
 
 ITEMS = {
     "weights": "weights",
@@ -22,10 +20,10 @@ ITEMS = {
     "vllm": "vLLM's share",
     "reserve": "what CUDA and its allocator keep",
 }
-"""What is counted, with its words for people; caches are keys, values and image features."""
+"""The items that are counted, in words for people; caches are keys, values and image features."""
 
 ROLLOUT = ("images", "sampling", "scores")
-"""Phases for which all weights are gathered at once: processes sample for different lengths of time."""
+"""Phases for which all weights are gathered at once, since processes sample for different times."""
 
 SHARDED = ("weights", "reference", "gradients", "optimiser")
 RESERVE_BYTES, RESERVE_SHARE = 1.5e9, 0.03
@@ -50,7 +48,7 @@ class Memory:
 
     Args:
         phases: Bytes of every item (see `ITEMS`) at the worst moment of each phase.
-        limit: Bytes the GPU has.
+        limit: The bytes that the GPU has.
     """
 
     phases: dict[str, dict[str, int]]
@@ -58,22 +56,22 @@ class Memory:
 
     @property
     def worst(self) -> str:
-        """The phase that holds most."""
+        """The phase that holds the most bytes."""
         return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
 
     @property
     def total(self) -> int:
-        """Bytes at the worst moment."""
+        """The bytes at the worst moment."""
         return sum(self.phases[self.worst].values())
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the limit."""
+        """Whether the worst moment is within the limit."""
         return self.total <= self.limit
 
     @property
     def verdict(self) -> str:
-        """One line for people."""
+        """One line that says whether the step fits, what is largest, and what would help."""
         items = self.phases[self.worst]
         largest = max(items.keys() - {"reserve"}, key=lambda name: items[name])
         words = f"{ITEMS[largest]}, {items[largest] / 1e9:.3g} GB"
@@ -87,24 +85,26 @@ class Memory:
 
 
 def memory_of(
-    measured: Measured, gpus: int, shard: Shard, hardware: Hardware, vllm_share: float = 0.0
+    measured: MeasuredPass, settings: PlanSettings, hardware: Hardware, vllm_share: float = 0.0
 ) -> Memory:
-    """Distribute what `measure` found.
+    """Return what each GPU holds.
+
+    ``fsdp`` (FSDP2) gives each GPU its part of weights, gradients and optimiser state. It gathers all
+    weights for the rollout, and later a layer when it is needed (the next one in advance). ``none`` (DDP)
+    keeps all of them on each GPU.
 
     Args:
         measured: One GPU's part of a step.
-        gpus: How many there are.
-        shard: ``fsdp`` (FSDP2) gives each GPU its part of weights, gradients and optimiser state, gathers all
-            weights for the rollout, and later a layer when it is needed (the next one in advance). ``none``
-            (DDP) keeps all of them on each.
+        settings: The number of GPUs and how they share the model.
         hardware: The GPU.
-        vllm_share: Share of the GPU that a vLLM beside the policy takes.
+        vllm_share: The share of the GPU's memory that a vLLM beside the policy takes.
     """
+    gpus = settings.gpus
     phases: dict[str, dict[str, int]] = {}
     p = measured.parameters
     for name, span in measured.phases.items():
         items = {item: span.peak.get(item, 0) for item in ITEMS}
-        if gpus > 1 and shard == "fsdp":
+        if gpus > 1 and settings.shard == "fsdp":
             for item in SHARDED:
                 items[item] = -(-items[item] // gpus)
             if name == "optimiser":

@@ -19,10 +19,10 @@ from torch.utils.flop_counter import flop_registry
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """What happened between two moments.
+    """The memory and the operations between two moments.
 
     Args:
-        peak: Bytes held at the worst moment, by label.
+        peak: The bytes held at the worst moment, by label.
         flops: Floating-point operations of matrix products, convolutions and attention, two per
             multiply-add; causal attention is counted in full.
     """
@@ -32,14 +32,14 @@ class Span:
 
     @property
     def total(self) -> int:
-        """Bytes at the worst moment."""
+        """The bytes at the worst moment."""
         return sum(self.peak.values())
 
 
 class Meter(TorchDispatchMode):
     """Inside, every tensor's storage is counted from when an operation makes it until it is freed.
 
-    Not counted: what a kernel needs besides its results, and what an allocator holds back.
+    What a kernel needs besides its results, and what an allocator holds back, is not counted.
 
     Args:
         vocabulary: Tensors whose last dimension is this are labelled ``logits``.
@@ -49,7 +49,7 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self.vocabulary = vocabulary
         self.label = "activations"
-        """What new storages are labelled."""
+        """The label of new storages."""
         self.live: Counter[str] = Counter()
         self._held: dict[int, tuple[str, int]] = {}
         self._spans: list[Span] = []
@@ -111,7 +111,8 @@ class Meter(TorchDispatchMode):
 
 
 def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Operations of one call, by PyTorch's formulas; ours for attention, whose key heads may be few."""
+    """Return the operations of one call by PyTorch's formulas, but by our own for attention, where key heads
+    may be fewer than query heads."""
     packet = func._overloadpacket
     name: str = packet.__name__
     if name.startswith("_scaled_dot_product") and "attention" in name:

@@ -9,34 +9,20 @@ from itertools import cycle, islice
 import torch
 from PIL import Image
 
-from selfverify.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.registry import make_task
+from selfverify.planner.plan_settings import PlanSettings
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.turns import follow_up
-from selfverify.recipe import Recipe
-from selfverify.rollouts.types import Problem
-from selfverify.tasks import make_task
-from selfverify.tasks.base import tell_space, user_turn
+from selfverify.tasks.base import user_turn
 
 MOST = 64
-"""Problems that are made; a larger step repeats them."""
+"""The most problems that are made; a larger step repeats them."""
 _WORD = " the"
 _TRIES = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths that replace the recipe's own; None leaves what the task and the recipe say.
-
-    Args:
-        prompt_tokens: Tokens of every prompt, those of its image included.
-        image_tokens: Tokens of its one image, about; families with fixed tiles take what is nearest.
-        response_tokens: Tokens of every response.
-    """
-
-    prompt_tokens: int | None = None
-    image_tokens: int | None = None
-    response_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +30,11 @@ class Shapes:
     """The prompts and responses of one step on one GPU.
 
     Args:
-        prompts: B prompts.
-        problems: What they were made from; none when their lengths were given.
-        group_size: Responses per prompt.
-        response_tokens: Tokens of each response.
-        stated: Where the lengths come from, for people.
+        prompts: The B prompts.
+        problems: The problems that the prompts were made from; none when their lengths were given.
+        group_size: The number of responses per prompt (G).
+        response_tokens: The tokens of each response (R).
+        stated: Where the lengths come from, in words for people.
     """
 
     prompts: list[Prompt]
@@ -59,23 +45,23 @@ class Shapes:
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens forwarded in one pass when prompts are shared: the sum of P + G R."""
+        """The tokens forwarded in one pass when prompts are shared: the sum of P + G R."""
         own = self.group_size * self.response_tokens
         return sum(len(prompt.ids) + own for prompt in self.prompts)
 
     @property
     def plain_tokens(self) -> int:
-        """Tokens forwarded when they are not: the sum of G (P + R)."""
+        """The tokens forwarded in one pass when prompts are not shared: the sum of G (P + R)."""
         return sum(self.group_size * (len(prompt.ids) + self.response_tokens) for prompt in self.prompts)
 
     @property
     def image_tokens(self) -> int:
-        """Placeholders in all prompts."""
+        """The image placeholders in all prompts."""
         return sum(image.placeholders for prompt in self.prompts for image in prompt.images)
 
 
-def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: Lengths) -> Shapes:
-    """The prompts of the first ``groups`` problems, encoded by the real tokenizer and image processor.
+def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: PlanSettings) -> Shapes:
+    """Return the prompts of the first ``groups`` problems, encoded by the real tokenizer and image processor.
 
     Raises:
         ConfigError: The given lengths cannot be made.
@@ -84,7 +70,7 @@ def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: Lengths) -> 
     problems: list[Problem] = []
     if lengths.prompt_tokens is None and lengths.image_tokens is None:
         task = make_task(recipe.task.name, **recipe.task.options)
-        tell_space(task, policy.coordinate_space)
+        task.use_space(policy.coordinate_space)
         problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
         prompts = [policy.encoder.prompt(problem) for problem in problems]
         where = f"{len(problems)} problems of {recipe.task.name}"
@@ -107,7 +93,7 @@ def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: Lengths) -> 
 
 
 def _repeated(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """``count`` prompts whose images are all different, as in a real step."""
+    """Return ``count`` prompts whose images are all different, as in a real step."""
     return [
         replace(prompt, images=[replace(image, key=f"{n}/{image.key}") for image in prompt.images])
         if n >= len(prompts)
@@ -116,8 +102,8 @@ def _repeated(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     ]
 
 
-def _made(policy: Policy, lengths: Lengths) -> Prompt:
-    """A prompt of exactly ``prompt_tokens``; a word is repeated until it is as long."""
+def _made(policy: Policy, lengths: PlanSettings) -> Prompt:
+    """Return a prompt of exactly ``prompt_tokens`` tokens, in which a word is repeated."""
     family, model = policy.loaded.family, policy.model
     if lengths.image_tokens and family.placeholder(model) is None:
         raise ConfigError(f"--image-tokens: the model at {policy.config.path!r} reads text only")
@@ -141,7 +127,7 @@ def _made(policy: Policy, lengths: Lengths) -> Prompt:
 
 
 def _image(policy: Policy, tokens: int) -> Image.Image:
-    """A square image that takes about ``tokens`` tokens."""
+    """Return a square image that takes about ``tokens`` tokens."""
     side, best = 28 * tokens**0.5, None
     for _ in range(_TRIES):
         image = Image.new("RGB", (max(round(side), 1),) * 2)

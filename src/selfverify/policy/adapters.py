@@ -1,4 +1,4 @@
-"""LoRA adapters, by peft: a new one on the decoder, one from a folder, and the policy as it was before.
+"""LoRA adapters, by peft: make one, load one from a folder, merge one, and compute without one.
 
 A folder with an adapter holds ``adapter_config.json`` and ``adapter_model.safetensors`` and names the model
 below it; transformers and peft load it too, if that name means something to them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from selfverify.errors import CheckpointError, ConfigError
-from selfverify.policy.config import LoraSettings
+from selfverify.core.errors import CheckpointError, ConfigError
+from selfverify.core.policy_settings import LoraSettings
 from selfverify.policy.families import Family
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LEARNT, START = "default", "start"
-"""Names of the adapter that is trained, and of the frozen copy of what it started as."""
+"""Names of the adapter that is trained, and of the frozen copy of its first weights."""
 _PREFIX = "base_model.model."
 
 
@@ -53,7 +54,7 @@ def is_adapted(model: Any) -> bool:
 def attach(model: Any, family: Family, settings: LoraSettings, base: str, vision: bool) -> None:
     """Put a new adapter on all linear layers of the decoder, and of the tower if ``vision``; freeze the rest.
 
-    It changes nothing yet (B is 0), and is the same for the same settings.
+    A new adapter changes nothing yet (B is 0). Its random A is the same for the same settings.
 
     Raises:
         ConfigError: peft is not installed, or no linear layer is named by ``settings.targets``.
@@ -78,11 +79,11 @@ def attach(model: Any, family: Family, settings: LoraSettings, base: str, vision
 
 
 def load_adapter(model: Any, folder: Path, base: str) -> None:
-    """Put the adapter in ``folder`` on ``model``, to be trained further.
+    """Put the adapter in ``folder`` on ``model``, where it is trained further.
 
     Raises:
         ConfigError: peft is not installed.
-        CheckpointError: Its weights do not fit.
+        CheckpointError: The adapter's weights do not fit the model.
     """
     try:
         from peft import PeftConfig
@@ -101,7 +102,7 @@ def load_adapter(model: Any, folder: Path, base: str) -> None:
 
 
 def _refuse_unknown(settings: Any, folder: Path) -> None:
-    """Adapters that are more than B A beside linear layers would be merged, or referred to, wrongly."""
+    """Refuse adapters that are more than B A beside linear layers: they would be merged wrongly."""
     plain: dict[str, tuple[Any, ...]] = {
         "peft_type": ("LORA",),
         "bias": ("none",),
@@ -112,17 +113,17 @@ def _refuse_unknown(settings: Any, folder: Path) -> None:
     }
     for name, allowed in plain.items():
         value = getattr(settings, name, None)
-        if getattr(value, "value", value) not in (*allowed, None):
+        if (value.value if isinstance(value, Enum) else value) not in (*allowed, None):
             raise ConfigError(
                 f"{folder / CONFIG_FILE}: {name}: {value} is not supported; merge it with peft first"
             )
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Weights of the adapter in ``folder`` into the one that ``model`` has; all of them or none.
+    """Load the weights of the adapter in ``folder`` into the adapter of ``model``; all of them or none.
 
     Raises:
-        CheckpointError: There are none, they cannot be read, or their names or shapes do not fit.
+        CheckpointError: The folder has no weights that can be read, or their names or shapes do not fit.
     """
     path = folder / WEIGHTS_FILE
     try:
@@ -142,7 +143,7 @@ def load_weights(model: Any, folder: Path) -> None:
 
 @contextmanager
 def as_started(model: Any) -> Iterator[None]:
-    """Inside, ``model`` is what it was before training: without its adapter, or with it as it was loaded."""
+    """A context in which ``model`` is as before training: without its adapter, or with it as loaded."""
     was_training = model.training
     model.eval()
     if START in model.peft_config:
@@ -162,12 +163,9 @@ def as_started(model: Any) -> Iterator[None]:
 @torch.no_grad()
 def merge_into(model: Any, plain: Any) -> None:
     """Add what the adapter of ``model`` learnt to the weights of ``plain``, the same model without one."""
-    from peft.tuners.lora import LoraLayer
-
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
-            weight = plain.get_submodule(name).weight
-            weight += layer.get_delta_weight(LEARNT).to(weight)
+    own = dict(plain.named_parameters())
+    for name, weight in merged_parameters(model):
+        own[name].copy_(weight)
 
 
 @torch.no_grad()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 import torch
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
+from selfverify.policy.continuations import Continuations
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.forward import Continuations, Forward
+from selfverify.policy.forward import Forward
+from selfverify.policy.head import Head
 
 logger = logging.getLogger(__name__)
 
@@ -18,31 +20,39 @@ logger = logging.getLogger(__name__)
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 
-def _tolerance(forward: Forward) -> float:
-    return TOLERANCE.get(forward.model.dtype, 1e-4)
-
-
 @torch.no_grad()
-def check_head(forward: Forward, banned: Iterable[int], path: str) -> None:
-    """A model may do to its logits what we don't know of, and all samples would be wrong.
+def check_head(forward: Forward, head: Head, banned: Collection[int], path: str) -> None:
+    """Compare our logits with the model's own on a few plain tokens.
+
+    A model may do something to its logits that `Head` does not know; all samples would be wrong.
 
     Args:
         forward: Of a model in evaluation mode.
+        head: Of the same model.
         banned: Tokens that may mean something to it, such as placeholders.
         path: Names the model in the error.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: The logits differ.
     """
-    known = set(banned)
-    vocabulary = range(forward.model.get_input_embeddings().num_embeddings)
-    plain = list(islice((token for token in vocabulary if token not in known), 5, 9))
+    model, family = forward.model, forward.family
+    vocabulary = range(model.get_input_embeddings().num_embeddings)
+    ids = torch.tensor([[*islice((token for token in vocabulary if token not in banned), 5, 9)]])
+    ids = ids.to(forward.device)
+    mask = torch.ones_like(ids)
     # Autocast would compare the roundings of two ways to the same numbers.
     with torch.autocast(forward.device.type, enabled=False):
-        worst = forward.check_head(torch.tensor(plain))
-    if not worst <= 10 * _tolerance(forward):
+        theirs = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        if family.shares_prompts:
+            embedded = forward.embed(ids, [], [])
+            places = torch.arange(ids.shape[1], device=forward.device).expand(family.position_axes, 1, -1)
+            hidden = family.plain_forward(model, embedded.values_blh, places, mask, embedded.places_bl)
+        else:
+            hidden = family.whole_forward(model, ids, mask, ids.shape[1], [])
+        worst = float((head.logits(hidden).float() - theirs.float()).abs().max())
+    if not worst <= 10 * TOLERANCE.get(model.dtype, 1e-4):
         raise ConfigError(
-            f"policy.path={path}: models of type {forward.model.config.model_type!r} do something to their "
+            f"policy.path={path}: models of type {model.config.model_type!r} do something to their "
             f"logits that is not known here (up to {worst:.2g}), so samples and log-probs would be wrong; "
             "please report the model"
         )
@@ -50,31 +60,29 @@ def check_head(forward: Forward, banned: Iterable[int], path: str) -> None:
 
 @torch.no_grad()
 def sharing_agrees(
-    forward: Forward, prompts: Sequence[Prompt], continuations: Continuations, chunk: int
+    forward: Forward, head: Head, prompts: Sequence[Prompt], batch: Continuations
 ) -> bool | None:
     """Whether log-probs with shared prompts equal the plain ones, on two prompts of a first batch.
 
     Args:
         forward: Of a model in evaluation mode.
+        head: Of the same model.
         prompts: B prompts.
-        continuations: Theirs.
-        chunk: See `PolicyConfig.logprob_chunk`.
+        batch: Their continuations.
 
     Returns:
         None when there was no token to compare. Where they differ, a warning names the model.
     """
-    few = Continuations(
-        continuations.ids[:2, :2], continuations.lengths[:2, :2], [g[:2] for g in continuations.images[:2]]
-    )
+    few = batch.first(2, 2)
     with torch.autocast(forward.device.type, enabled=False):
         rows = [
-            forward.token_logprobs(run(prompts[:2], few)[few.mask], few.ids[few.mask], 1.0, chunk)
+            head.logprobs(run(prompts[:2], few)[few.mask_bgr], few.ids_bgr[few.mask_bgr], 1.0)
             for run in (forward.hidden_shared, forward.hidden_plain)
         ]
     if not len(rows[0]):
         return None
     worst = float((rows[0] - rows[1]).abs().max())
-    if worst <= _tolerance(forward):
+    if worst <= TOLERANCE.get(forward.model.dtype, 1e-4):
         return True
     logger.warning(
         "%s: log-probs with a shared prompt differ from the plain forward by %.2g; "

@@ -1,28 +1,20 @@
-"""From problems to prompts: token ids, positions and image features, each image encoded once."""
+"""From problems to prompts: token ids, positions and preprocessed images."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from selfverify.errors import DataError
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
 from selfverify.policy.families import ImageInput
+from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
 from selfverify.policy.loading import Loaded
-from selfverify.rollouts.types import Problem
-
-Item = TypeVar("Item")
-
-_MISFIT = (
-    "the model cannot take an image as its processor made it; does the folder's preprocessor_config.json "
-    "belong to this model?"
-)
 
 
 @dataclass(slots=True)
@@ -35,8 +27,9 @@ class Prompt:
         positions: ``[axes, P]`` position ids.
         images: One entry per image, in order.
         next_position: The position of the token that follows.
-        unexpanded: Token ids as the chat template wrote them, one slot per image, and
-        pictures: the images themselves: what engines take that expand prompts on their own.
+        unexpanded: Token ids as the chat template wrote them, one slot per image, for engines that expand
+            prompts on their own.
+        pictures: The images themselves, for the same engines.
     """
 
     problem_id: str
@@ -48,51 +41,8 @@ class Prompt:
     pictures: list[Image] = field(default_factory=list)
 
 
-def tensor_bytes(tensor: Tensor) -> int:
-    """What a tensor takes in memory."""
-    return tensor.numel() * tensor.element_size()
-
-
-class ByteCache(Generic[Item]):
-    """Items by content, least recently used first out, at most ``limit_mb`` MiB by ``size`` (in bytes)."""
-
-    def __init__(self, limit_mb: float, size: Callable[[Item], int]) -> None:
-        self.limit = int(limit_mb * 2**20)
-        self.size = size
-        self.used = 0
-        self.hits = 0
-        self.misses = 0
-        self._items: OrderedDict[str, Item] = OrderedDict()
-
-    def get(self, key: str) -> Item | None:
-        """The item stored under ``key``, or None."""
-        item = self._items.get(key)
-        if item is None:
-            self.misses += 1
-            return None
-        self.hits += 1
-        self._items.move_to_end(key)
-        return item
-
-    def put(self, key: str, item: Item) -> None:
-        """Store ``item`` and drop the oldest until the limit holds; one larger than the limit is not kept."""
-        size = self.size(item)
-        if key in self._items or size > self.limit:
-            return
-        self._items[key] = item
-        self.used += size
-        while self.used > self.limit:
-            _, old = self._items.popitem(last=False)
-            self.used -= self.size(old)
-
-    def clear(self) -> None:
-        """Forget everything (the vision tower changed)."""
-        self._items.clear()
-        self.used = 0
-
-
 class Encoder:
-    """Turns problems into prompts; preprocesses an image once for as long as it stays among ``cache_mb``."""
+    """Turns problems into prompts. The last ``cache_mb`` MiB of preprocessed images are kept."""
 
     def __init__(self, loaded: Loaded, cache_mb: float) -> None:
         self.loaded = loaded
@@ -102,15 +52,15 @@ class Encoder:
         )
 
     def image(self, image: Image, problem_id: str, several: bool = False) -> ImageInput:
-        """Preprocess one image, or find it done.
+        """One preprocessed image, kept from before where it has been seen.
 
         Args:
-            image: Of any mode.
+            image: An image of any mode.
             problem_id: Named in errors.
-            several: Whether it stands in a prompt with other images.
+            several: Whether its prompt has other images.
 
         Raises:
-            DataError: It cannot be read, or the processor refuses it.
+            DataError: The image cannot be read, or the processor refuses it.
         """
         try:
             rgb = image.convert("RGB")
@@ -169,12 +119,12 @@ class Encoder:
         try:
             positions = family.positions(model, ids, images)
         except RuntimeError as error:
-            raise DataError(f"problem {problem.id}: {_MISFIT} ({error})") from error
+            raise DataError(f"problem {problem.id}: {MISFIT} ({error})") from error
         following = int(positions.max()) + 1 if len(ids) else 0
         return Prompt(problem.id, ids, positions, images, following, unexpanded, problem.images)
 
     def _whole_prompt(self, problem: Problem) -> Prompt:
-        """A prompt as the model's own processor makes it, for `families.Unknown`."""
+        """The prompt that the model's own processor makes, for `families.Unknown`."""
         processor = self.loaded.image_processor
         assert processor is not None
         text = self.loaded.tokenizer.apply_chat_template(
@@ -195,18 +145,15 @@ class Encoder:
         return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids))
 
     def _refuse_long(self, problem: Problem, tokens: int, of_images: int) -> None:
-        c = self.loaded.model.config.get_text_config()
-        limit = getattr(c, "max_position_embeddings", None)
-        # Scaled rotary positions reach further than this says.
-        scaled = "factor" in str(getattr(c, "rope_parameters", None))
-        if limit is not None and not scaled and tokens >= limit:
+        limit = longest_row(self.loaded.model)
+        if limit is not None and tokens >= limit:
             raise DataError(
                 f"problem {problem.id}: its prompt takes {tokens} tokens, {of_images} of them for images, "
                 f"and the model reads {limit}; use smaller images (Qwen: policy.max_pixels) or less text"
             )
 
     def _refuse_literals(self, problem: Problem) -> None:
-        # With a literal token in the place of a missing part the counts agree, and the image is misplaced.
+        # A literal token in place of a missing image part would make the counts agree and misplace the image.
         literals = {
             self._placeholder(),
             self.loaded.family.slot(self.loaded.model, self.loaded.tokenizer),
@@ -229,8 +176,20 @@ class Encoder:
         return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
 
 
+def longest_row(model: Any) -> int | None:
+    """How many tokens ``model`` reads at most; None where its settings do not say."""
+    c = model.config.get_text_config()
+    # Scaled rotary positions reach further than max_position_embeddings says.
+    scaled = "factor" in str(getattr(c, "rope_parameters", None))
+    return None if scaled else getattr(c, "max_position_embeddings", None)
+
+
 def text_only(problem: Problem) -> list[dict[str, Any]]:
-    """The messages with strings for contents: templates of text-only models know no lists of parts."""
+    """The messages with plain strings as contents, which templates of text-only models need.
+
+    Raises:
+        DataError: A message has a part that is no text.
+    """
     messages = []
     for message in problem.messages:
         content = message.get("content")
@@ -244,46 +203,3 @@ def text_only(problem: Problem) -> list[dict[str, Any]]:
             content = "".join(part["text"] for part in content)
         messages.append({**message, "content": content})
     return messages
-
-
-def image_features(
-    loaded: Loaded, images: Sequence[ImageInput], cache: ByteCache[Tensor] | None
-) -> dict[str, Tensor]:
-    """Features ``[placeholders, F]`` of every distinct image, by content key.
-
-    With a ``cache`` (frozen vision tower) they come without gradients and each image passes through the
-    tower once for as long as it stays cached; without one they carry gradients.
-
-    Raises:
-        DataError: The model makes more or fewer features of an image than its prompt has places for.
-    """
-    wanted = {image.key: image for image in images}
-    features: dict[str, Tensor] = {}
-    if cache is not None:
-        features = {key: item for key in wanted if (item := cache.get(key)) is not None}
-    missing = [image for key, image in wanted.items() if key not in features]
-    if missing:
-        # Beside others an image's features round differently, and which others are cached already depends on
-        # when the run was last resumed. On a CPU, where that must not show, each image goes alone.
-        alone = cache is not None and loaded.model.device.type == "cpu"
-        batches = [[image] for image in missing] if alone else [missing]
-        try:
-            with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
-                made = [
-                    item for batch in batches for item in loaded.family.image_features(loaded.model, batch)
-                ]
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise DataError(f"{_MISFIT} ({error})") from error
-        for image, item in zip(missing, made, strict=True):
-            if len(item) != image.placeholders:
-                raise DataError(
-                    f"the model makes {len(item)} features of an image for which its prompt has "
-                    f"{image.placeholders} places; {_MISFIT}"
-                )
-            features[image.key] = item
-            if cache is not None:
-                # A slice of one big tensor would keep the whole of it alive.
-                cache.put(image.key, item.clone())
-    return features

@@ -1,9 +1,14 @@
 """PyTorch's flash attention on the CPU and on CUDA, with the logarithm of the softmax's denominator.
 
-Both classes take attention in the shape of `merged_attention`: a query ``[B, G, K, N, R, *]`` of K key
-heads, N query heads per key head and G continuations of R tokens, either to the prompt's keys or to its own
-earlier tokens. ``rows`` and ``unrows`` bring it into the kernel's shape and back; forward returns the output,
-the logarithm ``[..., rows]`` and what backward wants back.
+`CpuFlash` and `CudaFlash` have the same four methods. Attention comes in the shape of `merged_attention`: a
+query ``[B, G, K, N, R, *]`` of K key heads, N query heads per key head and G continuations of R tokens. It is
+either to the continuation's own earlier tokens (``own``, causal) or to the prompt's keys.
+
+- ``rows`` brings a tensor into the kernel's shape ``[batch, heads, rows, *]``; ``unrows`` brings it back into
+  a given shape but for its last axis.
+- ``forward`` returns the output, the logarithm ``[batch, heads, rows]`` and the ``rest`` for ``backward``.
+- ``backward`` returns the gradients of query, keys and values; output and logarithm are those of the *whole*
+  softmax.
 """
 
 from __future__ import annotations
@@ -12,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Sizes = Sequence[int] | None
-"""True lengths of B prompts whose keys are padded on the right; None where none is."""
+"""True lengths of B prompts whose keys are padded on the right; None where no prompt is padded."""
 Grads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -37,28 +42,9 @@ class Part:
     scale: float
 
 
-class Flash(Protocol):
-    """One device's kernels. ``own``: the keys are the continuation's (causal), not the prompt's."""
-
-    def rows(self, x: Tensor, own: bool) -> Tensor:
-        """``[B, G, K, N, R, *]`` to ``[batch, heads, rows, *]``."""
-        ...
-
-    def unrows(self, x: Tensor, shape: torch.Size, own: bool) -> Tensor:
-        """Back to ``shape`` but for its last axis."""
-        ...
-
-    def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
-        """Output, logarithm and what `backward` takes as ``rest``."""
-        ...
-
-    def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
-        """Gradients of query, keys and values, for the output and logarithm of the *whole* softmax."""
-        ...
-
-
 class CpuFlash:
-    """Takes masks, not fewer key heads than query heads: what shares a key head becomes its rows."""
+    """The CPU's kernels. They take masks, but not fewer key heads than query heads: queries that share a key
+    head become rows of one head."""
 
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -68,7 +54,7 @@ class CpuFlash:
         return x.flatten(3, 4).flatten(0, 1) if own else x.transpose(1, 2).flatten(2, 4)
 
     def unrows(self, x: Tensor, shape: torch.Size, own: bool) -> Tensor:
-        """See `Flash`."""
+        """See the module."""
         b, g, k, n, r, _ = shape
         return x.view(b, g, k, n, r, -1) if own else x.view(b, k, g, n, r, -1).transpose(1, 2)
 
@@ -88,7 +74,7 @@ class CpuFlash:
         return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
 
     def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
-        """See `Flash`."""
+        """See the module."""
         mask = self._mask(part)
         causal = bool(part.own) and mask is None
         out, log = self.kernel(
@@ -97,7 +83,7 @@ class CpuFlash:
         return out, log, mask
 
     def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
-        """See `Flash`."""
+        """See the module."""
         causal = bool(part.own) and rest is None
         q, k, v = self.kernel_backward(
             grad, part.query, part.keys, part.values, out, log, 0.0, causal, attn_mask=rest, scale=part.scale
@@ -106,7 +92,8 @@ class CpuFlash:
 
 
 class CudaFlash:
-    """Takes fewer key heads than query heads, not masks: padded prompts go one by one, cut to their length.
+    """CUDA's kernels. They take fewer key heads than query heads, but no masks: padded prompts go one by one,
+    cut to their length.
 
     A key head's queries are not gathered in one row as on the CPU: backward, the kernel's blocks are
     (keys, query heads), and with two key heads most of the device would idle.
@@ -122,7 +109,7 @@ class CudaFlash:
         )
 
     def unrows(self, x: Tensor, shape: torch.Size, own: bool) -> Tensor:
-        """See `Flash`."""
+        """See the module."""
         b, g, k, n, r, _ = shape
         if own:
             return x.reshape(b, g, k, n, r, -1)
@@ -136,7 +123,7 @@ class CudaFlash:
             yield Part(part.query[at], keys, values, 0, None, part.scale)
 
     def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
-        """See `Flash`."""
+        """See the module."""
         if part.sizes is None:
             out, log, *rest, _ = self.kernel(
                 part.query, part.keys, part.values, 0.0, bool(part.own), False, scale=part.scale
@@ -146,7 +133,7 @@ class CudaFlash:
         return torch.cat(outs), torch.cat(logs), rests
 
     def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
-        """See `Flash`."""
+        """See the module."""
         if part.sizes is None:
             lengths, dropout = rest[:4], rest[4:]
             q, k, v = self.kernel_backward(
@@ -171,8 +158,11 @@ class CudaFlash:
         return q, k, v
 
 
+Flash = CpuFlash | CudaFlash
+
+
 def flash_for(query: Tensor) -> Flash | None:
-    """The kernels for a tensor like this; None where there are none that give the logarithm."""
+    """The kernels for a query of this device, type and width; None where no kernel gives the logarithm."""
     if query.device.type == "cpu":
         return CpuFlash() if query.dtype in (torch.float32, torch.bfloat16) else None
     half = query.dtype in (torch.float16, torch.bfloat16)

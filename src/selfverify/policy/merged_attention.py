@@ -2,9 +2,9 @@
 
 Attention over the union of two key sets is the average of the attention over each, weighted by their
 shares of the softmax's denominator; a flash kernel returns the logarithm of its denominator beside its
-output, so two calls and a merge give the whole (ring attention, Liu et al. 2023, merges so too). Backward,
-the same kernel is handed the *merged* output and denominator: a softmax weight is exp(score - log of
-the whole denominator), whichever part the key is in, so each call returns its part's exact gradients.
+output, so two calls and a merge give the whole (ring attention, Liu et al. 2023, merges the same way). In the
+backward pass the same kernel is handed the *merged* output and denominator: a softmax weight is exp(score -
+log of the whole denominator), whichever part the key is in, so each call returns its part's exact gradients.
 """
 
 from __future__ import annotations

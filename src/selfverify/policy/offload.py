@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 
 def offloaded(model: nn.Module) -> Any:
-    """Around a forward pass: what autograd saves leaves the device, but for weights, which stay there anyway.
+    """A context for a forward pass, in which what autograd saves is moved to the host's memory.
 
-    As `torch.autograd.graph.save_on_cpu`, which would copy the weights too.
+    Weights are left where they are, which `torch.autograd.graph.save_on_cpu` would copy, too.
     """
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 

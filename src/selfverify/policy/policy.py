@@ -5,31 +5,45 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from selfverify import ranks
-from selfverify.errors import ConfigError
+from selfverify.core import ranks
+from selfverify.core.errors import ConfigError
+from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy import adapters
 from selfverify.policy.checks import check_head, sharing_agrees
-from selfverify.policy.config import PolicyConfig, SamplingConfig
-from selfverify.policy.encoding import ByteCache, Encoder, Prompt, image_features, tensor_bytes
-from selfverify.policy.forward import Continuation, Continuations, Forward
+from selfverify.policy.continuations import Continuations, RaggedTokens
+from selfverify.policy.encoding import Encoder, Prompt
+from selfverify.policy.engine import Engine
+from selfverify.policy.features import ByteCache, image_features, tensor_bytes
+from selfverify.policy.forward import Forward
+from selfverify.policy.head import Head
 from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.offload import offloaded
 from selfverify.policy.root import Root, enter, enter_whole
 from selfverify.policy.sampling import Decoder, GivenUp, Sample
-from selfverify.policy.turns import Turns, sample_turns, sample_turns_apart
 from selfverify.policy.unshared import generate
-from selfverify.policy.vllm import VLLMEngine
-from selfverify.rollouts.types import Problem
 
-Tokens = Sequence[Sequence[Sequence[int] | Continuation]]
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def in_root(method: Callable[Concatenate[Policy, P], T]) -> Callable[Concatenate[Policy, P], T]:
+    """Decorates a method of `Policy`: its whole body runs in `Policy.inside`."""
+
+    @wraps(method)
+    def run(self: Policy, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.inside(lambda: method(self, *args, **kwargs))
+
+    return run
 
 
 class Policy:
@@ -45,18 +59,15 @@ class Policy:
     """
 
     def __init__(self, loaded: Loaded, config: PolicyConfig) -> None:
-        self.loaded = loaded
         self.config = config
         self.encoder = Encoder(loaded, config.pixel_cache_mb)
         self._head_is_checked = False
         self.is_start = False
-        """Whether this is the reference of a policy with an adapter, whose model it shares."""
+        """Whether this policy is the reference of one with an adapter and shares its model."""
         self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
-        self.forward = Forward(loaded, self.cache)
-        self.root: nn.Module = Root(loaded.model, loaded.family.backbone(loaded.model))
-        """What is wrapped where several processes train; every computation of the model runs inside it."""
+        self._hold(loaded)
         self._is_inside = False
-        self.engine: VLLMEngine | None = None
+        self.engine: Engine | None = None
         """What samples where ``sampling.engine`` is not ``own``; the learner starts and closes it."""
         sharing = config.shared_prefix == "auto" and loaded.family.shares_prompts
         self.shares_prefix: bool | None = None if sharing else False
@@ -68,19 +79,19 @@ class Policy:
         config = path if isinstance(path, PolicyConfig) else PolicyConfig(path=path, **settings)
         return cls(load(config), config)
 
-    @property
-    def model(self) -> Any:
-        """The transformers model."""
-        return self.loaded.model
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer."""
-        return self.loaded.tokenizer
+    def _hold(self, loaded: Loaded) -> None:
+        """Take a loaded model, with its forward passes, output head and root."""
+        self.loaded = loaded
+        self.model: Any = loaded.model
+        self.tokenizer: Any = loaded.tokenizer
+        self.forward = Forward(loaded, self.cache)
+        self.head = Head(loaded.model, self.config.logprob_chunk)
+        self.root: nn.Module = Root(loaded.model, loaded.family.backbone(loaded.model))
+        """What is wrapped where several processes train; every computation of the model runs inside it."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device the model is on."""
         return self.forward.device
 
     @property
@@ -107,9 +118,10 @@ class Policy:
         return self.loaded.family.coordinate_space(self.model, self.loaded.image_processor, size)
 
     def frozen_copy(self) -> Policy:
-        """A reference policy: same weights now, never trained. It shares the encoder and feature cache.
+        """A policy that keeps today's weights, as a reference; it shares the encoder and the feature cache.
 
-        With an adapter it shares the model as well, and is what that was before training.
+        The reference of a policy with an adapter shares the model, too, and computes with the adapter as it
+        was before training.
         """
         reference = copy.copy(self)
         reference.engine = None
@@ -118,17 +130,15 @@ class Policy:
             return reference
         model = copy.deepcopy(self.loaded.model).eval()
         model.requires_grad_(False)
-        reference.loaded = Loaded(model, self.tokenizer, self.loaded.image_processor, self.loaded.family)
-        reference.forward = Forward(reference.loaded, self.cache)
-        reference.root = Root(model, self.loaded.family.backbone(model))
+        reference._hold(Loaded(model, self.tokenizer, self.loaded.image_processor, self.loaded.family))
         return reference
 
     def save(self, folder: Any, weights: dict[str, Tensor] | None = None) -> None:
         """Write model (or its adapter alone), tokenizer and image processor as a checkpoint folder.
 
         Args:
-            folder: Where.
-            weights: The model's state, where the model itself holds but a shard of it.
+            folder: The folder to write; it is made if need be.
+            weights: The whole state of a model that holds only a shard of it; None takes the model's own.
         """
         self._refuse_start("save")
         self.model.save_pretrained(folder, state_dict=weights)
@@ -142,7 +152,7 @@ class Policy:
             raise ConfigError(f"this is the reference of a policy with an adapter; {what} that policy")
 
     def merged(self) -> Policy:
-        """A policy with what the adapter learnt in its weights: to be served, or saved whole.
+        """A policy without an adapter, whose weights hold what the adapter learnt: to serve or save whole.
 
         Raises:
             ConfigError: There is no adapter.
@@ -174,7 +184,7 @@ class Policy:
         prompts = [self.encoder.prompt(problem) for problem in problems]
         if self.cache is not None and self.loaded.family.shares_prompts:
             images = [image for prompt in prompts for image in prompt.images]
-            self._inside(lambda: image_features(self.loaded, images, self.cache))
+            self.inside(lambda: image_features(self.loaded, images, self.cache))
         return prompts
 
     @torch.no_grad()
@@ -192,8 +202,8 @@ class Policy:
             prompts: B encoded prompts.
             sampling: Group size, temperature, top-p, length limit.
             seeds: One per prompt; a prompt's samples depend on its own seed only. vLLM takes no seeds.
-            given_up: Asked before every token for the prompts (by their place) that need no more samples:
-                theirs end there. Only families that share prompts can be asked.
+            given_up: Called before every token; it returns the places of prompts that need no more samples,
+                whose samples end there. It is not called for families whose prompts cannot be shared.
 
         Returns:
             B lists of G samples.
@@ -211,58 +221,28 @@ class Policy:
             return self.engine.sample(prompts, sampling)
         if not prompts:
             return []
-        with self._evaluating(), self._as_started():
-            return self._inside(lambda: self._sample(prompts, sampling, seeds, given_up))
-
-    def _sample(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingConfig,
-        seeds: Sequence[int],
-        given_up: GivenUp | None,
-    ) -> list[list[Sample]]:
-        self._check_head()
         if not self.loaded.family.shares_prompts:
-            return self._sample_unshared(prompts, sampling, seeds)
-        last, layout = self.forward.prefill(prompts)
-        starts = torch.tensor([prompt.next_position for prompt in prompts], device=self.device)
-        decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
-        return decoder.run(last, layout, starts, list(seeds), given_up)
+            return self.infer(lambda: self._sample_unshared(prompts, sampling, seeds))
+        return self.infer(lambda: self.decoder(sampling).sample(prompts, seeds, given_up))
 
-    @torch.no_grad()
-    def sample_turns(
-        self,
-        prompts: Sequence[Prompt],
-        follow_ups: Sequence[Sequence[int]],
-        sampling: SamplingConfig | None = None,
-        *,
-        seeds: Sequence[int],
-    ) -> list[list[Turns]]:
-        """G conversations of two turns for each prompt; see `turns.sample_turns`.
+    def decoder(self, sampling: SamplingConfig) -> Decoder:
+        """A decoder for this policy, to be used inside `infer`.
 
-        Args:
-            prompts: B encoded prompts.
-            follow_ups: For each prompt what comes between the turns (`turns.follow_up`).
-            sampling: As in `sample`; the length limit is that of each turn.
-            seeds: As in `sample`. First turns are those that `sample` draws with the same seeds.
+        Raises:
+            ConfigError: The model does something to its logits that is not known here.
         """
-        sampling = sampling or SamplingConfig()
-        if sampling.engine == "vllm" or not self.loaded.family.shares_prompts:
-            return sample_turns_apart(self, prompts, follow_ups, sampling, seeds)
-        if not prompts:
-            return []
+        self._check_head()
+        return Decoder(self.forward, self.head, sampling, self.stop_tokens, self.suppressed_tokens)
 
-        def run() -> list[list[Turns]]:
-            self._check_head()
-            decoder = Decoder(self.forward, sampling, self.stop_tokens, self.suppressed_tokens)
-            return sample_turns(decoder, prompts, follow_ups, seeds)
-
-        with self._evaluating(), self._as_started():
-            return self._inside(run)
+    def infer(self, run: Callable[[], T]) -> T:
+        """The result of ``run()``, called inside the root with the model in evaluation mode."""
+        with self._evaluating():
+            return self.inside(run)
 
     def _sample_unshared(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[list[Sample]]:
+        self._check_head()
         groups = generate(self.model, prompts, sampling, seeds, self.stop_tokens, self.suppressed_tokens)
         tokens = [[sample.tokens for sample in group] for group in groups]
         values = self.logprobs(prompts, tokens, temperature=sampling.temperature)
@@ -271,41 +251,27 @@ class Policy:
                 sample.logprobs = row[: len(sample.tokens)]
         return groups
 
-    def hidden_states(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
-        """Hidden states that predict each continuation token, ``[B, G, R, H]``."""
-        with self._as_started():
-            return self._inside(lambda: self._hidden_states(prompts, continuations))
+    def inside(self, run: Callable[[], T], enter: Callable[[nn.Module, Callable[[], T]], T] = enter) -> T:
+        """The result of ``run()``, called where wrappers of the model see what it computes.
 
-    def _hidden_states(self, prompts: Sequence[Prompt], continuations: Continuations) -> Tensor:
-        self._check_head()
-        if self.shares_prefix is None:
-            with self._evaluating():
-                self.shares_prefix = sharing_agrees(
-                    self.forward, prompts, continuations, self.config.logprob_chunk
-                )
-        run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
-        return run(prompts, continuations)
-
-    def _inside(self, run: Callable[[], T]) -> T:
-        """``run()`` inside the root, where wrappers see it."""
-        return self._guard(run, enter)
-
-    @torch.no_grad()
-    def whole(self, run: Callable[[], T]) -> T:
-        """``run()``, which samples or evaluates, with all weights in place if wrappers hold shards of them.
-
-        Where several processes train, every one of them has to call it.
+        A reference of a policy with an adapter computes with the adapter as it was before training.
         """
-        return self._guard(run, enter_whole)
-
-    def _guard(self, run: Callable[[], T], how: Callable[[nn.Module, Callable[[], T]], T]) -> T:
         if self._is_inside:
             return run()
         self._is_inside = True
         try:
-            return how(self.root, run)
+            with adapters.as_started(self.model) if self.is_start else nullcontext():
+                return enter(self.root, run)
         finally:
             self._is_inside = False
+
+    @torch.no_grad()
+    def whole(self, run: Callable[[], T]) -> T:
+        """The result of ``run()``, called with all weights in place where wrappers hold shards of them.
+
+        ``run`` samples or evaluates. Where several processes train, every one of them has to call this.
+        """
+        return self.inside(run, enter_whole)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -317,24 +283,22 @@ class Policy:
         finally:
             self.model.train(was_training)
 
-    def _as_started(self) -> AbstractContextManager[None]:
-        return adapters.as_started(self.model) if self.is_start else nullcontext()
-
     def _check_head(self) -> None:
-        """Once: a model may do to its logits what we don't know of, and all samples would be wrong.
+        """Before the first use compare our logits with the model's own, which may do more to them.
 
         Raises:
-            ConfigError: It does.
+            ConfigError: They differ.
         """
         if not self._head_is_checked:
             with self._evaluating():
-                check_head(self.forward, {*self.suppressed_tokens, *self.stop_tokens}, self.config.path)
+                banned = {*self.suppressed_tokens, *self.stop_tokens}
+                check_head(self.forward, self.head, banned, self.config.path)
             self._head_is_checked = True
 
     def logprobs(
         self,
         prompts: Sequence[Prompt],
-        continuations: Tokens,
+        continuations: RaggedTokens,
         *,
         temperature: float = 1.0,
         needed: Tensor | None = None,
@@ -347,22 +311,23 @@ class Policy:
             temperature: Divides the logits, as in sampling; 0 is read as 1.
             needed: ``[B, G, R]`` bool; the head is computed only there (elsewhere 0).
         """
-        empty = torch.zeros(0, 3, dtype=torch.long)
+        none = torch.zeros(0, 3, dtype=torch.long)
         return self.logprobs_and_choices(
-            prompts, continuations, empty, empty, temperature=temperature, needed=needed
+            prompts, continuations, none, none, temperature=temperature, needed=needed
         )[0]
 
+    @in_root
     def logprobs_and_choices(
         self,
         prompts: Sequence[Prompt],
-        continuations: Tokens,
+        continuations: RaggedTokens,
         places: Tensor,
         choices: Tensor,
         *,
         temperature: float = 1.0,
         needed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`logprobs`, and from the same forward those of other tokens that could have stood at some places.
+        """`logprobs`, and from the same forward pass the log-probabilities of other tokens at some places.
 
         Args:
             prompts: See `logprobs`.
@@ -375,35 +340,37 @@ class Policy:
         Returns:
             ``[B, G, R]`` and ``[M, K]``.
         """
+        batch = self.stack(continuations)
+        wanted_bgr = batch.mask_bgr if needed is None else batch.mask_bgr & needed.to(self.device)
         offload = self.config.activation_offload and torch.is_grad_enabled()
         with offloaded(self.model) if offload else nullcontext():
-            return self._inside(
-                lambda: self._logprobs(prompts, continuations, places, choices, temperature, needed)
-            )
+            hidden_bgrh = self.hidden_states(prompts, batch)
+            values = self.head.logprobs(hidden_bgrh[wanted_bgr], batch.ids_bgr[wanted_bgr], temperature)
+            others = torch.zeros(choices.shape, device=self.device)
+            if len(places):
+                states = hidden_bgrh[places.to(self.device).unbind(-1)]
+                others = self.head.logprobs(states, choices.to(self.device), temperature)
+            if self.config.train_vision and ranks.count() > 1 and torch.is_grad_enabled():
+                # Processes add up gradients of the same weights, also where only some of them saw an image.
+                tower = self.loaded.family.vision_parameters(self.model)
+                values = values + 0.0 * torch.stack([p.sum() for p in tower]).sum().to(values)
+        filled_bgr = torch.zeros(wanted_bgr.shape, dtype=values.dtype, device=self.device)
+        return filled_bgr.masked_scatter(wanted_bgr, values), others
 
-    def _logprobs(
-        self,
-        prompts: Sequence[Prompt],
-        continuations: Tokens,
-        places: Tensor,
-        choices: Tensor,
-        temperature: float,
-        needed: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        stacked = self.forward.stack_continuations(continuations)
-        wanted = stacked.mask if needed is None else stacked.mask & needed.to(self.device)
-        hidden = self.hidden_states(prompts, stacked)
+    @in_root
+    def hidden_states(self, prompts: Sequence[Prompt], batch: Continuations) -> Tensor:
+        """Hidden states that predict each continuation token, ``[B, G, R, H]``.
 
-        def head(states: Tensor, tokens: Tensor) -> Tensor:
-            return self.forward.token_logprobs(states, tokens, temperature or 1.0, self.config.logprob_chunk)
+        Raises:
+            ConfigError: The model does something to its logits that is not known here.
+        """
+        self._check_head()
+        if self.shares_prefix is None:
+            with self._evaluating():
+                self.shares_prefix = sharing_agrees(self.forward, self.head, prompts, batch)
+        run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
+        return run(prompts, batch)
 
-        values = head(hidden[wanted], stacked.ids[wanted])
-        if self.config.train_vision and ranks.count() > 1 and torch.is_grad_enabled():
-            # Processes add up gradients of the same weights, also where only some of them saw an image.
-            tower = self.loaded.family.vision_parameters(self.model)
-            values = values + 0.0 * torch.stack([p.sum() for p in tower]).sum().to(values)
-        filled = torch.zeros(wanted.shape, dtype=values.dtype, device=self.device)
-        others = torch.zeros(choices.shape, device=self.device)
-        if len(places):
-            others = head(hidden[places.to(self.device).unbind(-1)], choices.to(self.device))
-        return filled.masked_scatter(wanted, values), others
+    def stack(self, continuations: RaggedTokens) -> Continuations:
+        """Ragged continuations as padded tensors on the policy's device."""
+        return Continuations.stack(continuations, self.tokenizer.pad_token_id, self.device)

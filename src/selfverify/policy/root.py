@@ -15,13 +15,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
 
 T = TypeVar("T")
 
 
 class Root(nn.Module):
-    """Holds the model; ``forward(run)`` is ``run()``."""
+    """Holds the model; ``forward(run)`` returns ``run()``, which computes with it."""
 
     def __init__(self, model: Any, decoder: nn.Module) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Root(nn.Module):
         self.model.tie_weights()
 
     def forward(self, run: Callable[[], T]) -> T:
-        """Run it."""
+        """The result of ``run()``."""
         return run()
 
 
 def enter(root: nn.Module, run: Callable[[], T]) -> T:
-    """``run()`` inside ``root``, wrapped or not."""
+    """The result of ``run()``, called inside ``root``, wrapped or not."""
     if isinstance(root, DistributedDataParallel) and not torch.is_grad_enabled():
         root = root.module  # a forward of DDP's own synchronises buffers, and not all sample at once
     result: T = root(run)
@@ -49,7 +49,7 @@ def enter(root: nn.Module, run: Callable[[], T]) -> T:
 
 
 def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
-    """``run()`` with all weights in place where they are held in shards; every process has to call it.
+    """The result of ``run()``, called with all weights in place; every process has to call this function.
 
     Inside, the processes need not make the same calls: one may sample longer than another.
     """
@@ -74,7 +74,7 @@ def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
 
 
 def _enter_zero(root: Any, run: Callable[[], T]) -> T:
-    """The same under DeepSpeed's ZeRO-3, whose hooks would let go of a layer's weights after each call."""
+    """`enter_whole` under DeepSpeed's ZeRO-3, whose hooks would free a layer's weights after each call."""
     import deepspeed
 
     try:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.forward import Forward
+from selfverify.policy.head import Head
 from selfverify.policy.shared_attention import SharedLayout
-from selfverify.rollouts.types import Finish
 
 GivenUp = Callable[[], Collection[int]]
-"""Says which problems of a batch need no more samples."""
+"""Returns the places of those problems in a batch that need no more samples."""
 
 
 @dataclass(slots=True)
@@ -28,11 +30,11 @@ class Sample:
 
 
 def derived_seed(*numbers: int) -> int:
-    """The seed of one thing among many, told by ``numbers``: the same wherever and whenever it is drawn."""
+    """A seed that depends on ``numbers`` alone: the same in every process and at every time."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def uniforms(seeds: list[int], group_size: int, steps: int) -> Tensor:
+def uniforms(seeds: Sequence[int], group_size: int, steps: int) -> Tensor:
     """``[B, G, steps]`` numbers in [0, 1), one stream per problem.
 
     A problem's samples then depend on its own seed alone, not on what else is in the batch or on which
@@ -68,19 +70,24 @@ def pick_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: floa
 
 
 class Decoder:
-    """Decodes a batch of prompts; rows that have ended leave the batch when enough have."""
+    """Decodes a batch of prompts; ended rows leave the batch once that saves a fifth of it."""
 
     def __init__(
-        self, forward: Forward, sampling: SamplingConfig, stop: set[int], suppressed: list[int]
+        self,
+        forward: Forward,
+        head: Head,
+        sampling: SamplingConfig,
+        stop: set[int],
+        suppressed: list[int],
     ) -> None:
-        self.forward = forward
+        self.forward, self.head = forward, head
         self.sampling = sampling
         self.stop = torch.tensor(sorted(stop), dtype=torch.long, device=forward.device)
         self.suppressed = torch.tensor(suppressed, dtype=torch.long, device=forward.device)
 
     def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Next tokens and their log-probs ``[B, G]`` (under the temperature, before top-p)."""
-        logits = self.forward.head(hidden).float()
+        """Next tokens ``[B, G]`` and their log-probabilities under the temperature, before top-p."""
+        logits = self.head.logits(hidden).float()
         free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
         temperature = self.sampling.temperature
         tokens = pick_tokens(free, uniform, temperature, self.sampling.top_p)
@@ -88,19 +95,25 @@ class Decoder:
         chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
         return tokens, chosen
 
-    def run(
+    def sample(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], given_up: GivenUp | None = None
+    ) -> list[list[Sample]]:
+        """B lists of G samples; each prompt is prefilled once. See `go_on` for ``given_up``."""
+        return self.behind(*self.forward.prefill(prompts), self.forward.starts(prompts), seeds, given_up)
+
+    def behind(
         self,
         last_hidden: Tensor,
-        layout: SharedLayout,
+        prefilled: SharedLayout,
         starts: Tensor,
-        seeds: list[int],
+        seeds: Sequence[int],
         given_up: GivenUp | None = None,
     ) -> list[list[Sample]]:
-        """Sample from prefilled prompts.
+        """Sample behind prefilled prompts.
 
         Args:
             last_hidden: ``[B, H]`` hidden state of each prompt's last token.
-            layout: The prefilled layout.
+            prefilled: The prompts' layout.
             starts: ``[B]`` position of the first new token.
             seeds: One per problem.
             given_up: See `go_on`.
@@ -109,11 +122,9 @@ class Decoder:
             B lists of G samples.
         """
         b, g, steps = len(seeds), self.sampling.group_size, self.sampling.max_new_tokens
-        layout = SharedLayout(
-            "decode", layout.prompt_lengths, layout.prompt_width, g, steps, 0, layout.prompt_keys
-        )
         hidden = last_hidden[:, None].expand(b, g, -1)
         draws = uniforms(seeds, g, steps)
+        layout = prefilled.to_decode(g, steps)
         return self.go_on(hidden, layout, starts[:, None].expand(b, g), draws, given_up=given_up)
 
     def go_on(
@@ -129,12 +140,12 @@ class Decoder:
 
         Args:
             hidden: ``[B, G, H]`` hidden state of each continuation's last token.
-            layout: To decode with; it changes.
+            layout: The layout to decode with; it is changed.
             starts: ``[B, G]`` position of the first new token.
             draws: ``[B, G, steps]`` of `uniforms`.
-            wanted: ``[B, G]`` bool; what is sampled of the others means nothing. None: all are.
-            given_up: Asked before every token for problems that nobody waits for any more; their samples are
-                cut off there.
+            wanted: ``[B, G]`` bool: the continuations to go on with, whose samples alone mean something;
+                None goes on with all.
+            given_up: Called before every token; samples of the problems that it returns are cut off there.
 
         Returns:
             B lists of G samples.
@@ -177,7 +188,7 @@ class Decoder:
                 Sample(
                     tokens[i, j, : lengths[i][j]].tolist(),
                     logprobs[i, j, : lengths[i][j]].tolist(),
-                    "stop" if ended[i, j] >= 0 else "length",
+                    Finish.STOP if ended[i, j] >= 0 else Finish.LENGTH,
                 )
                 for j in range(g)
             ]

@@ -1,4 +1,4 @@
-"""Reading verification scores greedily and softly, instead of as they happened to be sampled.
+"""Reading verification scores greedily and softly, instead of taking the sampled ones.
 
 Sampling a score at T = 1 throws most of its information away. Here the policy is asked for the
 probabilities of the score's tokens behind a given answer, in one forward that shares the prompt.
@@ -7,103 +7,36 @@ probabilities of the score's tokens behind a given answer, in one forward that s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from selfverify.core.score_tree import SCORE_TEXTS, Branches, ScoreTree
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 
-Branches = Mapping[tuple[int, ...], Mapping[int, float]]
-"""For each branching, by the tokens that lead to it, the probability of each next token."""
-
 READ_BATCH = 8
-"""Prompts of which scores are read at once."""
-
-SCORE_TEXTS = tuple(f"{value / 10:.1f}" for value in range(11))
+"""Prompts whose scores are read at once: memory depends on it, the scores do not."""
 
 
-@dataclass(slots=True)
-class ScoreTree:
-    """The tokens of all score texts as a tree. A leaf holds its score."""
-
-    children: dict[int, ScoreTree] = field(default_factory=dict)
-    value: float | None = None
-
-    @classmethod
-    def build(cls, tokenizer: Any, texts: Sequence[str] = SCORE_TEXTS) -> ScoreTree:
-        """The tree of ``texts`` as the tokenizer writes them behind ``<score>``."""
-        written = [tokenizer(f"<score>{text}", add_special_tokens=False)["input_ids"] for text in texts]
-        shared = next(n for n, tokens in enumerate(zip(*written, strict=False)) if len(set(tokens)) > 1)
-        root = cls()
-        for text, tokens in zip(texts, written, strict=True):
-            node = root
-            for token in tokens[shared:]:
-                node = node.children.setdefault(token, cls())
-            node.value = float(text)
-        return root
-
-    def branchings(self, path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], ScoreTree]]:
-        """All nodes with several children, each with the tokens that lead to it."""
-        own = [(path, self)] if len(self.children) > 1 else []
-        return own + [b for token, child in self.children.items() for b in child.branchings((*path, token))]
-
-    def paths(self) -> list[tuple[int, ...]]:
-        """The branchings' tokens, without those that a longer path's forward covers."""
-        found = [path for path, _ in self.branchings()]
-        return [p for p in found if not any(q != p and q[: len(p)] == p for q in found)]
-
-    def _weights(self, probabilities: Branches, path: tuple[int, ...]) -> Mapping[int, float]:
-        """This node's distribution over its children; uniform where none is given."""
-        return probabilities.get(path) or dict.fromkeys(self.children, 1.0 / len(self.children))
-
-    def expectation(
-        self,
-        probabilities: Branches,
-        worth: Mapping[float, float] | None = None,
-        path: tuple[int, ...] = (),
-    ) -> float:
-        """Expected score, or expected ``worth`` of the score, below this node.
-
-        ``probabilities`` gives each branching's distribution over its children; a branching that has none
-        is taken as uniform.
-        """
-        if self.value is not None and not self.children:
-            return self.value if worth is None else worth[self.value]
-        weights = self._weights(probabilities, path)
-        return sum(
-            weights[t] * c.expectation(probabilities, worth, (*path, t)) for t, c in self.children.items()
-        )
-
-    def most_likely(self, probabilities: Branches, path: tuple[int, ...] = ()) -> float:
-        """The score that greedy decoding writes when it can only write scores."""
-        if not self.children:
-            return float(self.value or 0.0)
-        weights = self._weights(probabilities, path)
-        token = max(weights, key=lambda t: weights[t])
-        return self.children[token].most_likely(probabilities, (*path, token))
-
-    def leaves(
-        self, probabilities: Branches, path: tuple[int, ...] = (), mass: float = 1.0
-    ) -> dict[float, float]:
-        """Probability of every score."""
-        if not self.children:
-            return {float(self.value or 0.0): mass}
-        weights = self._weights(probabilities, path)
-        found: dict[float, float] = {}
-        for token, child in self.children.items():
-            found |= child.leaves(probabilities, (*path, token), mass * weights[token])
-        return found
+def score_tree(tokenizer: Any) -> ScoreTree[int]:
+    """The tree of the score texts as the tokenizer writes them behind ``<score>``."""
+    written = [tokenizer(f"<score>{text}", add_special_tokens=False)["input_ids"] for text in SCORE_TEXTS]
+    shared = next(n for n, tokens in enumerate(zip(*written, strict=False)) if len(set(tokens)) > 1)
+    root = ScoreTree[int]()
+    for text, tokens in zip(SCORE_TEXTS, written, strict=True):
+        root.add(tokens[shared:], float(text))
+    return root
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreReading:
     """One answer's distribution over the score texts, token by token."""
 
-    tree: ScoreTree
-    probabilities: Branches
+    tree: ScoreTree[int]
+    probabilities: Branches[int]
 
     @property
     def greedy(self) -> float:
@@ -166,7 +99,6 @@ def read_scores(
     prompts: Sequence[Prompt],
     prefixes: Sequence[Sequence[Sequence[int] | None]],
     temperature: float = 1.0,
-    batch: int = READ_BATCH,
 ) -> list[list[ScoreReading | None]]:
     """Scores behind given answers.
 
@@ -180,22 +112,21 @@ def read_scores(
         prompts: B encoded prompts.
         prefixes: For each prompt its responses up to and with ``<score>``; None where there is no score.
         temperature: Divides the logits, as in sampling; 0 is read as 1.
-        batch: Prompts forwarded at once; memory depends on it, the result does not.
 
     Returns:
         B lists, None where the prefix was None.
     """
-    tree = ScoreTree.build(policy.tokenizer)
+    tree = score_tree(policy.tokenizer)
     results: list[list[ScoreReading | None]] = []
-    for start in range(0, len(prompts), batch):
-        part = slice(start, start + batch)
+    for start in range(0, len(prompts), READ_BATCH):
+        part = slice(start, start + READ_BATCH)
         results += _read(policy, tree, prompts[part], prefixes[part], temperature)
     return results
 
 
 def _read(
     policy: Policy,
-    tree: ScoreTree,
+    tree: ScoreTree[int],
     prompts: Sequence[Prompt],
     prefixes: Sequence[Sequence[Sequence[int] | None]],
     temperature: float,
@@ -208,7 +139,7 @@ def _read(
     if not any(rows):
         return results
     continuations = [[[*prefix, *path, 0] for _, prefix in group for path in paths] for group in rows]
-    hidden = policy.hidden_states(prompts, policy.forward.stack_continuations(continuations))
+    hidden = policy.hidden_states(prompts, policy.stack(continuations))
     found: dict[tuple[int, int], dict[tuple[int, ...], dict[int, float]]] = {}
     for path, node in branchings:
         slot = next(i for i, p in enumerate(paths) if p[: len(path)] == path)
@@ -228,6 +159,6 @@ def _read(
 
 def _shares(policy: Policy, states: Tensor, tokens: list[int], temperature: float) -> list[list[float]]:
     """Probabilities ``[N, K]`` of ``tokens`` against each other; few rows of logits exist at a time."""
-    logits = [policy.forward.head(part)[:, tokens] for part in states.split(policy.config.logprob_chunk)]
+    logits = [policy.head.logits(part)[:, tokens] for part in states.split(policy.config.logprob_chunk)]
     shares: list[list[float]] = (torch.cat(logits).float() / (temperature or 1.0)).softmax(-1).tolist()
     return shares

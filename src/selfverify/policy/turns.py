@@ -1,27 +1,25 @@
-"""Conversations of two turns: what the chat template puts between them, and sampling both.
+"""Conversations of two turns: the text that the chat template puts between them, and sampling both.
 
-A prompt is prefilled once for both turns of all its samples: after the first turn each sample's own tokens,
-and what was put behind them, pass through the model once together, on top of the prompt's keys and values.
+A prompt is prefilled once for both turns of all its samples. After the first turn each sample's own tokens
+and the text between the turns pass through the model once, on top of the prompt's keys and values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
-from selfverify.errors import ConfigError, DataError
-from selfverify.policy.config import SamplingConfig
-from selfverify.policy.encoding import Prompt, text_only
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
+from selfverify.policy.encoding import Prompt, longest_row, text_only
 from selfverify.policy.loading import Loaded
-from selfverify.policy.sampling import Decoder, Sample, derived_seed, uniforms
-from selfverify.rollouts.types import Problem
-
-if TYPE_CHECKING:
-    from selfverify.policy.policy import Policy
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample, derived_seed, uniforms
 
 SECOND_TURN = (
     "There might be an error in the solution, please evaluate the previous solution and provide a final "
@@ -35,7 +33,7 @@ _ANSWER = "ANSWER"
 class Turns:
     """A first turn, the tokens put behind it, and the second turn.
 
-    There is no second turn behind one that was cut off: then ``second`` is None and ``inserted`` empty.
+    A first turn that was cut off has no second turn: ``second`` is None and ``inserted`` is empty.
     """
 
     first: Sample
@@ -44,9 +42,9 @@ class Turns:
 
 
 def follow_up(loaded: Loaded, problem: Problem, words: str) -> list[int]:
-    """What the model's chat template writes between an answer to ``problem`` and the answer to ``words``.
+    """Tokens that the chat template writes between an answer to ``problem`` and the answer to ``words``.
 
-    That is the end of the assistant's message, the user's message, and the assistant's header.
+    They end the assistant's message, hold the user's message, and begin the next assistant's message.
 
     Raises:
         ConfigError: The template cannot continue a conversation.
@@ -54,7 +52,9 @@ def follow_up(loaded: Loaded, problem: Problem, words: str) -> list[int]:
     """
     tokenizer, family, model = loaded.tokenizer, loaded.family, loaded.model
     reads_images = family.placeholder(model) is not None
-    _refuse_image_tokens(loaded, problem, words)
+    for mark in family.marks(model, tokenizer):
+        if mark and mark in words:
+            raise DataError(f"problem {problem.id}: the second turn's prompt contains the image token {mark}")
     said = [
         {"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]},
         {"role": "user", "content": [{"type": "text", "text": words}]},
@@ -84,20 +84,13 @@ def follow_up(loaded: Loaded, problem: Problem, words: str) -> list[int]:
             "or leaves the question out"
         )
     ids: list[int] = tokenizer(rest, add_special_tokens=False)["input_ids"]
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    scaled = "factor" in str(getattr(model.config.get_text_config(), "rope_parameters", None))
-    if limit is not None and not scaled and len(ids) >= limit:
+    limit = longest_row(model)
+    if limit is not None and len(ids) >= limit:
         raise DataError(
             f"problem {problem.id}: the second turn's prompt takes {len(ids)} tokens and the model reads "
             f"{limit}; use fewer words"
         )
     return ids
-
-
-def _refuse_image_tokens(loaded: Loaded, problem: Problem, words: str) -> None:
-    for mark in loaded.family.marks(loaded.model, loaded.tokenizer):
-        if mark and mark in words:
-            raise DataError(f"problem {problem.id}: the second turn's prompt contains the image token {mark}")
 
 
 def inserted_tokens(said: Sequence[int], between: Sequence[int]) -> list[int]:
@@ -106,31 +99,65 @@ def inserted_tokens(said: Sequence[int], between: Sequence[int]) -> list[int]:
     return list(between[1:] if written else between)
 
 
+@torch.no_grad()
 def sample_turns(
-    decoder: Decoder, prompts: Sequence[Prompt], follow_ups: Sequence[Sequence[int]], seeds: Sequence[int]
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    follow_ups: Sequence[Sequence[int]],
+    sampling: SamplingConfig | None = None,
+    *,
+    seeds: Sequence[int],
 ) -> list[list[Turns]]:
-    """Both turns of G samples for each prompt, which is prefilled once."""
-    forward, steps = decoder.forward, decoder.sampling.max_new_tokens
+    """G conversations of two turns for each prompt.
+
+    Args:
+        policy: The model that says both turns.
+        prompts: B encoded prompts.
+        follow_ups: For each prompt the tokens between the turns (`follow_up`).
+        sampling: As in `Policy.sample`; each turn may be as long as the length limit.
+        seeds: As in `Policy.sample`. First turns are those that `Policy.sample` draws with the same seeds.
+    """
+    sampling = sampling or SamplingConfig()
+    if sampling.engine == "vllm" or not policy.loaded.family.shares_prompts:
+        return sample_turns_apart(policy, prompts, follow_ups, sampling, seeds)
+    if not prompts:
+        return []
+    return policy.infer(lambda: _sample_turns(policy, prompts, follow_ups, sampling, seeds))
+
+
+def _sample_turns(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    follow_ups: Sequence[Sequence[int]],
+    sampling: SamplingConfig,
+    seeds: Sequence[int],
+) -> list[list[Turns]]:
+    """Both turns where each prompt is prefilled once."""
+    forward, decoder, steps = policy.forward, policy.decoder(sampling), sampling.max_new_tokens
     last, layout = forward.prefill(prompts)
-    starts = torch.tensor([prompt.next_position for prompt in prompts], device=forward.device)
-    first = decoder.run(last, layout, starts, list(seeds))
+    starts = forward.starts(prompts)
+    first = decoder.behind(last, layout, starts, seeds)
     groups = [
-        [Turns(s, [] if s.finish == "length" else inserted_tokens(s.tokens, between), None) for s in group]
+        [
+            Turns(s, [] if s.finish == Finish.LENGTH else inserted_tokens(s.tokens, between), None)
+            for s in group
+        ]
         for group, between in zip(first, follow_ups, strict=True)
     ]
-    wanted = torch.tensor([[t.first.finish != "length" for t in group] for group in groups])
+    wanted = torch.tensor([[t.first.finish != Finish.LENGTH for t in group] for group in groups])
     if not bool(wanted.any()):
         return groups
-    # What was cut off stands in the batch by its first token, until it is dropped.
-    given = forward.stack_continuations(
+    # A turn that was cut off stays in the batch with its first token alone, until it is dropped.
+    given = policy.stack(
         [[t.first.tokens[: None if t.inserted else 1] + t.inserted for t in group] for group in groups]
     )
     hidden, layout = forward.extend(given, starts, layout, steps)
-    draws = uniforms([derived_seed(seed, 1) for seed in seeds], decoder.sampling.group_size, steps)
-    second = decoder.go_on(hidden, layout, starts[:, None] + given.lengths, draws, wanted.to(forward.device))
+    draws = uniforms([derived_seed(seed, 1) for seed in seeds], sampling.group_size, steps)
+    starts = starts[:, None] + given.lengths_bg
+    second = decoder.go_on(hidden, layout, starts, draws, wanted.to(forward.device))
     for group, samples in zip(groups, second, strict=True):
         for turns, sample in zip(group, samples, strict=True):
-            if turns.first.finish != "length":
+            if turns.first.finish != Finish.LENGTH:
                 turns.second = sample
     return groups
 
@@ -142,9 +169,9 @@ def sample_turns_apart(
     sampling: SamplingConfig,
     seeds: Sequence[int],
 ) -> list[list[Turns]]:
-    """The same where no prompt can be shared (an unknown family, vLLM): every second turn has its own."""
+    """`sample_turns` where prompts cannot be shared (unknown families, vLLM): second turns have their own."""
     groups = [
-        [Turns(s, [] if s.finish != "stop" else inserted_tokens(s.tokens, between), None) for s in group]
+        [Turns(s, [] if s.finish != Finish.STOP else inserted_tokens(s.tokens, between), None) for s in group]
         for group, between in zip(policy.sample(prompts, sampling, seeds=seeds), follow_ups, strict=True)
     ]
     goes_on = [
@@ -169,7 +196,7 @@ def sample_turns_apart(
 
 
 def longer_prompt(policy: Policy, prompt: Prompt, tokens: Sequence[int]) -> Prompt:
-    """``prompt`` and more text behind it."""
+    """``prompt`` with more text behind it."""
     more = torch.tensor(list(tokens), dtype=torch.long)
     places = prompt.next_position + torch.arange(len(more))
     images = prompt.images
@@ -186,7 +213,7 @@ def longer_prompt(policy: Policy, prompt: Prompt, tokens: Sequence[int]) -> Prom
 
 
 def _lengthened(tensors: dict[str, torch.Tensor], length: int, more: int) -> dict[str, torch.Tensor]:
-    """Kinds of tokens (``[1, L]``) go on as text."""
+    """Tensors ``[1, length]`` that hold the kinds of tokens go on with ``more`` zeros, which mean text."""
     return {
         name: F.pad(tensor, (0, more)) if tensor.shape == (1, length) else tensor
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""Sampling by transformers' ``generate``, for models of which no prompt can be shared."""
+"""Sampling by transformers' ``generate``, for models whose prompts cannot be shared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.sampling import Sample
 
@@ -55,6 +56,6 @@ def generate(
 
 
 def _sample(row: list[int], stop: set[int]) -> Sample:
-    """Up to and with the first stop token; what follows is padding."""
+    """The tokens up to and with the first stop token; what follows it is padding."""
     end = next((i + 1 for i, token in enumerate(row) if token in stop), None)
-    return Sample(row[:end], [], "length" if end is None else "stop")
+    return Sample(row[:end], [], Finish.LENGTH if end is None else Finish.STOP)

@@ -1,16 +1,16 @@
 """Sampling by vLLM, in the training processes or on a server, through TRL's `VLLMGeneration`.
 
-TRL starts or reaches vLLM, sends it the weights and gathers prompts over processes; we say which tokens it
-gets, and check those that come back.
+TRL starts or reaches vLLM, sends it the weights and gathers prompts over processes. This module decides which
+tokens vLLM gets, and checks those that come back.
 
-- *Prompts*: in this process vLLM expands a prompt's image slots on its own, and would expand those that are
-  expanded already once more (TRL issue 6294); it gets the prompt as the chat template wrote it. TRL's client
-  of a server instead places images by the runs of image tokens, and gets the expanded one. Either way what
-  vLLM read must equal the prompt we learn from.
-- *Log-probabilities* are vLLM's ``processed_logprobs``: of the distribution that it really drew from, under
-  the temperature, after top-p and the ban of image tokens. Our own sampler's are before those two, as the
-  learner's are, so that under exact arithmetic a token's importance weight is the mass of what could be
-  drawn in its place: top-p or a little more.
+- *Prompts*: in this process vLLM expands a prompt's image slots on its own, and would expand slots that are
+  expanded already once more (TRL issue 6294), so it gets the prompt as the chat template wrote it. TRL's
+  client of a server places images by the runs of image tokens, so it gets the expanded prompt. Either way the
+  prompt that vLLM read must equal the prompt that we learn from.
+- *Log-probabilities* are vLLM's ``processed_logprobs``, those of the distribution that it really drew from:
+  under the temperature, after top-p and the ban of image tokens. Our own sampler and the learner take them
+  before top-p and the ban. Under exact arithmetic a token's importance weight is therefore the mass of the
+  tokens that could be drawn in its place: top-p or a little more.
 - *Seeds*: `VLLMGeneration` has one set of sampling parameters for all prompts, so a problem's samples cannot
   have their own seed; runs with vLLM are not reproducible bit by bit.
 """
@@ -22,21 +22,20 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
 
-from selfverify import ranks
-from selfverify.errors import ConfigError, SamplingError, SelfVerifyError
+from selfverify.core import ranks
+from selfverify.core.errors import ConfigError, SamplingError, SelfVerifyError
+from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.core.trajectory import Finish
 from selfverify.policy import adapters
-from selfverify.policy.config import SamplingConfig, VLLMSettings
 from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-
-if TYPE_CHECKING:
-    from selfverify.policy.policy import Policy
 
 INSTALL = "pip install 'selfverify[vllm]'"
 BANNED = -100.0
@@ -61,9 +60,9 @@ class VLLMEngine:
     """vLLM with the weights of one policy. All processes of a run make and use it together.
 
     Args:
-        policy: Whose weights it samples with.
+        policy: The policy whose weights vLLM samples with.
         accelerator: The run's processes.
-        sampling: Its ``vllm`` says where and how vLLM runs.
+        sampling: Settings of sampling; ``sampling.vllm`` says where and how vLLM runs.
 
     Raises:
         ConfigError: vLLM is not installed, does not start, or cannot sample as this policy would.
@@ -73,7 +72,7 @@ class VLLMEngine:
         self.policy, self.accelerator = policy, accelerator
         self.settings = sampling.vllm or VLLMSettings()
         self.stale = True
-        """Whether the policy has learnt since vLLM got its weights (those it read from disk may be older)."""
+        """Whether the policy has learnt since vLLM got its weights (at first vLLM has those on disk)."""
         self._refuse()
         require_vllm()
         self._generation = self._start()
@@ -95,7 +94,7 @@ class VLLMEngine:
 
     @property
     def _sharded(self) -> bool:
-        """By FSDP, whose shards TRL gathers itself, and only shards."""
+        """Whether FSDP holds the weights in shards, which TRL gathers itself."""
         return self.accelerator.distributed_type == DistributedType.FSDP
 
     def _start(self) -> Any:
@@ -141,8 +140,9 @@ class VLLMEngine:
         return generation
 
     def send_weights(self) -> None:
-        """The policy's weights to vLLM, if it does not have them. Every process has to call it, with shards
-        as they are: not inside `Policy.whole`.
+        """Send the policy's weights to vLLM, if it does not have them.
+
+        Every process has to call this with its shards as they are, not inside `Policy.whole`.
 
         Raises:
             SamplingError: vLLM has failed.
@@ -173,7 +173,7 @@ class VLLMEngine:
     def sample(self, prompts: Sequence[Prompt], sampling: SamplingConfig) -> list[list[Sample]]:
         """G samples for each prompt, with the policy's newest weights.
 
-        Every process has to call this equally often, be it with no prompts.
+        Every process has to call this equally often, if need be with no prompts.
 
         Raises:
             ConfigError: vLLM read another prompt than ours, wrote a token that is never sampled, or sleeps
@@ -216,7 +216,7 @@ class VLLMEngine:
         return groups
 
     def close(self) -> None:
-        """Let vLLM go: the device's memory, or the connection to the server."""
+        """Free the device's memory, or close the connection to the server."""
         client = getattr(self._generation, "vllm_client", None)
         if client is not None:
             client.close_communicator()
@@ -259,13 +259,15 @@ class VLLMEngine:
             )
         values = [math.nan if row[0] is None else row[0] for row in logprobs]
         if not tokens:
-            return Sample([], [], "error")  # what vLLM has given up
+            return Sample([], [], Finish.ERROR)  # what vLLM has given up
         # Anything else that ends a response (the model's longest context) has cut it off.
-        return Sample(list(tokens), values, "stop" if tokens[-1] in self.policy.stop_tokens else "length")
+        return Sample(
+            list(tokens), values, Finish.STOP if tokens[-1] in self.policy.stop_tokens else Finish.LENGTH
+        )
 
 
 def _check_places(theirs: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> None:
-    """The server's images must take as many tokens as ours: TRL moves them into place without looking."""
+    """Refuse images that take more or fewer tokens on the server: TRL moves them into place unchecked."""
     for number, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         mask = their.get("is_embed")
         length = their["length"] if mask is None else sum(mask)

@@ -1,24 +1,24 @@
-"""A model behind a server as judge: asked in a turn of its own whether an answer is right."""
+"""A model behind a server as judge: a turn of its own asks it whether an answer is right."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfverify.core.requests import RATE
+from selfverify.core.tags import parse_score
+from selfverify.remote.candidates_of_server import read_choices
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.logprobs import LogprobsWhereGiven
 from selfverify.remote.replies import last_score, soft_score
-from selfverify.remote.sampling import read_choices
 from selfverify.remote.usage import Usage
-from selfverify.rollouts.requests import RATE
-from selfverify.rollouts.tags import parse_score
 
 MAX_TOKENS = 64
 """A rating is a few tokens; models that go on are cut off."""
 
 
 class ServerRating:
-    """Rates answers."""
+    """Asks a server's models to rate answers."""
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
@@ -27,14 +27,16 @@ class ServerRating:
     async def rate(
         self, model: str, messages: Sequence[Mapping[str, Any]], answer: str, usage: Usage
     ) -> float | None:
-        """The score of an answer: the expectation over the score's tokens where the server shows their
-        probabilities, else the number that was written greedily; None where it wrote none.
+        """Return the score of an answer, None where the judge wrote none.
+
+        The score is the expectation over the score's tokens if the server shows their probabilities, and
+        otherwise the number that the judge wrote at temperature 0.
 
         Args:
-            model: As the server calls it.
+            model: The judge's name on the server.
             messages: The question, in OpenAI's form.
-            answer: What was answered, without a score of its own.
-            usage: Counts.
+            answer: The answer, without a score of its own.
+            usage: Counts what the call costs.
 
         Raises:
             ServerError: The server failed.

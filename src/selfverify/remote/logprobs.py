@@ -1,11 +1,11 @@
-"""Asking a server for log-probabilities as long as it gives them."""
+"""Ask a server for log-probabilities as long as it gives them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from selfverify.errors import ServerError
+from selfverify.core.errors import ServerError
 
 TOP_LOGPROBS = 20
 """The most that OpenAI's protocol can be asked for."""
@@ -21,7 +21,7 @@ class LogprobsWhereGiven:
         self._refused: set[str] = set()
 
     async def ask(self, model: str, call: Callable[[dict[str, Any]], Awaitable[Found]]) -> Found:
-        """What ``call`` returns when it is given the fields that ask for log-probabilities, or none of them.
+        """Call with the fields that ask for log-probabilities; if the server refuses them, call without.
 
         Raises:
             ServerError: ``call`` failed, and not because of these fields.

@@ -1,4 +1,4 @@
-"""Problems in OpenAI's words."""
+"""Problems as OpenAI's messages."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from selfverify.errors import DataError
+from selfverify.core.errors import DataError
 
 if TYPE_CHECKING:
-    from selfverify.rollouts.types import Problem
+    from selfverify.core.problem import Problem
 
 
 def image_url(image: Image.Image) -> str:
-    """A picture as a data URL, without loss."""
+    """Return a picture as a data URL (PNG, so without loss)."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def openai_messages(problem: Problem) -> list[dict[str, Any]]:
-    """A problem's messages with its images in their places.
+    """Return a problem's messages with its images in their places.
 
     Raises:
         DataError: There are more or fewer places than images.

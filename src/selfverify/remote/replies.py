@@ -1,94 +1,90 @@
-"""What a chat completion says: the candidate it is, its score, and what of it is shown to a reader."""
+"""What a chat completion says: its answer, the score its writer gave, and what of it a reader is shown."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from selfverify.rollouts.tags import SCORE_TAG, parse_score, parse_tagged
+from selfverify.core.score_tree import SCORE_TEXTS, ScoreTree
+from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged
 from selfverify.selection.answers import Kind, read_answer
 from selfverify.selection.candidates import Candidate
 
 OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
-SCORE_TEXTS = tuple(f"{value / 10:.1f}" for value in range(11))
 
 
 @dataclass(slots=True)
-class Reply:
-    """One sampled completion.
+class Reply(Candidate):
+    """A candidate that came as a chat completion. ``tokens`` is an estimate where the server does not say.
 
     Args:
-        text: Everything that was written.
-        finish: OpenAI's ``finish_reason``; ``error`` where it was cut off by a fault.
-        tokens: Tokens written; an estimate where the server does not say.
+        finish: OpenAI's ``finish_reason``; ``error`` where a fault cut the completion off.
         logprobs: OpenAI's ``logprobs.content``: one entry per token; empty where there are none.
-        tool_calls: As the server gave them.
-        rest: What else the message has, such as ``refusal`` or ``reasoning_content``.
-        scores: By verifier.
-        logprob: Mean log-probability of the answer's tokens, where that is known without ``logprobs``.
-        reading: What `read_reply` found in it.
+        tool_calls: OpenAI's ``tool_calls``, as the server gave them.
+        rest: The message's other fields, such as ``refusal`` or ``reasoning_content``.
     """
 
-    text: str
     finish: str = "stop"
-    tokens: int = 0
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     rest: dict[str, Any] = field(default_factory=dict)
-    scores: dict[str, float] = field(default_factory=dict)
-    logprob: float | None = None
-    reading: Reading | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What was found in a completion.
+class Reading(NamedTuple):
+    """What a text says.
 
     Args:
-        answer: As a JSON value; None if it cannot be read.
+        answer: The answer as a JSON value; None if it cannot be read.
         key: Equal for equivalent answers; None for boxes and unreadable answers.
-        score: What the writer says of its own answer; None where it does not, or malformed.
-        visible: The text without its score.
+        score: The score that the writer gave the answer; None without one, or with a malformed one.
     """
 
-    answer: Any
-    key: str | None
-    score: float | None
-    visible: str
+    answer: Any = None
+    key: str | None = None
+    score: float | None = None
+
+
+Reader = Callable[[str], Reading]
+"""Reads a finished text."""
 
 
 def read_text(text: str, kind: Kind = "text", strict: bool = False) -> Reading:
     """Read a completion, in tags or not. Never raises.
 
-    With an ``<answer>`` tag anywhere, it has to be well formed, as in training. Without one (a model that was
-    never taught the format) everything before the score, but for a ``<think>`` block at the beginning, is the
-    answer; ``strict`` takes that for unreadable too.
+    A text with an ``<answer>`` tag anywhere has to be well formed, as in training. In a text without one, as
+    a model writes it that was never taught the format, everything before the score except a leading
+    ``<think>`` block is the answer; with ``strict`` such a text is unreadable.
     """
     bare = not strict and "<think" not in text  # some servers keep the thoughts to themselves
     tagged = parse_tagged(text, ("answer", SCORE_TAG) if bare else ("think", "answer", SCORE_TAG))
-    head, opened, _ = text.rpartition(OPENING)
-    visible = (head if opened else text).strip()
     if tagged.answer_ok:
-        return Reading(*read_answer(tagged.fields["answer"], kind), tagged.score, visible)
+        return Reading(*read_answer(tagged.fields["answer"], kind), tagged.score)
     if strict or "<answer" in text or "</answer" in text:
-        return Reading(None, None, None, visible)
-    said = visible.partition("</think>")[2] if visible.startswith("<think>") else visible
+        return Reading()
+    shown = without_score(text)
+    said = shown.partition("</think>")[2] if shown.startswith("<think>") else shown
     answer, key = read_answer(said, kind)
-    return Reading(answer, key, last_score(text) if answer is not None else None, visible)
+    return Reading(answer, key, last_score(text) if answer is not None else None)
+
+
+def without_score(text: str) -> str:
+    """Return the text before its last ``<score>``."""
+    head, opened, _ = text.rpartition(OPENING)
+    return (head if opened else text).strip()
 
 
 def last_score(text: str) -> float | None:
-    """The score that a text ends with; None where it does not, or that is malformed."""
+    """Return the score that a text ends with; None if there is none or it is malformed."""
     _, opened, rest = text.rpartition(OPENING)
     written, closed, after = rest.partition(CLOSING)
     return parse_score(written) if opened and closed and not after.strip() else None
 
 
 def read_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Any, str | None]:
-    """Calls of tools as an answer and its key: the same functions with the same arguments are one answer."""
+    """Return tool calls as an answer and its key, equal for the same functions with the same arguments."""
     found = []
     for call in calls:
         function = call.get("function")
@@ -103,28 +99,25 @@ def read_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Any, str | None
     return found, json.dumps(found, sort_keys=True)
 
 
-def read_reply(reply: Reply, kind: Kind = "text", strict: bool = False) -> Reading:
-    """`read_text` of a finished reply, once: a request never asks for two kinds."""
-    if reply.reading is None:
-        reply.reading = read_text(reply.text, kind, strict)
-    return reply.reading
+def finish_reading(reply: Reply, read: Reader) -> float | None:
+    """Fill in the answer, key and log-probability of a completion that is whole.
 
-
-def candidate_of(reply: Reply, verifier: str, kind: Kind = "text", strict: bool = False) -> Candidate:
-    """A completion as a candidate, with the score that ``verifier`` gave it."""
+    Returns:
+        The score that the writer gave the answer, if any.
+    """
+    if reply.logprob is None:
+        reply.logprob = mean_logprob(reply.logprobs)
     if reply.tool_calls:
-        answer, key = read_tool_calls(reply.tool_calls)
-    elif reply.finish == "error":
-        answer, key = None, None
-    else:
-        reading = read_reply(reply, kind, strict)
-        answer, key = reading.answer, reading.key
-    logprob = mean_logprob(reply.logprobs) if reply.logprob is None else reply.logprob
-    return Candidate(answer, key, reply.scores.get(verifier), logprob, reply.tokens, reply.text)
+        reply.answer, reply.key = read_tool_calls(reply.tool_calls)
+        return read(reply.text).score
+    reading = read(reply.text)
+    if reply.finish != "error":
+        reply.answer, reply.key = reading.answer, reading.key
+    return reading.score
 
 
 def mean_logprob(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Mean log-probability of the tokens, where every one has it."""
+    """Return the mean log-probability of the tokens; None unless every token has one."""
     values = [entry.get("logprob") for entry in logprobs]
     if not values or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in values):
         return None
@@ -134,9 +127,9 @@ def mean_logprob(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
 def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
     """The expected score from the alternatives (``top_logprobs``) at the tokens behind the last ``<score>``.
 
-    As `ScoreTree.expectation`, on texts instead of token ids: at each written token, the alternatives that
-    begin or go on one of the scores 0.0, 0.1, ..., 1.0 share the probability; what was not written has no
-    alternatives further down and counts as the mean of the scores that it can still become.
+    At each written token, the alternatives that begin or go on one of the scores 0.0, 0.1, ..., 1.0 share the
+    probability. The server shows no alternatives behind a token that was not written: it counts as the mean
+    of the scores that it can still become.
 
     Returns:
         None where no score was opened at a token's end, or there are no alternatives.
@@ -149,36 +142,35 @@ def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
             start = place + 1
     if start is None:
         return None
-    return _expected(logprobs[start:], "")
+    tree, shares, path = ScoreTree[str](), dict[tuple[str, ...], dict[str, float]](), tuple[str, ...]()
+    for token, entry in zip(tokens[start:], logprobs[start:], strict=True):
+        found = _alternatives(entry, "".join(path))
+        total = sum(found.values())
+        if not total > 0:
+            break
+        shares[path] = {token: share / total for token, share in found.items()}
+        path = (*path, token)
+        if token not in found or len(_values("".join(path))) == 1:
+            break
+    for path, found in shares.items():
+        for token in found:
+            for value in _values("".join((*path, token))) if (*path, token) not in shares else ():
+                tree.add((*path, token, str(value)), value)
+    return tree.expectation(shares) if shares else None
 
 
-def _expected(entries: Sequence[Mapping[str, Any]], prefix: str) -> float | None:
-    """Expected score given that ``prefix`` was written; None where the next token tells nothing."""
-    if not entries:
-        return None
-    shares: dict[str, float] = {}
-    options = entries[0].get("top_logprobs")
+def _alternatives(entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Return the probabilities of those alternatives of a token that begin or continue a score."""
+    found: dict[str, float] = {}
+    options = entry.get("top_logprobs")
     for option in options if isinstance(options, list) else ():
-        if not isinstance(option, Mapping):
-            continue
-        token, value = option.get("token"), option.get("logprob")
+        token, value = (option.get("token"), option.get("logprob")) if isinstance(option, Mapping) else (0, 0)
         if isinstance(token, str) and isinstance(value, (int, float)) and _values(prefix + token):
-            shares[token] = shares.get(token, 0.0) + math.exp(min(float(value), 0.0))
-    total = sum(shares.values())
-    if not total > 0:
-        return None
-    written, expectation = str(entries[0].get("token", "")), 0.0
-    for token, share in shares.items():
-        values = _values(prefix + token)
-        worth = sum(values) / len(values)
-        if token == written and len(values) > 1:
-            deeper = _expected(entries[1:], prefix + token)
-            worth = worth if deeper is None else deeper
-        expectation += share / total * worth
-    return expectation
+            found[token] = found.get(token, 0.0) + math.exp(min(float(value), 0.0))
+    return found
 
 
 def _values(prefix: str) -> list[float]:
-    """The scores that a text can still become, or has become with something behind it."""
+    """Return the scores that begin with ``prefix``, without what follows a ``<`` in it."""
     prefix = prefix.split("<")[0]
     return [float(text) for text in SCORE_TEXTS if prefix and text.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""What a request has cost, honestly: every token read and written for it, also those nobody gets to see."""
+"""What a request costs: every token that was read and written for it, shown to the client or not."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 
 @dataclass(slots=True)
 class Usage:
-    """Counted over all calls made for one request.
+    """The cost of all calls that were made for one request.
 
     Args:
-        prompt_tokens: Read, once for each call that reads the prompt.
-        candidate_tokens: Written for candidates, chosen or not.
-        verification_tokens: Written by judges.
-        cached_tokens: Of the prompt tokens those that the server says it had cached.
-        calls: Made to the server (or batches of the own model that the request took part in).
-        complete: False where a server did not say what a call cost (a broken stream, a lost reply); what is
-            known of it is estimated then.
+        prompt_tokens: Tokens read; the prompt counts once for each call that reads it.
+        candidate_tokens: Tokens written for candidates, chosen or not.
+        verification_tokens: Tokens written by judges.
+        cached_tokens: The prompt tokens that the server says it had cached.
+        calls: Calls of the server, or batches of an own model that the request took part in.
+        complete: False if the cost of some call is unknown (a broken stream, a lost reply) and estimated.
     """
 
     prompt_tokens: int = 0
@@ -29,10 +28,10 @@ class Usage:
     complete: bool = True
 
     def add(self, usage: Any, estimate: int, judge: bool = False) -> int:
-        """Count one call by its ``usage`` object; ``estimate`` stands for tokens written where there is none.
+        """Count one call by its ``usage`` object, or by ``estimate`` tokens written where it has none.
 
         Returns:
-            The tokens written.
+            The number of tokens written.
         """
         self.calls += 1
         found = usage if isinstance(usage, Mapping) else {}
@@ -56,7 +55,7 @@ class Usage:
         self.candidate_tokens += written
 
     def as_openai(self, chosen_tokens: int) -> dict[str, Any]:
-        """OpenAI's ``usage`` object; ``chosen_tokens`` are those of the candidates that are returned."""
+        """Return OpenAI's ``usage`` object; ``chosen_tokens`` counts the candidates that are returned."""
         completion = self.candidate_tokens + self.verification_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -77,5 +76,5 @@ def _count(usage: Mapping[str, Any], name: str) -> int | None:
 
 
 def estimated_tokens(text: str) -> int:
-    """For servers that do not count: four bytes a token."""
+    """Estimate the tokens of a text, four bytes each, for servers that do not count."""
     return max(1, len(text.encode()) // 4) if text else 0

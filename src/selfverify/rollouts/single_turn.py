@@ -6,17 +6,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selfverify.errors import DataError
-from selfverify.events import note
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.errors import DataError
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import Tagged, channel_lengths, parse_tagged, token_ends
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.scores import read_scores
-from selfverify.rollouts.tags import Tagged, channel_lengths, parse_tagged, token_ends
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
-from selfverify.tasks import Task
-from selfverify.tasks.base import UNREADABLE, Judged
+from selfverify.tasks.base import Judged, Task
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def read_response(policy: Policy, task: Task, sample: Sample) -> tuple[str, Tagg
     """The decoded response, what its tags hold, and how many leading tokens are the answer channel."""
     text, ends = token_ends(policy.tokenizer, sample.tokens)
     body = text
-    if sample.finish == "stop":
+    if sample.finish == Finish.STOP:
         body = text[: ends[-2] if len(ends) > 1 else 0]
     tagged = parse_tagged(body, task.tags)
     return text, tagged, channel_lengths(ends, tagged.score_start)
@@ -43,9 +43,7 @@ def read_response(policy: Policy, task: Task, sample: Sample) -> tuple[str, Tagg
 
 def prepare(policy: Policy, task: Task, samples: Sequence[tuple[Problem, Sample]]) -> None:
     """Let a task whose judging is slow see all answers of a batch at once, before each is judged."""
-    begin = getattr(task, "prepare", None)
-    if begin is not None:
-        begin([(problem, read_response(policy, task, sample)[1]) for problem, sample in samples])
+    task.prepare([(problem, read_response(policy, task, sample)[1]) for problem, sample in samples])
 
 
 def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample) -> Trajectory:
@@ -62,7 +60,7 @@ def make_trajectory(policy: Policy, task: Task, problem: Problem, sample: Sample
     segments = [Segment(ANSWER, sample.tokens[:split], sample.logprobs[:split], text[:boundary])]
     if split < len(sample.tokens):
         segments.append(Segment(SCORE, sample.tokens[split:], sample.logprobs[split:], text[boundary:]))
-    segments[-1].finish = "error" if judged.unjudged else sample.finish
+    segments[-1].finish = Finish.ERROR if judged.unjudged else sample.finish
     segments[0].parsed = judged
     return Trajectory(
         segments,
@@ -86,11 +84,7 @@ def answer_rewards(tagged: Tagged, judged: Judged) -> dict[str, float]:
 
 def verdict(task: Task, problem: Problem, tagged: Tagged) -> Judged:
     """What the task thinks of an answer; one whose tags are malformed earns nothing."""
-    if tagged.answer_ok:
-        return judge_answer(task, problem, tagged)
-    unreadable = getattr(task, "unreadable", None)
-    judged: Judged = UNREADABLE if unreadable is None else unreadable(problem)
-    return judged
+    return judge_answer(task, problem, tagged) if tagged.answer_ok else task.unreadable(problem)
 
 
 def judge_answer(task: Task, problem: Problem, tagged: Tagged) -> Judged:

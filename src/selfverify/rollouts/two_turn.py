@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import OBSERVATION, Finish, Group, Segment, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.turns import Turns, follow_up, inserted_tokens, longer_prompt
+from selfverify.policy.turns import Turns, follow_up, inserted_tokens, longer_prompt, sample_turns
 from selfverify.rollouts.single_turn import (
     SCORE,
     Rollout,
@@ -20,10 +23,7 @@ from selfverify.rollouts.single_turn import (
     read_response,
     verdict,
 )
-from selfverify.rollouts.tags import Tagged
-from selfverify.rollouts.types import OBSERVATION, Group, Problem, Segment, Trajectory
-from selfverify.tasks import Task
-from selfverify.tasks.base import Judged
+from selfverify.tasks.base import Judged, Task
 
 TURN_1, TURN_2 = "turn_1", "turn_2"
 
@@ -45,7 +45,7 @@ def _turn(
     for segment in segments:
         segment.turn = turn
     segments[0].parsed = judged
-    segments[-1].finish = "error" if judged.unjudged else sample.finish
+    segments[-1].finish = Finish.ERROR if judged.unjudged else sample.finish
     return segments, tagged, judged
 
 
@@ -76,7 +76,7 @@ def make_trajectory(
         second, tagged, after = _turn(policy, task, problem, turns.second, 1, split_score)
         segments += second
     if before.unjudged:
-        segments[-1].finish = "error"
+        segments[-1].finish = Finish.ERROR
     return Trajectory(
         segments,
         scores={"sampled": tagged.score} if tagged.score is not None else {},
@@ -112,7 +112,7 @@ def roll_out_turns(
     """
     prompts = policy.encode(problems)
     between = [follow_up(policy.loaded, problem, words) for problem in problems]
-    sampled = policy.sample_turns(prompts, between, sampling, seeds=seeds)
+    sampled = sample_turns(policy, prompts, between, sampling, seeds=seeds)
     drawn = [(problem, turns) for problem, row in zip(problems, sampled, strict=True) for turns in row]
     both = [(problem, turn) for problem, turns in drawn for turn in (turns.first, turns.second)]
     prepare(policy, task, [(problem, turn) for problem, turn in both if turn is not None])

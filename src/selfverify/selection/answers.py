@@ -1,6 +1,6 @@
-"""Equivalence of free answers, for questions that come without a task.
+"""Which free answers are the same, for questions that come without a task.
 
-Where there is a task, its own keys say which answers are the same (`Judged.key`).
+A task says itself which answers are the same (`Judged.key`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import re
 from typing import Any, Literal
 
 Kind = Literal["text", "set", "box"]
-"""``text``: equal but for case, spaces, a final point, and how a number is written. ``set``: the same words
-or numbers in any order. ``box``: four numbers, compared by how much the boxes overlap."""
+"""How answers are compared. ``text``: case, spaces, a final point and the way a number is written do not
+matter. ``set``: the order of the words or numbers does not matter either. ``box``: answers are four numbers,
+and the overlap of the boxes counts."""
 
 LONGEST = 2000
-"""Characters of an answer; a longer one counts as unreadable."""
+"""The most characters of an answer; a longer one counts as unreadable."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?%?|[+-]?\.[0-9]+%?")
 _BRACKETS = str.maketrans(dict.fromkeys("[](){}", " "))
 
 
 def read_answer(text: str, kind: Kind) -> tuple[Any, str | None]:
-    """The answer as a JSON value and its key; ``(None, None)`` where it cannot be read. Never raises.
+    """Return the answer as a JSON value, and its key; ``(None, None)`` where it cannot be read. Never raises.
 
-    A box has no key: boxes are clustered.
+    Equal answers have equal keys. A box has no key (None), because boxes are clustered.
     """
     text = text.strip()
     if not text or len(text) > LONGEST:

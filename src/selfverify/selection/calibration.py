@@ -1,28 +1,27 @@
-"""Calibration: from a score or a vote to the probability of being right, fitted on held-out samples.
+"""Calibration turns a score or a share of votes into the probability of being right.
 
-It is stored as a small JSON file beside the model, and says what it was fitted for: another verifier,
-strategy or number of samples needs another one.
+It is fitted on held-out samples and stored as a small JSON file beside the model. The file says what it was
+fitted for: another verifier, strategy or number of samples needs another calibration.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from selfverify.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.selection.rules import Floats
 
-FORMAT = 1
 CALIBRATION_FILE = "calibration.json"
 _EDGE = 1e-3
-"""Scores are taken as at least this far from 0 and 1 before their logit is: a score has few digits."""
+"""Before a logit is taken, scores are moved at least this far away from 0 and 1: a score has few digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +29,30 @@ class Calibration:
     """A map from confidences to probabilities that never decreases.
 
     Args:
-        kind: ``isotonic``: linear between ``x`` and ``y``, constant outside. ``temperature``: sigmoid(logit /
-            ``temperature``).
-        x: Isotonic: confidences, ascending.
-        y: Isotonic: their probabilities.
-        temperature: Above 1 where the scores are too sure of themselves.
-        threshold: Answers below this probability should be withheld; None if nothing is.
-        target_risk: The share of wrong answers among those given that ``threshold`` was chosen for.
-        fitted_on: What it is for and what it was fitted on: verifier, strategy, samples, problems, ...
+        kind: ``isotonic`` is linear between the points (``x``, ``y``) and constant outside of them.
+            ``temperature`` is sigmoid(logit / ``temperature``).
+        x: The confidences of an isotonic map, ascending.
+        y: The probabilities of an isotonic map, one for each of ``x``.
+        temperature: A number above 1 makes scores less sure.
+        threshold: Answers below this probability should be withheld; None withholds nothing.
+        target_risk: The share of wrong answers among the given ones that ``threshold`` was chosen for.
+        fitted_on: The verifier, strategy, samples, problems, ... that it was fitted on and is meant for.
+        format: The version of the file's format.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
     kind: Literal["isotonic", "temperature"]
-    x: tuple[float, ...] = ()
-    y: tuple[float, ...] = ()
-    temperature: float = 1.0
-    threshold: float | None = None
-    target_risk: float | None = None
+    x: tuple[FiniteFloat, ...] = ()
+    y: tuple[FiniteFloat, ...] = ()
+    temperature: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    threshold: FiniteFloat | None = None
+    target_risk: FiniteFloat | None = None
     fitted_on: dict[str, Any] | None = None
+    format: Literal[1] = 1
 
     def __call__(self, confidence: ArrayLike) -> Floats:
-        """Probabilities of any shape; NaN stays NaN."""
+        """Return the probabilities of confidences of any shape; NaN stays NaN."""
         values = np.asarray(confidence, dtype=np.float64)
         if self.kind == "isotonic":
             found: Floats = np.where(np.isnan(values), np.nan, np.interp(values, self.x, self.y))
@@ -57,7 +60,7 @@ class Calibration:
         return 1.0 / (1.0 + np.exp(-_logit(values) / self.temperature))
 
     def misfit(self, use: Mapping[str, Any]) -> str | None:
-        """The first of the settings ``use`` that it was not fitted for, and what it was fitted for."""
+        """Return the first setting in ``use`` that it was not fitted for, in words; None if it fits."""
         for name, asked in use.items():
             fitted = (self.fitted_on or {}).get(name)
             if fitted != asked:
@@ -66,8 +69,7 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         """Write the JSON file."""
-        record = {"format": FORMAT, **asdict(self)}
-        path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
@@ -77,14 +79,18 @@ class Calibration:
             DataError: There is no such file, or it is not a calibration; the message says what is wrong.
         """
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            found = TypeAdapter(cls).validate_json(path.read_bytes())
+        except OSError as error:
             raise DataError(f"the calibration {path} cannot be read: {error}") from None
-        fault = _fault(record)
-        if fault:
-            raise DataError(f"{path} is not a calibration: {fault}. Fit it anew with `selfverify calibrate`.")
-        del record["format"]
-        return cls(**record | {"x": tuple(record["x"]), "y": tuple(record["y"])})
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}"
+        else:
+            rising = all(np.diff(found.x) > 0) and all(np.diff(found.y) >= 0)
+            if found.kind == "temperature" or (found.x and len(found.x) == len(found.y) and rising):
+                return found
+            fault = "x has to rise, y may not fall, and both need the same number of values"
+        raise DataError(f"{path} is not a calibration: {fault}. Fit it anew with `selfverify calibrate`.")
 
 
 def fit_calibration(
@@ -92,7 +98,7 @@ def fit_calibration(
 ) -> Calibration:
     """Fit on held-out confidences and verdicts of any one shape; NaN confidences take no part.
 
-    Isotonic regression follows any rising curve but needs some hundred examples; a temperature is one number,
+    Isotonic regression follows any rising curve, but needs some hundred examples. A temperature is one number
     and needs confidences in [0, 1].
 
     Raises:
@@ -130,10 +136,15 @@ def fit_calibration(
 
 
 def risk_threshold(probability: ArrayLike, correct: ArrayLike, target_risk: float) -> float | None:
-    """The lowest probability from which on at most ``target_risk`` of the answers given are wrong.
+    """The lowest probability from which on at most ``target_risk`` of the given answers are wrong.
 
-    Chosen on the examples handed in ``[n]``: hold some out to see what risk really remains. Examples without
-    a probability (NaN) are never given.
+    The threshold is chosen on the ``n`` examples that are passed in: hold some out to see what risk really
+    remains. Answers without a probability (NaN) are never given.
+
+    Args:
+        probability: ``[n]``, how likely each answer is right.
+        correct: ``[n]``, whether it is right.
+        target_risk: A share in [0, 1].
 
     Returns:
         The threshold, 0 where nothing has to be withheld, None where no threshold keeps the risk.
@@ -160,29 +171,3 @@ def _logit(values: Floats) -> Floats:
     values = np.clip(values, _EDGE, 1 - _EDGE)
     found: Floats = np.log(values) - np.log1p(-values)
     return found
-
-
-def _fault(record: Any) -> str:
-    """What is wrong with a calibration's record; empty if nothing is."""
-    names = {"format", *Calibration.__dataclass_fields__}
-    if not isinstance(record, dict) or record.keys() != names:
-        return f"its fields should be {sorted(names)}"
-    x, y, temperature = record["x"], record["y"], record["temperature"]
-    if record["format"] != FORMAT or record["kind"] not in ("isotonic", "temperature"):
-        return f"format {record['format']!r}, kind {record['kind']!r}"
-    if not isinstance(x, list) or not isinstance(y, list) or not all(map(_is_number, [*x, *y, temperature])):
-        return "x, y or temperature are not numbers"
-    rising = all(np.diff(x) > 0) and all(np.diff(y) >= 0)
-    if record["kind"] == "isotonic" and (not x or len(x) != len(y) or not rising):
-        return "x has to rise, y may not fall, and both need the same number of values"
-    if temperature <= 0:
-        return f"temperature {temperature}"
-    if not all(record[n] is None or _is_number(record[n]) for n in ("threshold", "target_risk")):
-        return "threshold or target_risk is not a number"
-    if not isinstance(record["fitted_on"], (dict, type(None))):
-        return "fitted_on is not an object"
-    return ""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Candidate answers: one as an object, N of one problem (or of many problems) as arrays."""
+"""Candidate answers: a single one as an object, N of them for each of many problems as arrays."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from selfverify.selection.rules import Floats, cluster_boxes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """One sampled answer to one problem.
+    """One sampled answer to one problem, on its way from the sampler to the choice.
+
+    Sampling for training has trajectories; whatever chooses, serves or shows answers has candidates.
 
     Args:
         answer: The parsed answer as a JSON value; None if it could not be read.
@@ -27,8 +29,8 @@ class Candidate:
         first: The answer of the first of two turns, as ``answer`` is that of the second; None in one turn.
     """
 
-    answer: Any
-    key: str | None
+    answer: Any = None
+    key: str | None = None
     score: float | None = None
     logprob: float | None = None
     tokens: int = 0
@@ -55,7 +57,7 @@ class Candidates:
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate], iou: float = 0.5) -> Self:
-        """The arrays ``[N]`` of one problem's candidates; ``iou`` as in `cluster_boxes`.
+        """Return the arrays ``[N]`` of one problem's candidates; ``iou`` decides which boxes share a cluster.
 
         Answers are boxes when no candidate has a key and every readable answer is a list of four numbers.
         """
@@ -65,8 +67,16 @@ class Candidates:
             return cls(cluster_boxes(boxes, iou)[0], score, boxes)
         return cls(np.array(number_keys([c.key for c in candidates]), dtype=np.int64), score)
 
+    def rows(self, rows: slice) -> Candidates:
+        """Return the candidates of some of the problems."""
+        arrays = (self.keys, self.score, self.boxes, self.correct)
+        return Candidates(*(None if array is None else array[rows] for array in arrays))  # type: ignore[arg-type]
+
     def take(self, columns: NDArray[np.int64], iou: float = 0.5) -> Candidates:
-        """Only these candidates of every problem; boxes are clustered anew, since their order matters."""
+        """Return some candidates of every problem: ``columns`` ``[S, n]`` makes ``[P, S, n]`` of ``[P, G]``.
+
+        Boxes are clustered anew, since their order matters.
+        """
         boxes = None if self.boxes is None else self.boxes[..., columns, :]
         return Candidates(
             self.keys[..., columns] if boxes is None else cluster_boxes(boxes, iou)[0],
@@ -77,13 +87,13 @@ class Candidates:
 
 
 def number_keys(keys: Sequence[str | None]) -> list[int]:
-    """Keys as numbers in order of first appearance; -1 for None."""
+    """Return keys as numbers in order of first appearance; -1 for None."""
     numbers: dict[str, int] = {}
     return [-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def box_array(answers: Sequence[Any], keys: Sequence[str | None]) -> Floats | None:
-    """Answers as boxes ``[N, 4]``, NaN for unreadable ones; None where they are not boxes."""
+    """Return answers as boxes ``[N, 4]``, NaN for unreadable ones; None if they are not boxes."""
     readable = [answer for answer in answers if answer is not None]
     if not readable or any(key is not None for key in keys) or not all(map(is_box, readable)):
         return None

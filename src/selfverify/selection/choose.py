@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from selfverify.errors import ConfigError, DataError
+from selfverify.core.errors import DataError
 from selfverify.selection.candidates import Candidate, Candidates
-from selfverify.selection.rules import Floats, box_votes
-from selfverify.selection.strategies import DEFAULTS, Options, find_strategy
+from selfverify.selection.rules import Floats, consensus_boxes, support
+from selfverify.selection.strategies import DEFAULTS, STRATEGIES, Options, Strategy, strategy_for_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class Choice:
     """What was chosen.
 
     Args:
-        index: The candidate that was chosen, or stands for the answer that was.
-        answer: The answer; for boxes chosen by vote, the consensus of the winning cluster.
+        index: The place of the chosen candidate, or of the one that stands for the chosen answer.
+        answer: The answer; for boxes that were chosen by vote, the consensus of the winning cluster.
         score: The candidate's score.
-        votes: How many candidates gave this answer (boxes: are in its cluster).
-        confidence: ``best`` and ``best-of-majority``, ``first``: the score. ``majority``: the share of all
-            candidates that gave the answer. ``weighted``: the sum of their scores, divided by the number of
-            all candidates. None where that is unknown. Uncalibrated: see `selfverify.selection.calibration`.
-        strategy: What really chose: a strategy that needs scores votes where no candidate has one.
-        reason: In a sentence.
+        votes: How many candidates gave this answer; for boxes, how many are in its cluster.
+        confidence: What `Strategy.confidence` says, not calibrated (`selfverify.selection.calibration`); None
+            where it is unknown.
+        strategy: The strategy that really chose: where no candidate has a score, a vote replaces one that
+            needs scores.
+        reason: A sentence that says why.
     """
 
     index: int
@@ -55,23 +55,21 @@ def choose(
     """
     if not candidates:
         raise DataError("there are no candidates to choose from")
-    asked = find_strategy(strategy)
-    if asked.needs == "truth":
-        raise ConfigError(f"strategy {strategy} needs the right answer; it is for analysis only")
+    asked = strategy_for_use(strategy)
     arrays = Candidates.of(candidates, options.iou)
     readable = arrays.keys >= 0
     if not readable.any():
         reason = f"none of the {len(candidates)} answers could be read"
         return Choice(0, None, candidates[0].score, 0, 0.0, strategy, reason)
     fallback = asked.needs == "score" and bool(np.isnan(arrays.score[readable]).all())
-    used = find_strategy("majority") if fallback else asked
+    used = STRATEGIES["majority"] if fallback else asked
     masked = Candidates(arrays.keys, np.where(readable, arrays.score, np.nan), arrays.boxes)
     weights = used.weigh(masked, options)
     votes = (arrays.keys[:, None] == arrays.keys).sum(-1)
     index = _first_of(weights, masked.score, votes, candidates)
     answer = candidates[index].answer
     if arrays.boxes is not None and used.votes is not None and readable[index]:
-        index, answer = _consensus(masked, used.votes(masked, options), candidates, options.iou)
+        index, answer = _consensus(masked, used.votes(masked, options), candidates)
     count = int(votes[index]) if readable[index] else 0
     score = candidates[index].score
     return Choice(
@@ -79,9 +77,9 @@ def choose(
         answer,
         score,
         count,
-        _confidence(used.name, masked, index),
+        _confidence(used, masked, index),
         used.name,
-        _reason(used.name, fallback, count, score, len(candidates), answer is None),
+        _reason(used, fallback, count, score, len(candidates), answer is None),
     )
 
 
@@ -96,38 +94,32 @@ def _first_of(weights: Floats, score: Floats, votes: Floats, candidates: Sequenc
     return max(np.flatnonzero(weights > 0).tolist(), key=rank)
 
 
-def _consensus(
-    arrays: Candidates, votes: Floats, candidates: Sequence[Candidate], iou: float
-) -> tuple[int, list[float]]:
+def _consensus(arrays: Candidates, votes: Floats, candidates: Sequence[Candidate]) -> tuple[int, list[float]]:
     """The consensus box, and the candidate that stands for it: the first of tied clusters, its best box."""
     assert arrays.boxes is not None
-    sums, boxes = box_votes(arrays.boxes, votes, iou)
-    winner = int(sums.argmax())
-    index = _first_of((arrays.keys == winner).astype(float), arrays.score, votes, candidates)
+    winner = int(support(arrays.keys, votes).argmax())
+    index = _first_of((arrays.keys == arrays.keys[winner]).astype(float), arrays.score, votes, candidates)
+    boxes = consensus_boxes(arrays.keys, arrays.boxes, votes)
     return index, [round(float(value), 2) for value in boxes[winner]]
 
 
-def _confidence(name: str, arrays: Candidates, index: int) -> float | None:
+def _confidence(strategy: Strategy, arrays: Candidates, index: int) -> float | None:
     same = (arrays.keys == arrays.keys[index]) & (arrays.keys >= 0)
-    if name == "majority":
+    if strategy.confidence == "agreement":
         return float(same.mean())
-    if name == "weighted":
+    if strategy.confidence == "scored agreement":
         return float(np.where(same, np.nan_to_num(arrays.score), 0.0).mean())
     score = float(arrays.score[index])
     return None if np.isnan(score) else score
 
 
-def _reason(name: str, fallback: bool, votes: int, score: float | None, total: int, unreadable: bool) -> str:
+def _reason(
+    strategy: Strategy, fallback: bool, votes: int, score: float | None, total: int, unreadable: bool
+) -> str:
     agreed = f"{votes} of {total} candidates gave it"
-    known = "no score" if score is None else f"score {score:.2f}"
     if unreadable:
         return f"the first of {total}; it could not be read"
     if fallback:
         return f"no readable answer has a score, so a majority vote: {agreed}"
-    return {
-        "first": f"the first of {total} candidates; {known}",
-        "majority": f"most votes: {agreed}",
-        "best": f"highest {known}; {agreed}",
-        "weighted": f"most votes, weighted by score: {agreed}; its best {known}",
-        "best-of-majority": f"highest {known} among frequent answers; {agreed}",
-    }[name]
+    known = "no score" if score is None else f"score {score:.2f}"
+    return strategy.reason.format(score=known, agreed=agreed, total=total)

@@ -13,23 +13,29 @@ Arrays, wherever they appear:
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
 
-def majority_weights(keys: ArrayLike) -> Floats:
-    """Probability ``[..., N]`` that a majority vote picks each candidate.
+def elect(keys: ArrayLike, votes: ArrayLike) -> Floats:
+    """Probability ``[..., N]`` that a vote picks each candidate.
 
-    The answer given most often wins; between answers given equally often the vote is random. All tied answers
-    have the same number of holders, so choosing uniformly among the *holders* is choosing uniformly among the
-    *answers*. A candidate without a readable answer never wins, unless no candidate has one.
+    The answer with the largest sum of ``votes`` ``[..., N]`` wins; ties between answers, and the choice among
+    those who gave the winning answer, are random. A candidate without a readable answer has no vote and never
+    wins, unless no candidate has one.
     """
     keys = np.asarray(keys)
-    parsed = keys >= 0
-    votes = np.where(parsed, (keys[..., :, None] == keys[..., None, :]).sum(-1), 0)
-    return _uniform(parsed & (votes == votes.max(-1, keepdims=True)))
+    sums = support(keys, votes)
+    # Sums of the same votes in another order differ in their last bits.
+    top = (sums > 0) & (sums >= sums.max(-1, keepdims=True) * (1 - 1e-9))
+    # Of tied answers the one with more holders must not win more often: each holder gets its share.
+    share = np.where(top, 1.0 / np.maximum(support(keys, np.ones(keys.shape)), 1), 0.0)
+    total = share.sum(-1, keepdims=True)
+    return np.where(total > 0, share / np.where(total > 0, total, 1.0), _uniform(keys >= 0))
 
 
 def best_weights(score: ArrayLike) -> Floats:
@@ -45,14 +51,14 @@ def best_weights(score: ArrayLike) -> Floats:
 
 
 def first_weights(keys: ArrayLike) -> Floats:
-    """The first candidate ``[..., N]``, readable or not: what sampling once would have given."""
+    """Probability ``[..., N]`` of taking the first candidate: what sampling once would have given."""
     weights = np.zeros(np.shape(keys))
     weights[..., 0] = 1.0
     return weights
 
 
 def vote_weights(score: ArrayLike, temperature: float) -> Floats:
-    """What each candidate's vote counts ``[..., N]``: softmax(score / temperature), adding up to 1.
+    """How much each candidate's vote counts ``[..., N]``: softmax(score / temperature), which adds up to 1.
 
     A candidate without a score has no vote beside others that have one; if nobody has a score, all votes
     count the same. A small temperature leaves only the highest score's vote, a large one makes them equal.
@@ -72,38 +78,19 @@ def vote_weights(score: ArrayLike, temperature: float) -> Floats:
 
 
 def support(keys: ArrayLike, votes: ArrayLike) -> Floats:
-    """The summed ``votes`` ``[..., N]`` of everybody who gave the same answer; 0 for unreadable answers."""
+    """The sum ``[..., N]`` of the ``votes`` for the same answer; 0 for unreadable answers."""
     keys, votes = np.asarray(keys), np.asarray(votes, dtype=np.float64)
     same = (keys[..., :, None] == keys[..., None, :]) & (keys[..., :, None] >= 0)
     return np.where(same, votes[..., None, :], 0.0).sum(-1)
 
 
-def weighted_weights(keys: ArrayLike, score: ArrayLike, temperature: float = 0.1) -> Floats:
-    """Probability ``[..., N]`` that a vote weighted by `vote_weights` picks each candidate.
-
-    Only readable answers vote. Ties, and the choice among those who gave the winning answer, are random; if
-    no answer can be read, so is everything.
-    """
-    keys = np.asarray(keys)
-    score = np.asarray(score, dtype=np.float64)
-    parsed = keys >= 0
-    sums = support(keys, vote_weights(np.where(parsed, score, np.nan), temperature))
-    # Sums of the same votes in another order differ in their last bits.
-    top = sums >= sums.max(-1, keepdims=True) * (1 - 1e-9)
-    # Of tied answers the one with more holders must not win more often: each holder gets its share.
-    holders = support(keys, np.ones(keys.shape))
-    share = np.where(parsed & top & (sums > 0), 1.0 / np.maximum(holders, 1), 0.0)
-    total = share.sum(-1, keepdims=True)
-    return np.where(total > 0, share / np.where(total > 0, total, 1.0), _uniform(parsed))
-
-
 def best_of_majority_weights(keys: ArrayLike, score: ArrayLike, share: float = 0.25) -> Floats:
     """Probability ``[..., N]`` that best-of-majority (arXiv:2510.03199) picks each candidate.
 
-    Of the answers that at least ``share`` of the readable candidates gave, the one holding the highest score
-    wins; where no answer is that frequent, the most frequent ones stay. What is rare cannot win by one lucky
-    score, so that, unlike best-of-N, more samples do not make it worse. ``share`` 0 is `best_weights` among
-    readable answers, 1 needs unanimity and is else a vote whose ties the score decides.
+    Among the answers that at least ``share`` of the readable candidates gave, the one with the highest score
+    wins; where no answer is that frequent, the most frequent ones compete. A rare answer cannot win by one
+    lucky score, so that, unlike with best-of-N, more samples do not make it worse. With ``share`` 0 it is
+    `best_weights` among readable answers; with 1 it is a vote whose ties the score decides.
 
     Raises:
         ValueError: ``share`` is not in [0, 1].
@@ -121,36 +108,45 @@ def best_of_majority_weights(keys: ArrayLike, score: ArrayLike, share: float = 0
 
 
 def oracle_weights(correct: ArrayLike) -> Floats:
-    """A right candidate ``[..., N]`` where there is one, else any: for analysis, it needs the truth."""
+    """Probability ``[..., N]`` of picking a right candidate where there is one, else any of them.
+
+    It needs the truth and is for analysis only.
+    """
     return _uniform(np.asarray(correct, dtype=np.float64) > 0.5)
 
 
-def pass_at_1(correct: ArrayLike) -> Floats:
-    """Correctness ``[...]`` of one candidate taken at random: the mean."""
-    return np.asarray(correct, dtype=np.float64).mean(-1)
+def best_of_subsets(score: ArrayLike, n: int) -> Floats:
+    """Probability ``[..., G]`` that best-of-n picks each of G candidates, over all their size-n subsets.
 
-
-def majority(keys: ArrayLike, correct: ArrayLike) -> Floats:
-    """Expected correctness ``[...]`` of a majority vote.
-
-    Raises:
-        ValueError: ``keys`` and ``correct`` differ in shape.
+    With L(i) candidates not above candidate i and l(i) below it, the best of a random subset is among the
+    L(i) − l(i) candidates tied with i with probability [C(L, n) − C(l, n)] / C(G, n), and each of them
+    equally often. A candidate without a score (NaN) is below all others.
     """
-    return _expected(majority_weights(keys), correct)
+    score = np.asarray(score, dtype=np.float64)
+    filled = np.where(np.isnan(score), -np.inf, score)
+    below = (filled[..., None, :] < filled[..., :, None]).sum(-1)
+    tied = (filled[..., None, :] == filled[..., :, None]).sum(-1)
+    choose = _share_of_subsets(score.shape[-1], n)
+    share: Floats = (choose[below + tied] - choose[below]) / tied
+    return share
 
 
-def best_of_n(score: ArrayLike, correct: ArrayLike) -> Floats:
-    """Expected correctness ``[...]`` of the candidate with the highest score.
+def oracle_of_subsets(correct: ArrayLike, n: int) -> Floats:
+    """Probability ``[..., G]`` that a perfect choice picks each of G candidates, over their size-n subsets.
 
-    Raises:
-        ValueError: ``score`` and ``correct`` differ in shape.
+    It picks a right candidate of the subset at random, else any of it. With W wrong candidates the share of
+    subsets with a right one is 1 − C(W, n) / C(G, n).
     """
-    return _expected(best_weights(score), correct)
+    right = np.asarray(correct, dtype=np.float64) > 0.5
+    wrongs = (~right).sum(-1, keepdims=True)
+    miss = _share_of_subsets(right.shape[-1], n)[wrongs]
+    rights = right.sum(-1, keepdims=True)
+    return np.where(right, (1 - miss) / np.maximum(rights, 1), miss / np.maximum(wrongs, 1))
 
 
-def oracle(correct: ArrayLike) -> Floats:
-    """1 where any candidate is right ``[...]``: what a perfect selection rule would reach."""
-    return np.asarray(correct, dtype=np.float64).max(-1)
+def _share_of_subsets(total: int, n: int) -> Floats:
+    """C(k, n) / C(total, n) for k = 0..total: the share of size-n subsets that lie inside k candidates."""
+    return np.array([math.comb(k, n) for k in range(total + 1)], dtype=np.float64) / math.comb(total, n)
 
 
 def box_iou(a: ArrayLike, b: ArrayLike) -> Floats:
@@ -203,73 +199,24 @@ def cluster_boxes(boxes: ArrayLike, threshold: float = 0.5) -> tuple[NDArray[np.
     return ids.reshape(*lead, count), centroids.reshape(*lead, count, 4)
 
 
-def box_votes(boxes: ArrayLike, votes: ArrayLike, threshold: float = 0.5) -> tuple[Floats, Floats]:
-    """Cluster boxes, and let each cluster have the summed votes of its boxes.
+def consensus_boxes(keys: ArrayLike, boxes: ArrayLike, votes: ArrayLike) -> Floats:
+    """What each box's cluster stands for ``[..., N, 4]``: the mean of its boxes, weighted by their votes.
+
+    With equal votes that is the centroid. NaN for unreadable answers, and where nobody in the cluster votes.
 
     Args:
-        boxes: ``[..., N, 4]``; NaN for unreadable answers, which have no vote.
-        votes: ``[..., N]``, not negative.
-        threshold: IoU that a box must exceed to join a cluster.
-
-    Returns:
-        Votes ``[..., N]`` of the clusters, and each cluster's consensus ``[..., N, 4]``: its boxes' mean,
-        weighted by their votes. With equal votes that is the centroid. NaN where there is no such cluster
-        or nobody in it has a vote.
-    """
-    boxes = np.asarray(boxes, dtype=np.float64)
-    return cluster_votes(cluster_boxes(boxes, threshold)[0], boxes, votes)
-
-
-def cluster_votes(ids: ArrayLike, boxes: ArrayLike, votes: ArrayLike) -> tuple[Floats, Floats]:
-    """`box_votes` of boxes whose clusters ``[..., N]`` are known."""
-    boxes, ids = np.asarray(boxes, dtype=np.float64), np.asarray(ids)
-    member = ids[..., :, None] == np.arange(ids.shape[-1])
-    parts = np.where(member, np.asarray(votes, dtype=np.float64)[..., :, None], 0.0)
-    sums = parts.sum(-2)
-    mean = np.einsum("...nc,...nk->...ck", parts, np.nan_to_num(boxes))
-    above = sums[..., None] > 0
-    return sums, np.divide(mean, sums[..., None], out=np.full(mean.shape, np.nan), where=above)
-
-
-def consensus_box(boxes: ArrayLike, votes: ArrayLike, target: ArrayLike, threshold: float = 0.5) -> Floats:
-    """Expected correctness ``[...]`` of the consensus of the cluster with the most votes.
-
-    Right means IoU > 0.5 with the target. The paper does not say which of several largest clusters is taken;
-    a random one is, as for answers. Where no box could be read the result is 0.
-
-    Args:
+        keys: ``[..., N]``, the cluster of each box (`cluster_boxes`); -1 for unreadable answers.
         boxes: ``[..., N, 4]``; NaN for unreadable answers.
-        votes: ``[..., N]``; ones for the paper's majority, `vote_weights` for a score-weighted consensus.
-        target: ``[..., 4]``, the true box in the same unit.
-        threshold: IoU that a box must exceed to join a cluster.
+        votes: ``[..., N]``, not negative.
     """
-    sums, consensus = box_votes(boxes, votes, threshold)
-    right = box_iou(consensus, np.asarray(target, dtype=np.float64)[..., None, :]) > 0.5
-    return np.where((sums > 0).any(-1), (winners(sums) * right).sum(-1), 0.0)
-
-
-def winners(sums: ArrayLike) -> Floats:
-    """Probability ``[..., N]`` that each cluster wins by its votes, ties at random; 0 where nobody votes."""
-    sums = np.asarray(sums, dtype=np.float64)
-    # Sums of the same votes in another order differ in their last bits.
-    largest = (sums > 0) & (sums >= sums.max(-1, keepdims=True) * (1 - 1e-9))
-    return np.where(largest.any(-1, keepdims=True), _uniform(largest), 0.0)
-
-
-def majority_box(boxes: ArrayLike, target: ArrayLike, threshold: float = 0.5) -> Floats:
-    """Expected correctness ``[...]`` of the majority box: the centroid of the largest cluster."""
-    boxes = np.asarray(boxes, dtype=np.float64)
-    return consensus_box(boxes, np.ones(boxes.shape[:-1]), target, threshold)
+    keys, boxes = np.asarray(keys), np.nan_to_num(np.asarray(boxes, dtype=np.float64))
+    same = (keys[..., :, None] == keys[..., None, :]) & (keys[..., :, None] >= 0)
+    parts = np.where(same, np.asarray(votes, dtype=np.float64)[..., None, :], 0.0)
+    sums, weight = np.einsum("...ij,...jk->...ik", parts, boxes), parts.sum(-1, keepdims=True)
+    return np.divide(sums, weight, out=np.full(sums.shape, np.nan), where=weight > 0)
 
 
 def _uniform(winners: NDArray[np.bool_]) -> Floats:
-    """Equal weight on every winner; on everybody where there is none."""
+    """Equal weight on every winner; on everybody where there is no winner."""
     winners = winners | ~winners.any(-1, keepdims=True)
     return winners / winners.sum(-1, keepdims=True)
-
-
-def _expected(weights: Floats, correct: ArrayLike) -> Floats:
-    correct = np.asarray(correct, dtype=np.float64)
-    if weights.shape != correct.shape:
-        raise ValueError(f"candidates {weights.shape} and correctness {correct.shape} differ in shape")
-    return (weights * correct).sum(-1)

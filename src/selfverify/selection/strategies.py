@@ -1,4 +1,7 @@
-"""Strategies for choosing among candidates, by name: one vocabulary for evaluation, `solve` and servers."""
+"""The strategies for choosing among candidates, and all that is said about them anywhere.
+
+Evaluation, reports, `solve`, the gateway and the commands take names, words and functions from `STRATEGIES`.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
 from selfverify.selection.candidates import Candidates
 from selfverify.selection.rules import (
     Floats,
     best_of_majority_weights,
+    best_of_subsets,
     best_weights,
-    consensus_box,
+    elect,
     first_weights,
-    majority_weights,
+    oracle_of_subsets,
     oracle_weights,
     vote_weights,
-    weighted_weights,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What strategies can be told.
+    """Settings of the strategies.
 
     Args:
-        temperature: ``weighted``: softmax temperature of the votes; see `vote_weights`.
-        share: ``best-of-majority``: share of the candidates that an answer needs.
-        iou: Boxes: overlap that a box must exceed to join a cluster.
+        temperature: Softmax temperature of the votes of ``weighted`` (`vote_weights`).
+        share: The share of the candidates that an answer needs with ``best-of-majority``.
+        iou: The overlap that a box must exceed to join a cluster.
     """
 
     temperature: float = 0.1
@@ -41,9 +43,9 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature: a number above 0 is needed, not {self.temperature}")
-        for name in ("share", "iou"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}: a number between 0 and 1 is needed, not {getattr(self, name)}")
+        for name, value in (("share", self.share), ("iou", self.iou)):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{name}: a number between 0 and 1 is needed, not {value}")
 
 
 DEFAULTS = Options()
@@ -54,19 +56,48 @@ class Strategy:
     """One way to choose.
 
     Args:
-        name: As it is called on the command line.
-        summary: One line for people.
-        weigh: The probability ``[..., N]`` that it picks each candidate, ties being random.
-        needs: What it cannot do without: nothing, the verifier's scores, or the truth.
-        votes: How much each candidate's vote counts ``[..., N]``. For boxes a strategy with votes answers
-            with the consensus of the winning cluster; without, with one of the boxes.
+        name: The name in commands, settings and requests.
+        label: The name in charts.
+        title: The name in tables; ``{n}`` stands for the number of candidates.
+        meaning: A sentence that explains the strategy.
+        reason: Says why a candidate was chosen. ``{score}`` stands for its score, ``{agreed}`` for how many
+            candidates gave the same answer, ``{total}`` for the number of candidates.
+        rule: The probability ``[..., N]`` that it picks each candidate, ties being random; None for a vote.
+        votes: How much each candidate's vote counts ``[..., N]``, for a vote. Among boxes a vote answers with
+            the consensus of the winning cluster; other strategies with one of the boxes.
+        of_subsets: The ``rule`` averaged over all size-n subsets of G candidates ``[..., G]``, where there is
+            a closed form.
+        needs: What the strategy cannot do without: the verifier's scores, the truth, or nothing.
+        confidence: What the confidence of a choice is: the candidate's score, the share of all candidates
+            that gave its answer, or the sum of their scores over the number of all candidates.
     """
 
     name: str
-    summary: str
-    weigh: Callable[[Candidates, Options], Floats]
-    needs: Literal["nothing", "score", "truth"] = "nothing"
+    label: str
+    title: str
+    meaning: str
+    reason: str
+    rule: Callable[[Candidates, Options], Floats] | None = None
     votes: Callable[[Candidates, Options], Floats] | None = None
+    of_subsets: Callable[[Candidates, int], Floats] | None = None
+    needs: Literal["nothing", "score", "truth"] = "nothing"
+    confidence: Literal["score", "agreement", "scored agreement"] = "score"
+
+    def weigh(self, candidates: Candidates, options: Options) -> Floats:
+        """The probability ``[..., N]`` that it picks each candidate, ties being random."""
+        if self.votes is not None:
+            return elect(candidates.keys, self.votes(candidates, options))
+        assert self.rule is not None
+        return self.rule(candidates, options)
+
+    @property
+    def figure(self) -> str:
+        """The name of its accuracy in summaries, without the number of candidates."""
+        return "pass@1" if self.name == "first" else self.name.replace("-", "_")
+
+    def at(self, n: int | str) -> str:
+        """The name of its accuracy with ``n`` candidates: ``majority@8``, but always ``pass@1``."""
+        return self.figure if self.name == "first" else f"{self.figure}@{n}"
 
 
 def _truth(candidates: Candidates) -> Floats:
@@ -75,42 +106,58 @@ def _truth(candidates: Candidates) -> Floats:
     return candidates.correct
 
 
-STRATEGIES: dict[str, Strategy] = {
-    strategy.name: strategy
-    for strategy in (
-        Strategy("first", "the first candidate: no selection", lambda c, o: first_weights(c.keys)),
-        Strategy(
-            "majority",
-            "the answer given most often",
-            lambda c, o: majority_weights(c.keys),
-            votes=lambda c, o: np.ones(c.keys.shape),
-        ),
-        Strategy("best", "the highest score", lambda c, o: best_weights(c.score), "score"),
-        Strategy(
-            "weighted",
-            "votes weighted by softmax(score / temperature)",
-            lambda c, o: weighted_weights(c.keys, c.score, o.temperature),
-            "score",
-            votes=lambda c, o: vote_weights(np.where(c.keys >= 0, c.score, np.nan), o.temperature),
-        ),
-        Strategy(
-            "best-of-majority",
-            "the highest score among the frequent answers",
-            lambda c, o: best_of_majority_weights(c.keys, c.score, o.share),
-            "score",
-        ),
-        Strategy(
-            "oracle",
-            "a right answer if there is one (analysis only)",
-            lambda c, o: oracle_weights(_truth(c)),
-            "truth",
-        ),
-    )
-}
+_ALL = (
+    Strategy(
+        "first", "single answer", "Single answer (pass@1)", "Share of sampled answers that are right.",
+        "the first of {total} candidates; {score}",
+        rule=lambda c, o: first_weights(c.keys),
+        of_subsets=lambda c, n: np.full(c.keys.shape, 1.0 / c.keys.shape[-1]),
+    ),
+    Strategy(
+        "majority", "majority vote", "Majority vote of {n}",
+        "The answer given most often, as a baseline without scores.", "most votes: {agreed}",
+        votes=lambda c, o: np.ones(c.keys.shape),
+        confidence="agreement",
+    ),
+    Strategy(
+        "best", "own score", "Best of {n} by own score", "The answer that the model itself scores highest.",
+        "highest {score}; {agreed}",
+        rule=lambda c, o: best_weights(c.score),
+        of_subsets=lambda c, n: best_of_subsets(c.score, n),
+        needs="score",
+    ),
+    Strategy(
+        "weighted", "vote by score", "Vote of {n} weighted by own score",
+        "Every answer's vote counts softmax(score / 0.1).",
+        "most votes, weighted by score: {agreed}; its best {score}",
+        votes=lambda c, o: vote_weights(np.where(c.keys >= 0, c.score, np.nan), o.temperature),
+        needs="score",
+        confidence="scored agreement",
+    ),
+    Strategy(
+        "best-of-majority", "best of frequent answers", "Best of {n} among frequent answers",
+        "The highest score among answers a quarter of the samples gave.",
+        "highest {score} among frequent answers; {agreed}",
+        rule=lambda c, o: best_of_majority_weights(c.keys, c.score, o.share),
+        needs="score",
+    ),
+    Strategy(
+        "oracle", "perfect choice", "Perfect choice of {n}",
+        "Any of the samples is right: the most a choice can reach.",
+        "a right answer if there is one: {agreed}",
+        rule=lambda c, o: oracle_weights(_truth(c)),
+        of_subsets=lambda c, n: oracle_of_subsets(_truth(c), n),
+        needs="truth",
+    ),
+)  # fmt: skip
+STRATEGIES = {strategy.name: strategy for strategy in _ALL}
+"""All strategies by name."""
+FOR_USE = tuple(name for name, strategy in STRATEGIES.items() if strategy.needs != "truth")
+"""Names of the strategies that can choose without knowing which answers are right."""
 
 
 def find_strategy(name: str) -> Strategy:
-    """The strategy called ``name``.
+    """Return the strategy called ``name``.
 
     Raises:
         ConfigError: There is none; the message lists those there are.
@@ -120,26 +167,13 @@ def find_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def expected_correctness(
-    name: str, candidates: Candidates, options: Options = DEFAULTS, targets: ArrayLike | None = None
-) -> Floats:
-    """Expected correctness ``[...]`` of what a strategy answers.
-
-    Args:
-        name: Of the strategy.
-        candidates: With ``correct``.
-        options: Of the strategy.
-        targets: The true boxes ``[..., 4]``. Where a strategy answers with a consensus of boxes, that is what
-            is judged, and without targets it cannot be.
+def strategy_for_use(name: str) -> Strategy:
+    """Return the strategy called ``name``, which chooses without knowing which answers are right.
 
     Raises:
-        ConfigError: No such strategy, the candidates' correctness is unknown, or targets are missing.
+        ConfigError: There is none, or it needs the truth.
     """
     strategy = find_strategy(name)
-    if candidates.correct is None:
-        raise ConfigError(f"strategy {name}: it is unknown which candidates are right")
-    if candidates.boxes is not None and strategy.votes is not None:
-        if targets is None:
-            raise ConfigError(f"strategy {name} answers with a box of its own, which needs targets to judge")
-        return consensus_box(candidates.boxes, strategy.votes(candidates, options), targets, options.iou)
-    return (strategy.weigh(candidates, options) * candidates.correct).sum(-1)
+    if strategy.needs == "truth":
+        raise ConfigError(f"strategy {name} needs the right answer; it is for analysis only")
+    return strategy

@@ -8,133 +8,97 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
 
-from selfverify.errors import ConfigError, ServerError
-from selfverify.remote.usage import Usage
+from selfverify.core.errors import ConfigError, ServerError
 from selfverify.selection.calibration import Calibration
+from selfverify.serving.api_errors import ApiError, api_error, error_response
+from selfverify.serving.backend import Ask, Backend, Chunks, Tell
+from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import candidate_json, chunks, completion
-from selfverify.serving.errors import ApiError, error_response, http_error, refused
-from selfverify.serving.images import ImageLimits, Picture, take_images
-from selfverify.serving.incoming import (
-    read_as,
-    refuse_addresses,
-    remote_as_data,
-    with_instruction,
-    without_images,
-)
-from selfverify.serving.metrics import Metrics
+from selfverify.serving.counters import Metrics
+from selfverify.serving.incoming import read_as, with_instruction, without_images
 from selfverify.serving.page import PAGE_PATHS, Example, add_page
-from selfverify.serving.protocol import BestOf, ChatRequest, VerifyRequest, best_of, split_model
+from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.remote_images import RemoteImages
+from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.security import Keys, RateLimit
-from selfverify.serving.selecting import Ask, Backend, Outcome, select
+from selfverify.serving.selecting import Selection, select
+from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID, EventStream
-from selfverify.serving.upstream import Upstream, with_pictures
 
 logger = logging.getLogger("selfverify.serving")
 
 OPEN_PATHS = PAGE_PATHS | {"/health"}
-"""Need no key."""
+"""The paths that need no key."""
 _ABOUT = web.RequestKey("about", str)
 _OURS = {"model", "n", "stream", "stream_options", "best_of"}
-"""Fields that the gateway sees to itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a gateway behaves.
-
-    Args:
-        defaults: How answers are chosen where a request does not say.
-        timeout_s: For a request, at most.
-        keys: Who may ask; empty is everybody.
-        per_minute: Requests of one key, or without keys of one address.
-        most_bytes: Of a request.
-        most_in_flight: Requests at once; more are told to come back.
-        most_samples: Candidates that a request may ask for.
-        images: What images are accepted.
-        remote_images: Fetch images by address.
-        calibration: Turns confidences into probabilities, for the settings that it was fitted for.
-        log_prompts: Write questions and answers into the log.
-        keep_alive_s: Between signs of life in a stream.
-    """
-
-    defaults: BestOf = field(default_factory=BestOf)
-    timeout_s: float = 120.0
-    keys: Keys = field(default_factory=lambda: Keys([]))
-    per_minute: float | None = None
-    most_bytes: int = 64 * 2**20
-    most_in_flight: int = 1024
-    most_samples: int = 64
-    images: ImageLimits = field(default_factory=ImageLimits)
-    remote_images: bool = False
-    calibration: Calibration | None = None
-    log_prompts: bool = False
-    keep_alive_s: float = 5.0
+"""The fields of a request that the gateway handles itself."""
 
 
 class Gateway:
     """Answers requests with what a backend writes.
 
     Args:
-        backend: Writes.
-        settings: How to behave.
-        metrics: To count in.
-        example: Example problems for the page.
+        backend: Writes and scores candidates. It has to be entered: `selfverify.serving.server.start` does.
+        settings: How requests are treated.
+        keys: The keys of those who may ask; without any, everybody may.
+        calibration: Turns confidences into probabilities, for requests that it was fitted for.
+        metrics: The counters.
+        example: Makes example problems for the page.
     """
+
+    keep_alive_s = 5.0
+    """Seconds between signs of life in a stream."""
 
     def __init__(
         self,
         backend: Backend,
-        settings: Settings,
+        settings: GatewaySettings,
+        keys: Keys | None = None,
+        calibration: Calibration | None = None,
         metrics: Metrics | None = None,
         example: Example | None = None,
     ) -> None:
         self.backend = backend
         self.settings = settings
+        self.keys = keys or Keys([])
+        self.calibration = calibration
         self.metrics = metrics or Metrics()
         self.example = example
-        self.rate = RateLimit(settings.per_minute)
+        self.rate = RateLimit(settings.rate_limit)
         self.remote: RemoteImages | None = None
         self.in_flight = 0
 
     def application(self) -> web.Application:
-        """For aiohttp's runners, which have to be given ``handler_cancellation=True``."""
-        app = web.Application(middlewares=[self._guard], client_max_size=self.settings.most_bytes)
+        """Return the application. Its runner needs ``handler_cancellation=True``."""
+        most_bytes = int(self.settings.max_body_mb * 2**20)
+        app = web.Application(middlewares=[self._guard], client_max_size=most_bytes)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.show_metrics)
-        settings = self.settings
-        add_page(
-            app,
-            settings.defaults,
-            settings.most_samples,
-            settings.images,
-            bool(settings.keys),
-            self.example,
-        )
+        add_page(app, self.settings, bool(self.keys), self.example)
         app.cleanup_ctx.append(self._resources)
         return app
 
     async def _resources(self, app: web.Application) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            if self.settings.remote_images and self.remote is None:
-                self.remote = await stack.enter_async_context(RemoteImages(self.settings.images.bytes))
+        if not self.settings.remote_images or self.remote is not None:
+            yield
+            return
+        async with RemoteImages(self.settings.images.bytes) as self.remote:
             yield
 
     @web.middleware
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Everything that is the same for all paths."""
+        """Admit a request, make its errors responses, count it and log it."""
         begun, status = time.perf_counter(), 499
         request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
         known = request.match_info.route.resource
@@ -145,24 +109,15 @@ class Gateway:
             try:
                 self._admit(request)
                 response = await handler(request)
-            except ApiError as error:
-                response = error_response(error)
-            except ServerError as error:
-                response = error_response(refused(error))
-            except ConfigError as error:
-                response = error_response(ApiError(400, str(error), "invalid_value"))
-            except web.HTTPException as error:
-                response = error_response(http_error(error))
             except ConnectionResetError:  # the client left while it was written to
-                self.metrics.cancelled.inc()
                 raise
-            except Exception:
-                response = error_response(self._failed(request))
+            except Exception as error:
+                response = error_response(self._told(request, error))
             status = response.status
             if not response.prepared:
                 response.headers["x-request-id"] = request[REQUEST_ID]
             return response
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.cancelled.inc()
             raise
         finally:
@@ -176,9 +131,12 @@ class Gateway:
                 request[REQUEST_ID], request.method, path, status, seconds * 1e3, request.get(_ABOUT, ""),
             )  # fmt: skip
 
-    def _failed(self, request: web.Request) -> ApiError:
-        """What a client hears of the exception that is being handled; the log hears all of it."""
-        logger.exception("request %s failed", request[REQUEST_ID])
+    def _told(self, request: web.Request, error: Exception) -> ApiError:
+        """Return the error that a client is told. The details of a fault of our own go to the log only."""
+        known = api_error(error)
+        if known is not None:
+            return known
+        logger.error("request %s failed", request[REQUEST_ID], exc_info=error)
         text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
         return ApiError(500, text, "internal_error")
 
@@ -188,8 +146,8 @@ class Gateway:
         if request.path in OPEN_PATHS:
             return
         caller = request.remote or "unknown"
-        if settings.keys:
-            name = settings.keys.find(request.headers.get("Authorization"))
+        if self.keys:
+            name = self.keys.find(request.headers.get("Authorization"))
             if name is None:
                 text = "a valid key is needed: Authorization: Bearer KEY"
                 raise ApiError(401, text, "invalid_api_key")
@@ -198,50 +156,41 @@ class Gateway:
             return
         wait = self.rate.wait_s(caller)
         if wait > 0:
-            text = f"more than {settings.per_minute:g} requests a minute; ask again in {wait:.1f} s"
+            text = f"more than {settings.rate_limit:g} requests a minute; ask again in {wait:.1f} s"
             raise ApiError(429, text, "rate_limit_exceeded", retry_after=wait)
-        if self.in_flight > settings.most_in_flight:
-            text = f"{settings.most_in_flight} requests are being worked on already; ask again in a moment"
+        if self.in_flight > settings.max_in_flight:
+            text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
             raise ApiError(503, text, "overloaded", retry_after=1.0)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
-        deadline = asyncio.get_running_loop().time()
+        begun = asyncio.get_running_loop().time()
         raw, asked = await read_as(request, ChatRequest)
-        model, settings = best_of(asked, self.settings.defaults)
-        most, param = self.settings.most_samples, "best_of.n" if settings else "n"
-        if (settings.n if settings else asked.n) > most:
-            raise ApiError(
-                400, f"{param}: at most {most} candidates may be asked for", "invalid_value", param
-            )
-        deadline += min(self.settings.timeout_s, (settings and settings.timeout_s) or self.settings.timeout_s)
+        model, chosen = best_of(asked, self.settings.defaults)
+        settings = chosen or BestOf(
+            n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
+        )
+        most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
+        if settings.n > most:
+            text = f"{param}: at most {most} candidates may be asked for"
+            raise ApiError(400, text, "invalid_value", param)
+        deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
+        if asked.stream and chosen is None:
+            passed_on = self.backend.stream(ask.body | _stream_fields(asked))
+            if passed_on is not None:
+                return await self._streamed(request, lambda stream: _pass_on(stream, passed_on, deadline))
         head = {
             "id": f"chatcmpl-{request[REQUEST_ID][4:]}",
             "created": int(time.time()),
             "model": asked.model,
         }
-        wanted = asked.n
-        if settings is None and asked.stream and isinstance(self.backend, Upstream):
-            return await self._pass_on(request, ask, asked, self.backend)
-        if not asked.stream:
-            outcome = await self._select(request, ask, wanted)
-            return answered(completion(head, ask, outcome), outcome, ask.usage)
-        return await self._stream(request, head, ask, wanted, asked.include_usage)
-
-    async def _take(
-        self, messages: list[dict[str, Any]], deadline: float
-    ) -> tuple[list[Picture], list[dict[str, Any]]]:
-        """The images, checked, and the messages as the backend gets them."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                pictures = await take_images(messages, self.settings.images, self.remote)
-        except TimeoutError:
-            raise ServerError("the images were not there within the time allowed", 504, "timeout") from None
-        if self.backend.name != "local":  # which refuses parts that it does not know
-            refuse_addresses(messages)
-            messages = with_pictures(messages, remote_as_data(messages, pictures)) if pictures else messages
-        return pictures, messages
+        if asked.stream:
+            return await self._streamed(
+                request, lambda stream: self._answer(stream, request, head, ask, asked)
+            )
+        outcome = await self._select(request, ask, asked.n)
+        return web.json_response(completion(head, ask, outcome), headers=_figures(ask, outcome))
 
     async def _ask(
         self,
@@ -249,128 +198,108 @@ class Gateway:
         raw: Mapping[str, Any],
         asked: ChatRequest,
         model: str,
-        settings: BestOf | None,
+        settings: BestOf,
         deadline: float,
     ) -> Ask:
-        """The request as the backend gets it: the model's own name, checked images, the asked-for format."""
+        """Return the request as the backend gets it: checked, and with the model's own name."""
         body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
-        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were understood: "5" is 5
+        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: "5" is 5
             body[name] = getattr(asked, name)
-        body["model"] = model
         pictures, messages = await self._take(asked.messages, deadline)
-        if settings is None:
-            plain = {"n": asked.n, "strategy": "first", "verifier": "none", "instruction": False}
-            settings = BestOf(**plain, content="raw")
-        elif settings.instruction:
-            messages = with_instruction(messages)
+        body |= {"model": model, "messages": with_instruction(messages) if settings.instruction else messages}
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
-        if self.backend.name == "local":
-            body.setdefault("seed", secrets.randbits(40))
-        body["messages"] = messages
         ask = Ask(model, body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
-        self.backend.check(ask)
+        self._check(ask)
         if self.settings.log_prompts:
-            logger.info(
-                "%s asks %s", request[REQUEST_ID], json.dumps(without_images(messages), ensure_ascii=False)
-            )
+            told = json.dumps(without_images(body["messages"]), ensure_ascii=False)
+            logger.info("%s asks %s", request[REQUEST_ID], told)
         return ask
 
-    async def _select(self, request: web.Request, ask: Ask, wanted: int, on_candidate: Any = None) -> Outcome:
-        outcome = await select(self.backend, ask, wanted, self.settings.calibration, on_candidate)
-        count = self.metrics
+    async def _take(
+        self, messages: list[dict[str, Any]], deadline: float
+    ) -> tuple[list[Picture], list[dict[str, Any]]]:
+        """Return the checked images, and the messages as the backend gets them."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                pictures = await take_images(messages, self.settings.images, self.remote)
+        except TimeoutError:
+            raise ServerError("the images were not there within the time allowed", 504, "timeout") from None
+        return pictures, self.backend.own_messages(messages, pictures)
+
+    def _check(self, ask: Ask) -> None:
+        self.backend.check(ask)
+        try:
+            self.backend.check_verifier(ask.best_of.verifier or self.backend.default_verifier)
+        except ConfigError as error:
+            param = "best_of.verifier"
+            raise ApiError(400, f"{param}: {error}", "invalid_value", param) from None
+
+    async def _select(
+        self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
+    ) -> Selection:
+        outcome = await select(self.backend, ask, wanted, self.calibration, tell)
+        count, usage = self.metrics, ask.usage
         count.candidates.inc(len(outcome.candidates))
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
-        for kind in ("prompt_tokens", "candidate_tokens", "verification_tokens"):
-            count.tokens.labels(kind.removesuffix("_tokens")).inc(getattr(ask.usage, kind))
+        count.tokens.labels("prompt").inc(usage.prompt_tokens)
+        count.tokens.labels("candidate").inc(usage.candidate_tokens)
+        count.tokens.labels("verification").inc(usage.verification_tokens)
         request[_ABOUT] = (
-            f" {len(outcome.candidates)} candidates ({outcome.stopped}), {ask.usage.candidate_tokens} tokens"
+            f" {len(outcome.candidates)} candidates ({outcome.stopped}), {usage.candidate_tokens} tokens"
         )
         if self.settings.log_prompts:
-            texts = json.dumps([reply.text for reply in outcome.replies], ensure_ascii=False)
+            texts = json.dumps([reply.text for reply in outcome.candidates], ensure_ascii=False)
             logger.info("%s gets %s", request[REQUEST_ID], texts)
         return outcome
 
-    async def _stream(
-        self, request: web.Request, head: dict[str, Any], ask: Ask, wanted: int, include_usage: bool
+    async def _streamed(
+        self, request: web.Request, write: Callable[[EventStream], Awaitable[None]]
     ) -> web.StreamResponse:
+        """Return a stream that ``write`` fills. An error after its beginning is its last event."""
         stream = EventStream(request)
+        try:
+            await write(stream)
+            await stream.done()
+        except Exception as error:
+            if not stream.begun or isinstance(error, ConnectionError):
+                raise
+            await stream.event(self._told(request, error).body)  # a second response would not be understood
+        return await stream.end()
+
+    async def _answer(
+        self, stream: EventStream, request: web.Request, head: dict[str, Any], ask: Ask, asked: ChatRequest
+    ) -> None:
+        """Report candidates as they come, then send the chosen answers."""
 
         def tell(place: int, candidate: Any) -> None:
-            found = candidate_json(place, candidate) | {"of": ask.best_of.n}
             if ask.best_of.progress == "events":
-                stream.put_event(found, "candidate")
+                stream.put_event(candidate_json(place, candidate) | {"of": ask.best_of.n}, "candidate")
             else:
                 score = "none" if candidate.score is None else f"{candidate.score:.3f}"
                 stream.put_comment(f"candidate {place + 1} of {ask.best_of.n}, score {score}")
 
-        working = asyncio.ensure_future(self._select(request, ask, wanted, tell))
+        working = asyncio.ensure_future(self._select(request, ask, asked.n, tell))
         try:
-            await stream.follow(working, self.settings.keep_alive_s)
+            await stream.follow(working, self.keep_alive_s)
             outcome = working.result()
-        except (ServerError, ApiError, ConfigError) as error:
-            if not stream.begun:
-                raise
-            found = error if isinstance(error, ApiError) else None
-            found = found or (refused(error) if isinstance(error, ServerError) else ApiError(400, str(error)))
-            await stream.event(found.body)
-            return await stream.end()
-        except Exception as error:
-            if not stream.begun or isinstance(error, ConnectionError):
-                raise
-            await stream.event(self._failed(request).body)  # a second response would not be understood
-            return await stream.end()
         finally:
             working.cancel()  # the client has left, or there is nothing more to do
-        for chunk in chunks(head, ask, outcome, include_usage):
+        for chunk in chunks(head, ask, outcome, asked.include_usage):
             await stream.event(chunk)
-        await stream.done()
-        return await stream.end()
-
-    async def _pass_on(
-        self, request: web.Request, ask: Ask, asked: ChatRequest, backend: Upstream
-    ) -> web.StreamResponse:
-        """A stream without selection: the server's own chunks, as they come."""
-        body = ask.body | {"stream": True} | ({"n": asked.n} if asked.n > 1 else {})
-        if asked.include_usage:
-            body["stream_options"] = {"include_usage": True}
-        stream = EventStream(request)
-        try:
-            async with (
-                asyncio.timeout_at(ask.deadline),
-                aclosing(backend.client.stream(body)) as found,
-            ):
-                async for chunk in found:
-                    await stream.event(chunk)
-        except (ServerError, TimeoutError) as error:
-            late = ServerError("the answer was not complete within the time allowed", 504, "timeout")
-            fault = error if isinstance(error, ServerError) else late
-            if not stream.begun:
-                raise fault from None
-            await stream.event(refused(fault).body)
-            return await stream.end()
-        await stream.done()
-        return await stream.end()
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/verify``: scores of given answers."""
-        deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
+        deadline = asyncio.get_running_loop().time() + self.settings.timeout
         _, asked = await read_as(request, VerifyRequest)
         answers = asked.answers
         model, _ = split_model(asked.model)
         pictures, messages = await self._take(asked.messages, deadline)
-        messages = with_instruction(messages)  # the prompt that the model knows
+        body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
         settings = BestOf(n=1, verifier=asked.verifier)
-        ask = Ask(
-            model,
-            {"model": model, "messages": messages},
-            pictures,
-            settings,
-            deadline,
-            id=request[REQUEST_ID],
-        )
-        self.backend.check(ask)
+        ask = Ask(model, body, pictures, settings, deadline, id=request[REQUEST_ID])
+        self._check(ask)
         try:
             async with asyncio.timeout_at(deadline):
                 scores = await self.backend.verify(ask, answers)
@@ -382,7 +311,7 @@ class Gateway:
         return web.json_response(found | counted)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/models``: the backend's, each also by the name that turns selection off."""
+        """``GET /v1/models``: the backend's models, each also by the name that turns selection off."""
         found = await self.backend.models()
         plain = [{**model, "id": f"{model['id']}@plain"} for model in found]
         return web.json_response({"object": "list", "data": [*found, *plain]})
@@ -397,20 +326,39 @@ class Gateway:
         raise ApiError(404, f"the model {name!r} does not exist", "model_not_found", "model")
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """``GET /health``: this process lives. It says nothing about an upstream; metrics do."""
+        """``GET /health``: says that this process lives, not whether an upstream does."""
         return web.json_response({"status": "ok", "backend": self.backend.name, "in_flight": self.in_flight})
 
     async def show_metrics(self, request: web.Request) -> web.StreamResponse:
-        """``GET /metrics``."""
+        """``GET /metrics``: the counters in Prometheus's format."""
         text = self.metrics.text()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-def answered(body: dict[str, Any], outcome: Outcome, usage: Usage) -> web.Response:
-    """A completion with its figures in headers too."""
+def _stream_fields(asked: ChatRequest) -> dict[str, Any]:
+    """Return the fields that ask an upstream for the stream a client wants."""
+    fields: dict[str, Any] = {"stream": True}
+    if asked.n > 1:
+        fields["n"] = asked.n
+    if asked.include_usage:
+        fields["stream_options"] = {"include_usage": True}
+    return fields
+
+
+async def _pass_on(stream: EventStream, found: Chunks, deadline: float) -> None:
+    """Send a stream without selection: the server's own chunks, as they come."""
+    try:
+        async with asyncio.timeout_at(deadline), aclosing(found):
+            async for chunk in found:
+                await stream.event(chunk)
+    except TimeoutError:
+        raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None
+
+
+def _figures(ask: Ask, outcome: Selection) -> dict[str, str]:
+    """Return a completion's figures as headers."""
     score = outcome.selected[0].choice.score
     headers = {"x-best-of-samples": str(len(outcome.candidates)), "x-best-of-stopped": outcome.stopped}
     if score is not None:
         headers["x-best-of-score"] = f"{score:.4f}"
-    headers["x-best-of-calls"] = str(usage.calls)
-    return web.json_response(body, headers=headers)
+    return headers | {"x-best-of-calls": str(ask.usage.calls)}

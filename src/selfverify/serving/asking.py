@@ -1,110 +1,96 @@
-"""`selfverify solve` on a server: the gateway's way of asking, for one question."""
+"""`selfverify solve` with a server: one question is asked the way the gateway asks."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import replace
 
-from selfverify.errors import ConfigError
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.tags import parse_tagged
 from selfverify.remote.client import OpenAIClient, ServerSettings
 from selfverify.remote.messages import openai_messages
-from selfverify.remote.replies import Reply, candidate_of
+from selfverify.remote.replies import Reader, Reading, read_text
 from selfverify.rollouts.single_turn import verdict
-from selfverify.rollouts.tags import parse_tagged
-from selfverify.rollouts.types import Problem
 from selfverify.selection.calibration import Calibration
-from selfverify.selection.candidates import Candidate
-from selfverify.serving.errors import ApiError
-from selfverify.serving.protocol import BestOf
-from selfverify.serving.selecting import Ask, select
+from selfverify.serving.backend import Ask
+from selfverify.serving.best_of import BestOf
+from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.selecting import Selection, select
+from selfverify.serving.solve import OnCandidate, Solution
+from selfverify.serving.solve_settings import SolveSettings
 from selfverify.serving.upstream import Upstream
-from selfverify.solve import FreeQuestion, Solution
-from selfverify.tasks import Task
+from selfverify.tasks.base import Judged, Task
 
 
 def solve_on_server(
-    server: ServerSettings,
-    model: str | None,
-    task: Task | FreeQuestion,
-    problem: Problem,
-    settings: BestOf,
-    *,
-    sampling: SamplingConfig,
-    seed: int = 0,
-    calibration: Calibration | None = None,
-    on_candidate: Callable[[Candidate], None] | None = None,
+    settings: SolveSettings, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
 ) -> Solution:
-    """Draw candidates from a server and choose one; as `selfverify.solve.solve` does with a policy.
+    """Draw candidates from a server and choose one, as `solve` does with a policy.
 
     Args:
-        server: Which.
-        model: As the server calls it; None takes the only one it has.
-        task: Reads the answers, and says which are the same.
+        settings: The server, and how the answer is chosen. The seed is sent with the request, but some
+            servers ignore it.
+        task: Reads the answers and says which are the same.
         problem: The question.
-        settings: How to choose.
-        sampling: Temperature, top-p and length.
-        seed: Sent with the request; not every server heeds it.
-        calibration: Turns the choice's confidence into a probability.
         on_candidate: Called with each candidate when it is there.
 
     Raises:
-        ConfigError: Several models and no name, or a verifier that servers do not have.
+        ConfigError: The server has several models and none is named, or servers do not have the verifier.
         ServerError: The server gave no candidate at all.
     """
 
-    def read(reply: Reply, verifier: str) -> Candidate:
+    def judged(text: str) -> Judged:
+        return verdict(task, problem, parse_tagged(text, task.tags))
+
+    def read(text: str) -> Reading:
         if isinstance(task, FreeQuestion):
-            return candidate_of(reply, verifier, task.answers)
-        judged = verdict(task, problem, parse_tagged(reply.text, task.tags))
-        key = None if task.kind == "continuous" else judged.key
-        return replace(candidate_of(reply, verifier), answer=judged.answer, key=key)
+            return read_text(text, task.answers)
+        found = judged(text)
+        key = None if task.kind == "continuous" else found.key
+        return Reading(found.answer, key, read_text(text).score)
 
-    async def main() -> Solution:
-        begun = time.perf_counter()
-        async with OpenAIClient(server) as client:
-            name = model or await _only_model(client)
-            body = {
-                "model": name,
-                "messages": openai_messages(problem),
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "max_tokens": sampling.max_new_tokens,
-                "seed": seed,
-            }
-            deadline = asyncio.get_running_loop().time() + server.timeout_s
-            ask = Ask(name, body, [], settings, deadline, streams=True)
-            backend = Upstream(client)
-            try:
-                backend.check(ask)
-            except ApiError as error:
-                raise ConfigError(str(error).replace("best_of.", "--")) from None
+    begun = time.perf_counter()
+    ask, found = asyncio.run(_ask(settings, problem, read, on_candidate))
+    [best] = found.selected
+    own = best.choice.answer == best.reply.answer  # not a consensus of several
+    return Solution(
+        choice=best.choice,
+        candidates=found.candidates,
+        stopped=found.stopped,
+        probability=best.probability,
+        abstained=best.abstained or best.choice.answer is None,
+        verifier=found.verifier,
+        tokens=ask.usage.candidate_tokens + ask.usage.verification_tokens,
+        seconds=time.perf_counter() - begun,
+        correct=judged(best.reply.text).correct if own and not isinstance(task, FreeQuestion) else None,
+    )
 
-            def tell(place: int, candidate: Candidate) -> None:
-                if on_candidate:
-                    on_candidate(candidate)
 
-            found = await select(backend, ask, 1, calibration, tell, read)
-        [best] = found.selected
-        correct = None
-        own = best.choice.answer == found.candidates[best.choice.index].answer  # not a consensus of several
-        if own and not isinstance(task, FreeQuestion):
-            correct = verdict(task, problem, parse_tagged(best.reply.text, task.tags)).correct
-        return Solution(
-            choice=best.choice,
-            candidates=found.candidates,
-            stopped=found.stopped,
-            probability=best.probability,
-            abstained=best.abstained or best.choice.answer is None,
-            verifier=found.verifier,
-            tokens=ask.usage.candidate_tokens + ask.usage.verification_tokens,
-            seconds=time.perf_counter() - begun,
-            correct=correct,
-        )
-
-    return asyncio.run(main())
+async def _ask(
+    settings: SolveSettings, problem: Problem, read: Reader, on_candidate: OnCandidate | None
+) -> tuple[Ask, Selection]:
+    """Ask the server; return the question with what it cost, and what was found."""
+    answerer, drawing, choosing = settings.answerer, settings.drawing, settings.choosing
+    assert answerer.server is not None
+    calibration = Calibration.load(choosing.calibration) if choosing.calibration else None
+    server = ServerSettings(answerer.server, timeout_s=answerer.timeout)
+    async with Upstream(OpenAIClient(server)) as backend:
+        backend.check_verifier(choosing.verifier)
+        model = answerer.model or await _only_model(backend.client)
+        body = {
+            "model": model,
+            "messages": openai_messages(problem),
+            "temperature": drawing.temperature,
+            "top_p": drawing.top_p,
+            "max_tokens": drawing.max_new_tokens,
+            "seed": drawing.seed,
+        }
+        best_of = BestOf.model_validate(choosing.model_dump(exclude={"calibration"}))
+        deadline = asyncio.get_running_loop().time() + answerer.timeout
+        ask = Ask(model, body, [], best_of, deadline, streams=True)
+        tell = None if on_candidate is None else lambda place, candidate: on_candidate(candidate)
+        return ask, await select(backend, ask, calibration=calibration, tell=tell, read=read)
 
 
 async def _only_model(client: OpenAIClient) -> str:

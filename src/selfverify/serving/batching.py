@@ -9,47 +9,57 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from selfverify.errors import DataError, ServerError
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.errors import DataError, ServerError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.remote.replies import Reply
 from selfverify.rollouts.single_turn import make_trajectory
-from selfverify.rollouts.types import Group, Problem, Trajectory
-from selfverify.selection.verifiers import Verifier, verify
-from selfverify.solve import FreeQuestion
+from selfverify.serving.free_question import FreeQuestion
+from selfverify.verifiers.base import Verifier, verify
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request's next candidates."""
+    """One request's next candidates.
+
+    Args:
+        problem: The question.
+        task: Reads the answers, for verifiers.
+        verifier: The name of the verifier, or ``none``.
+        sampling: How the candidates are sampled.
+        seed: The seed of the sampling.
+        make: Makes a candidate of a trajectory.
+        done: Gets the candidates, and how many tokens the prompt has.
+    """
 
     problem: Problem
-    kind: FreeQuestion
+    task: FreeQuestion
     verifier: str
     sampling: SamplingConfig
     seed: int
-    stops: tuple[str, ...]
-    logprobs: bool
+    make: Callable[[Trajectory], Reply]
     done: asyncio.Future[tuple[list[Reply], int]]
 
     @property
     def batch_key(self) -> tuple[Any, ...]:
-        """Jobs with the same key are sampled together."""
+        """What jobs have to share to be sampled together."""
         return (self.sampling, self.verifier)
 
 
 class Batcher:
-    """Runs jobs in one worker thread. Those that come while it works go into the next batch together.
+    """Runs jobs in one worker thread. Jobs that come while it works form the next batch.
 
     Args:
-        policy: Writes and scores.
-        verifiers: By name.
-        most: Candidates of a batch; a single job may have more.
-        on_batch: Told how many candidates a batch has.
+        policy: Writes the candidates.
+        verifiers: The verifiers, by name.
+        most: The most candidates of a batch; a single job may have more.
+        on_batch: Called with the number of candidates of each batch.
     """
 
     def __init__(
@@ -68,10 +78,10 @@ class Batcher:
         self._working: asyncio.Task[None] | None = None
 
     async def run(self, job: Job) -> tuple[list[Reply], int]:
-        """The job's candidates, scored, and its prompt's tokens.
+        """Return the job's candidates, scored, and the number of its prompt's tokens.
 
         Raises:
-            SelfVerifyError: The problem cannot be encoded, or scored.
+            SelfVerifyError: The problem cannot be encoded or scored.
         """
         self._waiting.append(job)
         if self._working is None or self._working.done():
@@ -83,7 +93,7 @@ class Batcher:
                 self._waiting.remove(job)
 
     async def call(self, work: Callable[[], Any]) -> Any:
-        """``work()`` in the worker thread, where alone the model is used."""
+        """Return ``work()``, run in the worker thread: the model is used in no other."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
@@ -100,7 +110,7 @@ class Batcher:
                 found = await self.call(lambda batch=batch: self._sample(batch))  # type: ignore[misc]
             except Exception as error:
                 found = [error] if len(batch) == 1 else []
-            if not found:  # one of them may be the cause: each alone; what failed has freed its memory by now
+            if not found:  # one job may be the cause: try each alone, now that the failed batch is freed
                 found = [await self._alone(job) for job in batch]
             for job, result in zip(batch, found, strict=True):
                 if job.done.done():
@@ -120,7 +130,7 @@ class Batcher:
         return found
 
     def _next(self) -> list[Job]:
-        """The oldest job and those that can be sampled with it."""
+        """Take the oldest job and those that can be sampled with it."""
         oldest = self._waiting[0]
         room, batch = self.most, list[Job]()
         for job in self._waiting:
@@ -132,7 +142,7 @@ class Batcher:
         return batch
 
     def _sample(self, jobs: Sequence[Job]) -> list[Any]:
-        """In the worker thread: one result or exception per job."""
+        """Return one result or exception per job. Runs in the worker thread."""
         found: list[Any] = [None] * len(jobs)
         encoded: list[tuple[int, Prompt]] = []
         for i, job in enumerate(jobs):
@@ -162,30 +172,9 @@ class Batcher:
         for place in left:
             i, prompt = encoded[place]
             job, rows = alive[place], groups[place].trajectories
-            replies = [read_reply(self.policy, row, job.stops, job.logprobs) for row in rows]
-            found[i] = (replies, len(prompt.ids))
+            found[i] = ([job.make(row) for row in rows], len(prompt.ids))
         return found
 
     def _group(self, job: Job, samples: Sequence[Sample]) -> Group:
-        made = [make_trajectory(self.policy, job.kind, job.problem, sample) for sample in samples]  # type: ignore[arg-type]
+        made = [make_trajectory(self.policy, job.task, job.problem, sample) for sample in samples]
         return Group(job.problem, made)
-
-
-def read_reply(policy: Policy, trajectory: Trajectory, stops: Sequence[str], with_logprobs: bool) -> Reply:
-    """A trajectory as a completion: without its end token, and cut at the first of ``stops``."""
-    tokens, finish = trajectory.tokens, str(trajectory.finish)
-    told = tokens[:-1] if finish == "stop" else tokens
-    text = policy.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
-    if places:
-        text, finish = text[: min(places)], "stop"
-    logprobs: list[dict[str, Any]] = []
-    if with_logprobs:
-        pieces = [policy.tokenizer.decode([token]) for token in told]
-        logprobs = [
-            {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
-            for piece, value in zip(pieces, trajectory.logprobs, strict=False)
-        ]
-    answer = trajectory.segments[0].logprobs
-    mean = sum(answer) / len(answer) if answer else None
-    return Reply(text, finish, len(tokens), logprobs, scores=dict(trajectory.scores), logprob=mean)

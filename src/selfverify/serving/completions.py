@@ -1,4 +1,4 @@
-"""What goes back to a client: a completion, or its chunks."""
+"""Make the completion, or its chunks, that a client gets."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from selfverify.selection.candidates import Candidate
-from selfverify.serving.protocol import BestOf
-from selfverify.serving.selecting import Ask, Outcome, Selected, visible
+from selfverify.serving.backend import Ask
+from selfverify.serving.best_of import BestOf
+from selfverify.serving.selecting import Selected, Selection, visible
 
 _PIECE = re.compile(r"\s*\S+\s*")
 _WORDS_PER_CHUNK = 4
 
 
-def verification(selected: Selected, outcome: Outcome) -> dict[str, Any]:
-    """How sure an answer is, and why it was chosen."""
+def verification(selected: Selected, outcome: Selection) -> dict[str, Any]:
+    """Return how sure an answer is, and why it was chosen."""
     choice = selected.choice
     return {
         "score": choice.score,
@@ -32,8 +33,8 @@ def verification(selected: Selected, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def summary(ask: Ask, outcome: Outcome) -> dict[str, Any]:
-    """About the whole request; with all candidates if they are asked for."""
+def summary(ask: Ask, outcome: Selection) -> dict[str, Any]:
+    """Return the figures of the whole request, with all candidates if they were asked for."""
     found: dict[str, Any] = {
         "strategy": ask.best_of.strategy,
         "verifier": outcome.verifier,
@@ -46,14 +47,14 @@ def summary(ask: Ask, outcome: Outcome) -> dict[str, Any]:
     }
     if ask.best_of.samples:
         found["samples"] = [
-            candidate_json(i, candidate) | {"text": reply.text, "finish_reason": reply.finish}
-            for i, (candidate, reply) in enumerate(zip(outcome.candidates, outcome.replies, strict=True))
+            candidate_json(i, reply) | {"text": reply.text, "finish_reason": reply.finish}
+            for i, reply in enumerate(outcome.candidates)
         ]
     return found
 
 
 def candidate_json(index: int, candidate: Candidate) -> dict[str, Any]:
-    """One candidate, without its text. Those with the same ``key`` gave the same answer; boxes have none."""
+    """Return a candidate without its text. Equal answers have the same ``key``; boxes have none."""
     return {
         "index": index,
         "answer": candidate.answer,
@@ -64,13 +65,13 @@ def candidate_json(index: int, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def usage(ask: Ask, outcome: Outcome) -> dict[str, Any]:
-    """OpenAI's ``usage`` of the whole request."""
+def usage(ask: Ask, outcome: Selection) -> dict[str, Any]:
+    """Return OpenAI's ``usage`` of the whole request."""
     return ask.usage.as_openai(sum(chosen.reply.tokens for chosen in outcome.selected))
 
 
 def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
-    """The assistant's message. One that is withheld has a ``refusal`` instead of a content."""
+    """Return the assistant's message. A withheld answer has a ``refusal`` instead of a content."""
     if selected.abstained:
         sure = selected.choice.confidence if selected.probability is None else selected.probability
         text = f"No answer is sure enough to be given (confidence {sure or 0.0:.2f})."
@@ -84,8 +85,8 @@ def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
     return found
 
 
-def completion(head: dict[str, Any], ask: Ask, outcome: Outcome) -> dict[str, Any]:
-    """A chat completion; ``head`` holds id, time and model."""
+def completion(head: dict[str, Any], ask: Ask, outcome: Selection) -> dict[str, Any]:
+    """Return a chat completion; ``head`` holds its id, time and model."""
     with_logprobs = bool(ask.body.get("logprobs"))
     return {
         **head,
@@ -105,8 +106,10 @@ def completion(head: dict[str, Any], ask: Ask, outcome: Outcome) -> dict[str, An
     }
 
 
-def chunks(head: dict[str, Any], ask: Ask, outcome: Outcome, include_usage: bool) -> Iterator[dict[str, Any]]:
-    """The same as a stream: for each answer its role, its text in pieces, how it ended and was verified."""
+def chunks(
+    head: dict[str, Any], ask: Ask, outcome: Selection, include_usage: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield a completion's chunks: of each answer its role, its text in pieces, its end and verification."""
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
@@ -139,7 +142,7 @@ def chunks(head: dict[str, Any], ask: Ask, outcome: Outcome, include_usage: bool
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in parts of a few words, which together are the text."""
+    """Yield a text in parts of a few words."""
     words = _PIECE.findall(text) or ([text] if text else [])
     for start in range(0, len(words), _WORDS_PER_CHUNK):
         yield "".join(words[start : start + _WORDS_PER_CHUNK])

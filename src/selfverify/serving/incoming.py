@@ -1,4 +1,4 @@
-"""Requests on their way in: their JSON, the question about the answer's format, their images' addresses."""
+"""Read requests and prepare their messages: the request for the answer format, the addresses of images."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from selfverify.rollouts.requests import SCORE_INSTRUCTION
-from selfverify.serving.errors import ApiError, invalid
-from selfverify.serving.images import Picture
+from selfverify.core.requests import SCORE_INSTRUCTION
+from selfverify.serving.api_errors import ApiError, invalid
+from selfverify.serving.request_images import Picture
 
 _FETCHED = {"url", "path", "image", "video", "audio"}
-"""Fields of a part that some servers fetch from, besides those that end with ``_url``."""
+"""Fields of a part whose address some servers fetch, besides those that end with ``_url``."""
 
 READ_S = 60.0
-"""Seconds for a request's body."""
+"""Seconds within which a request's body has to arrive."""
 
 
 Asked = TypeVar("Asked", bound=BaseModel)
 
 
 async def read_as(request: web.Request, kind: type[Asked]) -> tuple[dict[str, Any], Asked]:
-    """A request's JSON object, as it is and as what it should be.
+    """Return a request's JSON object, as it came and as a ``kind``.
 
     Raises:
-        ApiError: `read_json` cannot read it, or it is no ``kind``; the message names the field.
+        ApiError: The request cannot be read, or is no ``kind``; the message names the field.
     """
     raw = await read_json(request)
     try:
@@ -38,10 +38,10 @@ async def read_as(request: web.Request, kind: type[Asked]) -> tuple[dict[str, An
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
-    """A request's JSON object.
+    """Return a request's JSON object.
 
     Raises:
-        ApiError: It is none, is not said to be, or comes compressed or too slowly.
+        ApiError: The request is no JSON object, is not declared as JSON, is compressed, or comes too slowly.
     """
     if request.content_type != "application/json":
         # Browsers let every page send other types anywhere, without asking the server first.
@@ -61,8 +61,10 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 
 def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the request for the answer format behind the last one, if that is a user's and does
-    not speak of a score already."""
+    """Return the messages, the last of them with the request for the answer format at its end.
+
+    A last message that is not a user's, or that mentions ``<score>``, stays as it is.
+    """
     last = messages[-1]
     content = last.get("content")
     if last.get("role") != "user":
@@ -85,22 +87,35 @@ def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*messages[:-1], {**last, "content": changed}]
 
 
-def remote_as_data(messages: list[dict[str, Any]], pictures: Sequence[Picture]) -> list[str]:
-    """Addresses for an upstream: data URLs as they came, fetched images as data URLs, so that the upstream
-    never fetches anything that a client names."""
-    given = [
-        part["image_url"]["url"] if isinstance(part["image_url"], dict) else part["image_url"]
-        for message in messages
+def with_pictures(messages: list[dict[str, Any]], pictures: Sequence[Picture]) -> list[dict[str, Any]]:
+    """Return the messages with all images as data URLs.
+
+    Data URLs stay as they came. Addresses are replaced by the fetched images, so that an upstream never
+    fetches anything that a client names.
+    """
+    left = iter(pictures)
+
+    def part(found: Any) -> Any:
+        if not isinstance(found, dict) or found.get("type") != "image_url":
+            return found
+        inner, picture = found["image_url"], next(left)
+        given = inner if isinstance(inner, dict) else {"url": inner}
+        url = given["url"] if given["url"].startswith("data:") else picture.url
+        return {**found, "image_url": given | {"url": url}}
+
+    return [
+        {**message, "content": [part(found) for found in message["content"]]}
         if isinstance(message.get("content"), list)
-        for part in message["content"]
-        if isinstance(part, dict) and part.get("type") == "image_url"
+        else message
+        for message in messages
     ]
-    return [url if url.startswith("data:") else pic.url for url, pic in zip(given, pictures, strict=True)]
 
 
 def refuse_addresses(messages: list[dict[str, Any]]) -> None:
-    """Images are taken from parts of type ``image_url`` and checked; nothing else that an upstream could
-    fetch is passed on. Servers know more than OpenAI's parts: ``video_url``, ``audio_url``, images untyped.
+    """Refuse messages with anything that an upstream could fetch, other than the images that were checked.
+
+    Those are in parts of type ``image_url``. Servers know more parts than OpenAI does: ``video_url``,
+    ``audio_url``, images without a type.
 
     Raises:
         ApiError: A part names an address, or holds an image where none is looked for.
@@ -129,7 +144,7 @@ def refuse_addresses(messages: list[dict[str, Any]]) -> None:
 
 
 def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For the log."""
+    """Return the messages without their images, for the log."""
 
     def part(found: Any) -> Any:
         if not isinstance(found, dict):

@@ -1,38 +1,50 @@
-"""A policy in this process behind the gateway."""
+"""The backend that runs a model in this process."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
-from selfverify.errors import DataError, SelfVerifyError, ServerError
-from selfverify.policy.config import SamplingConfig
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.remote.replies import Reply
-from selfverify.rollouts.types import Group, Problem, Segment, Trajectory
-from selfverify.selection.verifiers import Inline, Judge, Soft, Verifier
+from selfverify.serving.api_errors import ApiError
+from selfverify.serving.backend import Ask, Backend, Drawing
 from selfverify.serving.batching import Batcher, Job
-from selfverify.serving.errors import ApiError
-from selfverify.serving.selecting import Ask, Drawing
-from selfverify.solve import FreeQuestion
+from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.own_replies import completion_of
 from selfverify.tasks.base import Judged
+from selfverify.verifiers.base import Verifier
+from selfverify.verifiers.by_policy import Inline, Judge, Soft
 
-_UNSUPPORTED = (
-    "tools", "tool_choice", "functions", "function_call", "logit_bias", "audio", "modalities", "prediction",
-    "web_search_options",
-)  # fmt: skip
-"""Fields that would change an answer and that this backend cannot honour."""
+_UNSUPPORTED = dict.fromkeys(
+    (
+        "tools", "tool_choice", "functions", "function_call", "logit_bias", "audio", "modalities",
+        "prediction", "web_search_options",
+    ),
+    "is not supported by this model",
+) | {
+    "frequency_penalty": "other than 0 is not supported",
+    "presence_penalty": "other than 0 is not supported",
+    "top_logprobs": "is not supported; logprobs is",
+}  # fmt: skip
+"""Fields that would change an answer and that this backend cannot honour, and what is said of them."""
 
 
-class Local:
+class Local(Backend):
     """Draws candidates from a policy.
 
     Args:
-        policy: Writes.
-        model: Its name for clients.
-        judges: Other verifiers than its own, by name.
-        max_tokens: Length of a candidate where the request gives none.
+        policy: Writes the candidates.
+        model: The model's name for clients.
+        judges: Further verifiers, by name.
+        max_tokens: The length of a candidate where a request gives none.
         max_batch: See `Batcher`.
         on_batch: See `Batcher`.
     """
@@ -63,6 +75,20 @@ class Local:
         self.batcher = Batcher(policy, self.verifiers, max_batch, on_batch)
         config = policy.model.config.get_text_config()
         self._longest = getattr(config, "max_position_embeddings", None)
+        if self._longest is not None and max_tokens >= self._longest:
+            raise ConfigError(f"max_tokens: the model has room for fewer than {self._longest} tokens")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.batcher.close()
+
+    def check_verifier(self, verifier: str) -> None:
+        """See `Backend`."""
+        if verifier != "none" and verifier not in self.verifiers:
+            known = ", ".join([*self.verifiers, "none"])
+            raise ConfigError(f"there is no verifier {verifier!r}; there are {known}")
 
     def check(self, ask: Ask) -> None:
         """See `Backend`."""
@@ -70,23 +96,12 @@ class Local:
         if ask.model != self.model:
             text = f"the model {ask.model!r} does not exist; there is {self.model!r}"
             raise ApiError(404, text, "model_not_found", "model")
-        for name in _UNSUPPORTED:
+        for name, text in _UNSUPPORTED.items():
             if body.get(name):
-                raise ApiError(400, f"{name} is not supported by this model", "unsupported_parameter", name)
-        for name in ("frequency_penalty", "presence_penalty"):
-            if body.get(name):
-                raise ApiError(400, f"{name} other than 0 is not supported", "unsupported_parameter", name)
-        if body.get("top_logprobs"):
-            text = "top_logprobs is not supported; logprobs is"
-            raise ApiError(400, text, "unsupported_parameter", "top_logprobs")
+                raise ApiError(400, f"{name} {text}", "unsupported_parameter", name)
         if body.get("response_format", {"type": "text"}) != {"type": "text"}:
             text = "response_format other than text is not supported"
             raise ApiError(400, text, "unsupported_parameter", "response_format")
-        verifier = ask.best_of.verifier
-        if verifier is not None and verifier != "none" and verifier not in self.verifiers:
-            known = ", ".join([*self.verifiers, "none"])
-            text = f"best_of.verifier: there is no verifier {verifier!r}; there are {known}"
-            raise ApiError(400, text, "invalid_value", "best_of.verifier")
         if self._longest is not None and self._tokens(body) >= self._longest:
             text = f"max_tokens: the model has room for fewer than {self._longest} tokens"
             raise ApiError(400, text, "invalid_value", "max_tokens")
@@ -103,16 +118,25 @@ class Local:
             top_p=body.get("top_p", 0.99),
             max_new_tokens=self._tokens(body),
         )
-        kind, problem = FreeQuestion(ask.best_of.answers), await self._problem(ask)
+        body.setdefault("seed", secrets.randbits(40))  # the same in later draws for this question
+        task, problem = FreeQuestion(ask.best_of.answers), await self._problem(ask)
         seed = (body["seed"] * 1_000_003 + first) & (2**63 - 1)
+        make = partial(
+            completion_of, self.policy, verifier=drawing.verifier, stops=body.get("stop") or (),
+            with_logprobs=bool(body.get("logprobs")),
+        )  # fmt: skip
         done: asyncio.Future[tuple[list[Reply], int]] = asyncio.get_running_loop().create_future()
-        stops, logprobs = tuple(body.get("stop") or ()), bool(body.get("logprobs"))
-        job = Job(problem, kind, drawing.verifier, sampling, seed, stops, logprobs, done)
         try:
-            replies, prompt_tokens = await self._run(job)
+            replies, prompt_tokens = await self.batcher.run(
+                Job(problem, task, drawing.verifier, sampling, seed, make, done)
+            )
         except asyncio.CancelledError:
             ask.usage.lost()
             raise
+        except DataError as error:
+            raise ApiError(400, str(error), "invalid_value", "messages") from None
+        except SelfVerifyError as error:
+            return ServerError(str(error), 500, "model_failed")
         written = sum(reply.tokens for reply in replies)
         ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
         if not isinstance(self.verifiers.get(drawing.verifier, Inline()), (Inline, Soft)):
@@ -122,21 +146,13 @@ class Local:
             drawing.ready(reply)
         return None
 
-    async def _run(self, job: Job) -> tuple[list[Reply], int]:
-        try:
-            return await self.batcher.run(job)
-        except DataError as error:
-            raise ApiError(400, str(error), "invalid_value", "messages") from None
-        except SelfVerifyError as error:
-            raise ServerError(str(error), 500, "model_failed") from None
-
     async def _problem(self, ask: Ask) -> Problem:
         messages = own_messages(ask.body["messages"])
         images = [await asyncio.to_thread(picture.decode) for picture in ask.pictures]
         return Problem(ask.id or "request", messages, list(images))
 
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
-        """See `Backend`: as if the answers were the model's own."""
+        """See `Backend`. The answers are judged as if the model had written them."""
         name = ask.best_of.verifier or "judge"
         verifier = self.verifiers.get(name)
         if verifier is None or isinstance(verifier, (Inline, Soft)):
@@ -155,19 +171,15 @@ class Local:
         """See `Backend`."""
         return [{"id": self.model, "object": "model", "created": 0, "owned_by": "selfverify"}]
 
-    def close(self) -> None:
-        """End the worker thread."""
-        self.batcher.close()
-
 
 def given_answer(text: str) -> Trajectory:
-    """Somebody's answer as a trajectory to be judged; in an answer tag if it is in none."""
+    """Return a given answer as a trajectory to be judged. An answer without a tag gets one."""
     text = text if "</answer>" in text else f"<answer>{text}</answer>"
-    return Trajectory([Segment("answer", [], text=text, finish="stop")], parsed=Judged(0.0, False, text))
+    return Trajectory([Segment("answer", [], text=text, finish=Finish.STOP)], parsed=Judged(0.0, False, text))
 
 
 def own_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """OpenAI's messages as this library's: parts of text, and a place for each image.
+    """Return OpenAI's messages as this library's: parts of text, and a place for each image.
 
     Raises:
         ApiError: A role, a content or a part that is not understood.

@@ -1,4 +1,4 @@
-"""The page at ``/``: ask about an image and watch the candidates come. Files, and two things they read."""
+"""The page at ``/``: its files, the settings it begins with, and example problems."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Any
 
 from aiohttp import web
 
-from selfverify.serving.errors import ApiError
-from selfverify.serving.images import ImageLimits
-from selfverify.serving.protocol import BestOf
+from selfverify.serving.api_errors import ApiError
+from selfverify.serving.serve_settings import GatewaySettings
 
 EXAMPLES = 100
 """Example problems on offer."""
 
 PAGE_PATHS = frozenset({"/", "/page/page.js", "/page/page.css", "/page/settings", "/page/example"})
-"""Open to everybody: nothing on them is secret, and a key can only be typed in once they are there."""
+"""The paths of the page, which need no key: nothing on them is secret, and keys are typed in there."""
 
 Example = Callable[[int], dict[str, Any]]
-"""The example problem with this number."""
+"""Returns the example problem with a number."""
 
 _FILES = {
     "/": ("index.html", "text/html"),
@@ -42,20 +41,13 @@ _HEADERS = {
 
 
 def add_page(
-    app: web.Application,
-    defaults: BestOf,
-    most_samples: int,
-    limits: ImageLimits,
-    needs_key: bool,
-    example: Example | None,
+    app: web.Application, gateway: GatewaySettings, needs_key: bool, example: Example | None
 ) -> None:
     """Add the page's routes.
 
     Args:
-        app: To this application.
-        defaults: What the page's fields start with.
-        most_samples: Candidates that may be asked for.
-        limits: Of images; the page checks them before it sends one.
+        app: The application that gets them.
+        gateway: The page's fields begin with its defaults, and images are checked against its limits.
         needs_key: Whether to ask for an API key.
         example: Makes example problems; None offers none.
     """
@@ -67,14 +59,14 @@ def add_page(
         return web.Response(body=bodies[request.path], headers=_HEADERS | {"Content-Type": kind})
 
     async def settings(request: web.Request) -> web.Response:
-        wanted = defaults.model_dump(include={"n", "strategy", "answers", "stop"})
+        wanted = gateway.defaults.model_dump(include={"n", "strategy", "answers", "stop"})
         found = {
             **wanted,
-            "most": most_samples,
+            "most": gateway.most_samples,
             "needs_key": needs_key,
             "examples": 0 if example is None else EXAMPLES,
-            "image_bytes": limits.bytes,
-            "image_pixels": limits.pixels,
+            "image_bytes": gateway.images.bytes,
+            "image_pixels": gateway.images.pixels,
         }
         return web.json_response(found, headers=_HEADERS)
 
@@ -94,11 +86,11 @@ def add_page(
 
 @lru_cache(EXAMPLES)
 def digits_example(index: int) -> dict[str, Any]:
-    """A held-out problem of ``digits-pick``, for ``builtin:digits``: its question, its image as a data URL,
-    and how its answers are compared."""
-    from selfverify.tasks import make_task
+    """Return a held-out problem of ``digits-pick``: its question, its image as a data URL, and how answers to
+    it are compared."""
+    from selfverify.tasks.digits.digits_pick import DigitsPick
 
-    problem = make_task("digits-pick").problem("test", 0, index)
+    problem = DigitsPick().problem("test", 0, index)
     buffer = io.BytesIO()
     problem.images[0].save(buffer, "PNG")
     return {

@@ -3,90 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from selfverify.errors import ConfigError
-from selfverify.selection.adaptive import Stopping
-from selfverify.selection.answers import Kind
-from selfverify.selection.strategies import Options, find_strategy
-from selfverify.serving.errors import ApiError, invalid
+from selfverify.serving.api_errors import ApiError, invalid
+from selfverify.serving.best_of import BestOf, RequestDefaults
 
-MOST_SAMPLES = 256
 _SUFFIX = re.compile(
     r"(?P<model>.+)@(?:bo(?P<n>[0-9]{1,4})(?P<settings>(?:,[a-z_]+=[^,@]*)*)|(?P<plain>plain))"
 )
-
-
-class BestOf(BaseModel):
-    """How an answer is chosen. What is left out is as the gateway was started."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    n: int = Field(8, ge=1, le=MOST_SAMPLES, description="Candidates at most.")
-    strategy: str = Field(
-        "weighted", description="`first`, `majority`, `best`, `weighted` or `best-of-majority`."
-    )
-    verifier: str | None = Field(
-        None,
-        description="What scores them: `inline`, `soft`, `judge` or `none`; own models also `greedy`, "
-        "servers `judge:MODEL`. Null is `soft` for own models, `inline` for servers.",
-    )
-    stop: Literal["never", "beta", "posterior"] = Field("never", description="Rule for stopping early.")
-    confidence: float = Field(0.95, ge=0.5, le=1, description="How sure the answer has to be to stop.")
-    start: int = Field(2, ge=1, le=MOST_SAMPLES, description="With `stop`: candidates before the first look.")
-    step: int | None = Field(
-        None, ge=1, le=MOST_SAMPLES, description="With `stop`: candidates between looks; null is n / 8."
-    )
-    budget_tokens: int | None = Field(None, ge=1, description="Tokens to write for candidates, at most.")
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="Of the sampling; goes before the request's own."
-    )
-    vote_temperature: float = Field(0.1, gt=0, le=1e6, description="`weighted`: of the votes.")
-    share: float = Field(0.25, ge=0, le=1, description="`best-of-majority`: share an answer needs.")
-    answers: Kind = Field("text", description="Which answers are the same: compared as `text`, `set`, `box`.")
-    abstain_below: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Refuse to answer below this probability of being right; without a calibration, below "
-        "this confidence.",
-    )
-    instruction: bool = Field(True, description="Ask for the answer format and a score behind the question.")
-    content: Literal["text", "answer", "raw"] = Field(
-        "text", description="What is returned: the text without its score, the answer alone, or everything."
-    )
-    samples: bool = Field(False, description="Return all candidates too.")
-    progress: Literal["comments", "events"] = Field(
-        "comments",
-        description="Streaming: candidates as comments, which every client skips, or as events `candidate`.",
-    )
-    timeout_s: float | None = Field(
-        None, gt=0, description="Answer within so many seconds, with the best of what is there by then."
-    )
-
-    @field_validator("strategy")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        try:
-            if find_strategy(name).needs == "truth":
-                raise ValueError(f"strategy {name} needs the right answer; it is for analysis only")
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return name
-
-    @property
-    def stopping(self) -> Stopping:
-        """As `selfverify solve` has it."""
-        start = self.n if self.stop == "never" else min(self.start, self.n)
-        step = self.step or max(1, self.n // 8)
-        return Stopping(self.stop, self.confidence, start, step, self.n, self.budget_tokens)
-
-    @property
-    def options(self) -> Options:
-        """Of the strategy."""
-        return Options(self.vote_temperature, self.share)
 
 
 class _StreamOptions(BaseModel):
@@ -94,7 +20,7 @@ class _StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """What the gateway itself reads of a chat completion request; an upstream gets the others as they are."""
+    """The fields of a chat completion request that the gateway reads. Others go to an upstream unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -116,7 +42,7 @@ class ChatRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _nulls(cls, data: Any) -> Any:
-        """OpenAI takes null for "not given"; ``stop`` may be one string, ``best_of`` false."""
+        """Drop nulls, which OpenAI takes for "not given"; ``stop`` may be one text, ``best_of`` false."""
         if not isinstance(data, dict):
             raise ValueError("the request has to be a JSON object")
         found = {name: value for name, value in data.items() if value is not None}
@@ -131,14 +57,9 @@ class ChatRequest(BaseModel):
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    @property
-    def most_tokens(self) -> int | None:
-        """Length limit of a candidate."""
-        return self.max_completion_tokens or self.max_tokens
-
 
 class VerifyRequest(BaseModel):
-    """Score given answers to a question."""
+    """A request to score given answers to a question."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -149,7 +70,7 @@ class VerifyRequest(BaseModel):
 
     @property
     def answers(self) -> list[str]:
-        """As a list.
+        """The answers as a list.
 
         Raises:
             ApiError: There are none, or more than 64.
@@ -162,11 +83,11 @@ class VerifyRequest(BaseModel):
         return found
 
 
-def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]:
-    """The model's own name, and how its answer is chosen: None leaves the request as it is.
+def best_of(request: ChatRequest, defaults: RequestDefaults) -> tuple[str, BestOf | None]:
+    """Return the model's own name and how its answer is chosen; None means without selection.
 
-    The suffix ``@bo8`` or ``@bo8,strategy=best,stop=beta`` goes before the gateway's defaults, the object
-    ``best_of`` before both. ``@plain`` and ``"best_of": false`` turn selection off.
+    The suffix ``@bo8`` or ``@bo8,strategy=best,stop=beta`` overrides the gateway's defaults; the object
+    ``best_of`` overrides both. ``@plain`` and ``"best_of": false`` turn selection off.
 
     Raises:
         ApiError: A setting is unknown or wrong.
@@ -189,7 +110,7 @@ def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]
 
 
 def validated(settings: dict[str, Any]) -> BestOf:
-    """Settings, checked.
+    """Check settings and return them.
 
     Raises:
         ApiError: One is unknown or wrong.
@@ -201,7 +122,7 @@ def validated(settings: dict[str, Any]) -> BestOf:
 
 
 def split_model(name: str) -> tuple[str, dict[str, Any]]:
-    """A model's name without its suffix, and the settings in that; see `best_of`.
+    """Return a model's name without its suffix, and the suffix's settings; see `best_of`.
 
     Raises:
         ApiError: What looks like a suffix is none.

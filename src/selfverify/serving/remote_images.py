@@ -1,7 +1,7 @@
-"""Fetching images that a request names by address, from public addresses only.
+"""Fetch images that a request names by address, from public addresses only.
 
-The check is made where it cannot be evaded: on the very address that a socket is about to be opened to, after
-names were resolved, and again after each redirect. Proxies of the environment are not used.
+The check cannot be evaded: it looks at the very address that a socket is about to connect to, after names
+were resolved, and again after each redirect. Proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Self
 import aiohttp
 from yarl import URL
 
-from selfverify.serving.errors import ApiError
+from selfverify.serving.api_errors import ApiError
 
 MOST_REDIRECTS = 3
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -51,13 +51,13 @@ class _Refused(OSError):
 
 
 class RemoteImages:
-    """Gets images over http and https. Use it as an asynchronous context manager.
+    """Fetches images over http and https. Use it as an asynchronous context manager.
 
     Args:
-        most_bytes: Of one image.
-        timeout_s: For one image, redirects included.
+        most_bytes: The largest image, in bytes.
+        timeout_s: The longest time for one image, redirects included.
         allowed: Whether an address may be connected to; tests have to reach a server of their own.
-        resolver: Of names.
+        resolver: Resolves host names; None uses the system's.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class RemoteImages:
         return made
 
     async def fetch(self, url: str) -> bytes:
-        """The bytes of the image at ``url``.
+        """Return the bytes of the image at ``url``.
 
         Raises:
-            ApiError: It is not to be fetched, too large, or cannot be got in time.
+            ApiError: The image may not be fetched, is too large, or did not come in time.
         """
         try:
             async with asyncio.timeout(self.timeout_s):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
+from selfverify.serving.serve_settings import KEYS_VARIABLE
 
 MOST_BUCKETS = 10_000
 
@@ -17,7 +19,7 @@ MOST_BUCKETS = 10_000
 class Keys:
     """Bearer keys, kept and compared as digests.
 
-    Every key is compared, each in constant time, so that time says nothing about which one was close.
+    Every key is compared, each in constant time, so that timing does not tell which key was close.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -27,7 +29,7 @@ class Keys:
         return bool(self._digests)
 
     def find(self, header: str | None) -> str | None:
-        """A name (never the key) of the key in an ``Authorization`` header; None if it is not among them."""
+        """Return a name of the key in an ``Authorization`` header, never the key; None for an unknown key."""
         scheme, _, given = (header or "").partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
         found = None
@@ -37,11 +39,21 @@ class Keys:
         return found if scheme.lower() == "bearer" else None
 
 
-def read_keys(path: Path) -> list[str]:
-    """Keys from a file, one a line; empty lines and lines that begin with # don't count.
+def find_keys(path: Path | None) -> Keys:
+    """Return the keys of clients: those in the environment variable `KEYS_VARIABLE`, and those in a file.
 
     Raises:
-        ConfigError: It cannot be read, or holds none.
+        ConfigError: `read_keys` cannot read the file.
+    """
+    given = [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",")]
+    return Keys([key for key in given if key] + (read_keys(path) if path else []))
+
+
+def read_keys(path: Path) -> list[str]:
+    """Read keys from a file, one a line; empty lines and lines that begin with # are skipped.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no key.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -54,11 +66,11 @@ def read_keys(path: Path) -> list[str]:
 
 
 class RateLimit:
-    """A token bucket per caller: ``per_minute`` requests on average, up to as many (at least one) at once.
+    """A token bucket per caller: ``per_minute`` requests on average, and up to as many at once, at least one.
 
     Args:
-        per_minute: None is no limit.
-        clock: Seconds.
+        per_minute: The average rate; None is no limit.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, per_minute: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +79,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, caller: str) -> float:
-        """0 if the caller may ask now, which counts; else the seconds until it may."""
+        """Return the seconds until a caller may ask. At 0 it may ask now, and its request is counted."""
         if self.per_minute is None:
             return 0.0
         now = self._clock()

@@ -1,114 +1,21 @@
-"""The heart of the gateway: draw candidates until the answer is sure, the budget spent or the time over, then
-choose."""
+"""Draw candidates until the answer is sure, the budget is spent or the time is over; then choose."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
 
-from selfverify.errors import ServerError
-from selfverify.remote.replies import Reply, candidate_of, read_reply
-from selfverify.remote.usage import Usage
-from selfverify.selection.adaptive import is_sure, next_draw
+from selfverify.core.errors import ServerError
+from selfverify.remote.replies import Reader, Reply, read_text, without_score
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.candidates import Candidate
 from selfverify.selection.choose import Choice, choose
-from selfverify.serving.images import Picture
-from selfverify.serving.protocol import BestOf
-
-Read = Callable[[Reply, str], Candidate]
-"""Makes a candidate of a reply, with the score of a verifier."""
-
-
-@dataclass(slots=True)
-class Ask:
-    """One question on its way.
-
-    Args:
-        model: As the backend calls it.
-        body: OpenAI's fields, as an upstream may get them; without those that this gateway sees to itself.
-        pictures: The images in the messages, in order.
-        best_of: How to choose.
-        deadline: On the event loop's clock.
-        streams: Whether somebody watches the candidates come.
-        id: Of the request.
-        usage: What it costs.
-    """
-
-    model: str
-    body: dict[str, Any]
-    pictures: list[Picture]
-    best_of: BestOf
-    deadline: float
-    streams: bool = False
-    id: str = ""
-    usage: Usage = field(default_factory=Usage)
-
-
-@dataclass(slots=True)
-class Drawing:
-    """Where a backend puts candidates.
-
-    Args:
-        best_of: How to choose.
-        verifier: Whose scores count.
-        strict: Whether an answer has to be in tags to be read.
-        on_ready: Told the place of each one that is there with its score.
-        read: Makes a candidate of a reply; by default `candidate_of`.
-    """
-
-    best_of: BestOf
-    verifier: str
-    strict: bool = False
-    on_ready: Callable[[int, Candidate], None] | None = None
-    read: Read | None = None
-    replies: list[Reply] = field(default_factory=list)
-
-    def arrived(self, reply: Reply) -> None:
-        """It counts from now on; its score may follow."""
-        self.replies.append(reply)
-
-    def ready(self, reply: Reply) -> None:
-        """Nothing more will be found out about it."""
-        if self.on_ready:
-            place = next(i for i, known in enumerate(self.replies) if known is reply)
-            self.on_ready(place, self.candidate(reply))
-
-    def candidate(self, reply: Reply) -> Candidate:
-        """As `choose` takes it."""
-        if self.read:
-            return self.read(reply, self.verifier)
-        return candidate_of(reply, self.verifier, self.best_of.answers, self.strict)
-
-
-class Backend(Protocol):
-    """What writes and scores candidates."""
-
-    name: str
-    default_verifier: str
-    strict: bool
-
-    def check(self, ask: Ask) -> None:
-        """Raise `ApiError` for what this backend cannot do."""
-        ...
-
-    async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
-        """Draw ``n`` candidates after the ``first`` ones; what happened to missing ones.
-
-        Raises:
-            ServerError: There is not a single one.
-        """
-        ...
-
-    async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
-        """Scores of given answers."""
-        ...
-
-    async def models(self) -> list[dict[str, Any]]:
-        """As ``/v1/models`` lists them."""
-        ...
+from selfverify.selection.stopping import is_sure, next_draw
+from selfverify.serving.backend import Ask, Backend, Drawing, Tell
+from selfverify.serving.best_of import BestOf, Choosing
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +23,10 @@ class Selected:
     """One of the answers that are returned.
 
     Args:
-        choice: Which, and why.
-        reply: The completion that stands for it.
-        probability: Calibrated; None without a calibration that fits.
-        abstained: It is too unsure to be given.
+        choice: The choice, and the reason for it.
+        reply: The candidate that stands for it.
+        probability: Its calibrated probability of being right; None without a calibration that fits.
+        abstained: Whether it is too unsure to be given.
     """
 
     choice: Choice
@@ -129,23 +36,21 @@ class Selected:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Selection:
     """What was found.
 
     Args:
-        selected: Best first.
-        candidates: All, in the order they came.
-        replies: Theirs.
+        selected: The answers, best first.
+        candidates: All candidates, in the order in which they came.
         stopped: Why there are no more: ``samples``, ``tokens``, ``confident``, ``greedy`` (another would be
             the same), ``deadline`` or ``fault``.
-        missing: Candidates that were asked for and did not come.
-        verifier: Whose scores they are.
-        calibrated: Whether probabilities are.
+        missing: How many candidates were asked for and did not come.
+        verifier: The name of the verifier that scored the candidates.
+        calibrated: Whether a calibration gave the probabilities.
     """
 
     selected: list[Selected]
-    candidates: list[Candidate]
-    replies: list[Reply]
+    candidates: list[Reply]
     stopped: str
     missing: int
     verifier: str
@@ -157,98 +62,104 @@ async def select(
     ask: Ask,
     wanted: int = 1,
     calibration: Calibration | None = None,
-    on_candidate: Callable[[int, Candidate], None] | None = None,
-    read: Read | None = None,
-) -> Outcome:
+    tell: Tell | None = None,
+    read: Reader | None = None,
+) -> Selection:
     """Draw candidates and choose the ``wanted`` best answers.
+
+    Args:
+        backend: Writes and scores the candidates.
+        ask: The question.
+        wanted: The number of answers.
+        calibration: Used where it was fitted for these settings and all candidates came.
+        tell: Told about every candidate.
+        read: Reads candidates' texts; by default as ``ask.best_of.answers`` says.
 
     Raises:
         ServerError: There is no candidate at all: the backend failed, or the time was over.
-        ConfigError: Scores that the stopping rule cannot use.
+        ConfigError: The stopping rule cannot use the scores.
     """
     settings = ask.best_of
     verifier = settings.verifier or backend.default_verifier
-    drawing = Drawing(settings, verifier, backend.strict and settings.instruction, on_candidate, read)
+    strict = backend.strict and settings.instruction
+    drawing = Drawing(verifier, read or partial(read_text, kind=settings.answers, strict=strict), tell)
     greedy = ask.body.get("temperature") == 0 and wanted == 1
+    stopped, missing = await _draw_until_sure(backend, ask, drawing, greedy)
+    candidates = drawing.candidates
+    fits = calibration is not None and not missing and stopped == "samples"
+    if not fits or calibration is None or calibration.misfit(use_of(settings, verifier)):
+        calibration = None
+    selected = [
+        _judge(choice, candidates[choice.index], settings, calibration)
+        for choice in rank(candidates, settings, wanted)
+    ]
+    return Selection(selected, candidates, stopped, missing, verifier, calibration is not None)
+
+
+async def _draw_until_sure(backend: Backend, ask: Ask, drawing: Drawing, greedy: bool) -> tuple[str, int]:
+    """Draw; return why that ended, and how many candidates are missing."""
+    settings, candidates = ask.best_of, drawing.candidates
     stopping = settings.stopping
-    stopping = replace(stopping, start=1, max_samples=1) if greedy else stopping
-    missing, candidates = 0, list[Candidate]()
+    if greedy:
+        stopping = replace(stopping, start=1, max_samples=1)
+    asked_for = 0
     try:
         async with asyncio.timeout_at(ask.deadline):
             while True:
                 n, stopped = next_draw(candidates, stopping)
                 if not n:
-                    stopped = "greedy" if greedy and stopped == "samples" and settings.n > 1 else stopped
-                    break
-                before = len(drawing.replies)
-                fault = await _draw(backend, ask, n, drawing)
-                candidates = [drawing.candidate(reply) for reply in drawing.replies]
-                missing = n - (len(drawing.replies) - before)
+                    alone = greedy and stopped == "samples" and settings.n > 1
+                    return "greedy" if alone else stopped, 0
+                asked_for = len(candidates) + n
+                fault = await backend.draw(ask, n, len(candidates), drawing)
+                if fault and not candidates:
+                    raise fault
+                missing = asked_for - len(candidates)
                 if settings.stop != "never" and is_sure(
                     candidates, stopping, settings.strategy, settings.options
                 ):
-                    stopped = "confident"
-                    break
+                    return "confident", missing
                 if missing or fault:
-                    stopped = "fault"
-                    break
+                    return "fault", missing
     except TimeoutError:
-        candidates = [drawing.candidate(reply) for reply in drawing.replies]
-        stopped, missing = "deadline", max(0, n - (len(drawing.replies) - before))
-    if not candidates:
-        raise ServerError("there was no answer within the time allowed", 504, "timeout")
-    fits = calibration is not None and not missing and stopped == "samples"
-    fits = fits and calibration is not None and calibration.misfit(use_of(settings, verifier)) is None
-    used = calibration if fits else None
-    selected = [
-        _judge(choice, drawing.replies[choice.index], settings, used)
-        for choice in rank(candidates, settings, wanted)
-    ]
-    return Outcome(selected, candidates, drawing.replies, stopped, missing, verifier, used is not None)
+        if not candidates:
+            raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
+        return "deadline", max(0, asked_for - len(candidates))
 
 
-async def _draw(backend: Backend, ask: Ask, n: int, drawing: Drawing) -> ServerError | None:
-    try:
-        return await backend.draw(ask, n, len(drawing.replies), drawing)
-    except ServerError as error:
-        if not drawing.replies:
-            raise
-        return error
-
-
-def use_of(settings: BestOf, verifier: str) -> dict[str, Any]:
-    """What a calibration has to have been fitted for."""
-    options = {name: getattr(settings.options, name) for name in ("temperature", "share", "iou")}
+def use_of(settings: Choosing, verifier: str) -> dict[str, Any]:
+    """Return the settings that a calibration has to have been fitted with."""
     return {
         "verifier": verifier,
         "strategy": settings.strategy,
-        "options": options,
+        "options": asdict(settings.options),
         "samples_per_problem": settings.n,
     }
 
 
-def rank(candidates: Sequence[Candidate], settings: BestOf, wanted: int) -> list[Choice]:
-    """The best answer, then the best of those that gave another one, and so on; when all answers are taken,
-    what is left of the candidates. ``first`` leaves them in order."""
-    if settings.strategy == "first":
-        some = range(min(wanted, len(candidates)))
-        return [replace(choose([candidates[i]], "first"), index=i) for i in some]
-    choices: list[Choice] = []
+def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> list[Choice]:
+    """Return the ``wanted`` best answers, each different from those before it while there are such.
+
+    After the last distinct answer, the other candidates follow in order. The strategy ``first`` keeps all
+    candidates in order.
+    """
+
+    def choose_from(places: list[int]) -> Choice:
+        found = choose([candidates[i] for i in places], settings.strategy, settings.options)
+        return replace(found, index=places[found.index])
+
     left = list(range(len(candidates)))
+    if settings.strategy == "first":
+        return [choose_from([i]) for i in left[:wanted]]
+    choices: list[Choice] = []
     while left and len(choices) < wanted:
-        found = choose([candidates[i] for i in left], settings.strategy, settings.options)
-        choices.append(replace(found, index=left[found.index]))
+        choices.append(choose_from(left))
         best = choices[-1].index
         key = candidates[best].key
-        taken = {i for i in left if i == best or (key is not None and candidates[i].key == key)}
-        left = [i for i in left if i not in taken]
-        if not left:
-            indices = {choice.index for choice in choices}
-            rest = [i for i in range(len(candidates)) if i not in indices]
-            for i in rest[: wanted - len(choices)]:
-                again = choose([candidates[i]], settings.strategy, settings.options)
-                choices.append(replace(again, index=i))
-    return choices
+        left = [i for i in left if i != best and (key is None or candidates[i].key != key)]
+    taken = {choice.index for choice in choices}
+    rest = [i for i in range(len(candidates)) if i not in taken]
+    return choices + [choose_from([i]) for i in rest[: wanted - len(choices)]]
 
 
 def _judge(choice: Choice, reply: Reply, settings: BestOf, calibration: Calibration | None) -> Selected:
@@ -264,10 +175,10 @@ def _judge(choice: Choice, reply: Reply, settings: BestOf, calibration: Calibrat
 
 
 def visible(selected: Selected, settings: BestOf) -> str:
-    """What a client gets to read of an answer."""
+    """Return the text that a client gets of an answer."""
     if settings.content == "raw":
         return selected.reply.text
     if settings.content == "answer" and selected.choice.answer is not None and not selected.reply.tool_calls:
         answer = selected.choice.answer
         return answer if isinstance(answer, str) else " ".join(map(str, answer))
-    return read_reply(selected.reply, settings.answers).visible
+    return without_score(selected.reply.text)

@@ -1,73 +1,89 @@
-"""Running a gateway until it is told to stop."""
+"""Make a gateway and run it until it is told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
 from selfverify.remote.client import OpenAIClient, ServerSettings
-from selfverify.serving.app import Gateway, Settings
-from selfverify.serving.metrics import Metrics
+from selfverify.selection.calibration import Calibration
+from selfverify.serving.app import Gateway
+from selfverify.serving.backend import Backend
+from selfverify.serving.counters import Metrics
 from selfverify.serving.page import digits_example
+from selfverify.serving.security import find_keys
+from selfverify.serving.serve_settings import BackendSettings, ListeningSettings, ServeSettings
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
 
 
-def local_gateway(
-    model: str, settings: Settings, judges: Sequence[str] = (), max_tokens: int = 256, max_batch: int = 64
-) -> Gateway:
-    """A gateway to a model in this process.
+def open_gateway(settings: ServeSettings) -> Gateway:
+    """Return the gateway that settings describe, with its model loaded; `run_gateway` starts it.
 
-    Args:
-        model: As `Policy.load` takes it; clients call it by its last part, ``builtin:digits`` or a folder's
-            name.
-        settings: Of the gateway.
-        judges: Further verifiers, as `make_verifier` takes them; clients call them the same.
-        max_tokens: Length of a candidate where the request gives none.
-        max_batch: Candidates sampled together.
+    Raises:
+        ConfigError: A model, verifier or address does not exist, or keys cannot be read.
+        DataError: The calibration cannot be read.
+    """
+    asked = settings.gateway
+    keys = find_keys(asked.api_keys)
+    calibration = Calibration.load(asked.calibration) if asked.calibration else None
+    metrics, example = Metrics(), None
+    backend: Backend
+    if settings.backend.upstream is not None:
+        server = ServerSettings(
+            settings.backend.upstream, timeout_s=asked.timeout, tries=settings.backend.tries
+        )
+        backend = upstream_of(server, metrics, settings.backend.separate)
+    else:
+        backend = local_of(settings.backend, metrics)
+        example = digits_example if settings.backend.model == "builtin:digits" else None
+    if asked.defaults.verifier is not None:
+        backend.check_verifier(asked.defaults.verifier)
+    return Gateway(backend, asked, keys, calibration, metrics, example)
+
+
+def upstream_of(server: ServerSettings, metrics: Metrics, separate: bool = False) -> Upstream:
+    """Return a server as backend; ``metrics`` counts its tries."""
+    client = OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc())
+    return Upstream(client, separate)
+
+
+def local_of(settings: BackendSettings, metrics: Metrics) -> Backend:
+    """Return a model in this process as backend.
+
+    Clients name it ``builtin:NAME``, or by its folder's name, and its judges as ``settings.judge`` does.
     """
     from selfverify.policy.policy import Policy
-    from selfverify.selection.verifiers import make_verifier
     from selfverify.serving.local import Local
+    from selfverify.verifiers.make_verifier import make_verifier
 
-    metrics = Metrics()
-    policy = Policy.load(model)
-    verifiers = {spec: make_verifier(spec, policy) for spec in judges}
-    name = model if model.startswith("builtin:") else Path(model).name
-    backend = Local(policy, name, verifiers, max_tokens, max_batch, metrics.batch.observe)
-    return Gateway(backend, settings, metrics, digits_example if name == "builtin:digits" else None)
-
-
-def upstream_gateway(server: ServerSettings, settings: Settings, separate: bool = False) -> Gateway:
-    """A gateway to a server; the client has to be entered: `run_gateway` does."""
-    metrics = Metrics()
-    client = OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc())
-    return Gateway(Upstream(client, separate), settings, metrics)
+    assert settings.model is not None
+    policy = Policy.load(settings.model)
+    judges = {spec: make_verifier(spec, policy) for spec in settings.judge}
+    name = settings.model if settings.model.startswith("builtin:") else Path(settings.model).name
+    return Local(policy, name, judges, settings.max_tokens, settings.max_batch, metrics.batch.observe)
 
 
 async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, grace_s: float = 30.0) -> int:
-    """Open the port; closing ``stack`` stops listening, lets requests in flight finish for up to ``grace_s``
-    seconds, then closes the backend.
+    """Open the backend and the port. Closing ``stack`` stops listening, gives requests in flight ``grace_s``
+    seconds to finish, and then closes the backend.
 
     Returns:
-        The port, which is another where 0 was asked for.
+        The port; for port 0 the free one that was taken.
 
     Raises:
         ConfigError: The port cannot be opened.
     """
-    if isinstance(gateway.backend, Upstream):
-        await stack.enter_async_context(gateway.backend.client)
-    else:
-        stack.callback(gateway.backend.close)  # type: ignore[attr-defined]
+    await stack.enter_async_context(gateway.backend)
     runner = web.AppRunner(
         gateway.application(),
         handler_cancellation=True,
@@ -88,22 +104,22 @@ async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, g
 
 
 async def run_gateway(
-    gateway: Gateway, host: str, port: int, grace_s: float, on_ready: Callable[[int], None]
+    gateway: Gateway, listening: ListeningSettings, on_ready: Callable[[int], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; see `start` for what happens then."""
+    """Serve until SIGINT or SIGTERM; `start` says what happens then."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        on_ready(await start(gateway, host, port, stack, grace_s))
+        on_ready(await start(gateway, listening.host, listening.port, stack, listening.grace))
         await stop.wait()
         logger.info("stopping; %d requests in flight", gateway.in_flight)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """`asyncio.run`, on uvloop where that is installed."""
+    """Run a coroutine like `asyncio.run`, with uvloop where it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with suppress(ImportError):
         import uvloop

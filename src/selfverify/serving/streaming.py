@@ -18,7 +18,7 @@ _HEADERS = {
 
 
 class EventStream:
-    """Begins with the first thing that is written, so that an early error can still have its status."""
+    """A response of events. It begins with the first one, so that an early error can still set the status."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -27,19 +27,19 @@ class EventStream:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was written."""
+        """Whether an event was written."""
         return self._response.prepared
 
     def put_comment(self, text: str) -> None:
-        """Let `follow` write a comment, which clients skip."""
+        """Queue a comment, which clients skip, for `follow` to write."""
         self._queue.put_nowait(f": {text}\n\n".encode())
 
     def put_event(self, data: dict[str, Any], name: str) -> None:
-        """Let `follow` write an event."""
+        """Queue an event for `follow` to write."""
         self._queue.put_nowait(_event(data, name))
 
     async def follow(self, task: asyncio.Task[Any], keep_alive_s: float) -> None:
-        """Write what is put until ``task`` is done, and a sign of life where nothing is for so long.
+        """Write what is queued until ``task`` is done, and a sign of life in every idle ``keep_alive_s``.
 
         Raises:
             ConnectionResetError: The client has left.
@@ -64,7 +64,7 @@ class EventStream:
         await self._write(b"data: [DONE]\n\n")
 
     async def end(self) -> web.StreamResponse:
-        """Close it."""
+        """End the stream and return the response."""
         await self._response.write_eof()
         return self._response
 

@@ -1,29 +1,29 @@
-"""A model server behind the gateway: anything that speaks OpenAI's protocol."""
+"""The backend that asks a model server, which may be any that speaks OpenAI's protocol."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
-from selfverify.errors import ServerError
-from selfverify.remote.client import OpenAIClient, gather_or_cancel
+from selfverify.core.errors import ConfigError, ServerError
+from selfverify.remote.candidates_of_server import Deliver, Mode, ServerSampler
+from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import ServerRating
 from selfverify.remote.logprobs import LogprobsWhereGiven
-from selfverify.remote.replies import Reply, read_reply, soft_score
-from selfverify.remote.sampling import Mode, ServerSampler
-from selfverify.selection.answers import Kind
-from selfverify.serving.errors import ApiError
-from selfverify.serving.selecting import Ask, Drawing
+from selfverify.remote.replies import Reply, soft_score, without_score
+from selfverify.serving.backend import Ask, Backend, Chunks, Drawing
+from selfverify.serving.incoming import refuse_addresses, with_pictures
+from selfverify.serving.request_images import Picture
 
 VERIFIERS = "inline, soft, judge, judge:MODEL, none"
 
 
-class Upstream:
+class Upstream(Backend):
     """Draws candidates from a server.
 
     Args:
-        client: Of the server.
+        client: The client of the server.
         separate: Ask for every candidate in a request of its own, for servers whose ``n`` goes wrong.
     """
 
@@ -38,55 +38,66 @@ class Upstream:
         self.rating = ServerRating(client)
         self._logprobs = LogprobsWhereGiven()
 
-    def check(self, ask: Ask) -> None:
+    async def __aenter__(self) -> Self:
+        await self.client.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.client.__aexit__(*error)
+
+    def check_verifier(self, verifier: str) -> None:
         """See `Backend`."""
-        judge_of(ask.best_of.verifier or self.default_verifier, ask.model)
+        if verifier not in ("inline", "soft", "none") and verifier.partition(":")[0] != "judge":
+            raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {VERIFIERS}")
+
+    def check(self, ask: Ask) -> None:
+        """See `Backend`. Servers refuse other fields themselves."""
+
+    def own_messages(
+        self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
+    ) -> list[dict[str, Any]]:
+        """See `Backend`: images become data URLs, and nothing else may have an address."""
+        refuse_addresses(messages)
+        return with_pictures(messages, pictures) if pictures else messages
+
+    def stream(self, body: Mapping[str, Any]) -> Chunks:
+        """See `Backend`."""
+        return self.client.stream(body)
 
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
-        """See `Backend`. With a judge, each distinct answer is judged once, as soon as it is there."""
+        """See `Backend`. A judge judges each distinct answer once, as soon as it is there."""
         judge = judge_of(drawing.verifier, ask.model)
+        known = {reply.key or reply.text: reply.score for reply in drawing.candidates}
         asked: dict[str, asyncio.Task[float | None]] = {}
-        known = {
-            drawing.candidate(reply).key or reply.text: reply.scores[drawing.verifier]
-            for reply in drawing.replies
-            if judge is not None and drawing.verifier in reply.scores
-        }
-        followers: list[asyncio.Task[Any]] = []
 
-        def deliver(reply: Reply) -> None:
-            score(reply, ask.best_of.answers)
-            drawing.arrived(reply)
-            if judge is None or drawing.candidate(reply).answer is None:
-                drawing.ready(reply)
-                return
-            candidate = drawing.candidate(reply)
-            key = candidate.key or reply.text
-            if key in known:
-                reply.scores[drawing.verifier] = known[key]
-                drawing.ready(reply)
-                return
-            if key not in asked:
-                text = read_reply(reply, ask.best_of.answers).visible or reply.text
-                asked[key] = asyncio.ensure_future(self._rate(ask, judge, text))
-            followers.append(asyncio.ensure_future(follow(reply, asked[key])))
-
-        async def follow(reply: Reply, rating: asyncio.Task[float | None]) -> None:
-            score = await rating
-            if score is not None:
-                reply.scores[drawing.verifier] = score
+        async def rate(reply: Reply, rating: asyncio.Task[float | None]) -> None:
+            reply.score = await rating
             drawing.ready(reply)
 
-        try:
-            fault = await self._sample(ask, n, first, drawing.verifier, deliver)
-            await gather_or_cancel(*followers)
-        finally:
-            for task in [*followers, *asked.values()]:
-                task.cancel()
-        for task in followers:
-            task.result()
-        return fault
+        def deliver(reply: Reply) -> None:
+            written = drawing.arrived(reply)
+            key = reply.key or reply.text
+            if judge is None:
+                reply.score = own_score(reply, drawing.verifier, written)
+            elif reply.answer is not None and known.get(key) is None:
+                if key not in asked:
+                    text = without_score(reply.text) or reply.text
+                    asked[key] = judging.create_task(self._rate_if_possible(ask, judge, text))
+                judging.create_task(rate(reply, asked[key]))
+                return
+            elif reply.answer is not None:
+                reply.score = known[key]
+            drawing.ready(reply)
 
-    async def _sample(self, ask: Ask, n: int, first: int, verifier: str, deliver: Any) -> ServerError | None:
+        async with asyncio.TaskGroup() as judging:
+            try:
+                return await self._sample(ask, n, first, drawing.verifier, deliver)
+            except ServerError as error:
+                return error
+
+    async def _sample(
+        self, ask: Ask, n: int, first: int, verifier: str, deliver: Deliver
+    ) -> ServerError | None:
         mode: Mode = "separate" if self.separate else "stream" if ask.streams else "n"
 
         async def draw(more: dict[str, Any]) -> ServerError | None:
@@ -95,24 +106,33 @@ class Upstream:
         return await (self._logprobs.ask(ask.model, draw) if verifier == "soft" else draw({}))
 
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
-        """See `Backend`: a judge is asked, whatever the verifier. Where it failed there is no score.
+        """See `Backend`: a judge is asked, whatever the verifier.
 
         Raises:
-            ServerError: It failed on all of them.
+            ServerError: The judge failed on all answers.
         """
         judge = judge_of(ask.best_of.verifier or "judge", ask.model) or ask.model
-        tasks = [asyncio.ensure_future(self._rated(ask, judge, text)) for text in answers]
-        await gather_or_cancel(*tasks)
-        if all(isinstance(task.exception(), ServerError) for task in tasks):
-            tasks[0].result()
-        return [None if isinstance(task.exception(), ServerError) else task.result() for task in tasks]
+        faults: list[ServerError] = []
 
-    async def _rated(self, ask: Ask, judge: str, text: str) -> float | None:
-        return await self.rating.rate(judge, ask.body["messages"], text, ask.usage)
+        async def rate(text: str) -> float | None:
+            try:
+                return await self._rate(ask, judge, text)
+            except ServerError as error:
+                faults.append(error)
+                return None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(rate(text)) for text in answers]
+        if len(faults) == len(answers):
+            raise faults[0]
+        return [task.result() for task in tasks]
 
     async def _rate(self, ask: Ask, judge: str, text: str) -> float | None:
+        return await self.rating.rate(judge, ask.body["messages"], text, ask.usage)
+
+    async def _rate_if_possible(self, ask: Ask, judge: str, text: str) -> float | None:
         try:
-            return await self._rated(ask, judge, text)
+            return await self._rate(ask, judge, text)
         except ServerError:
             return None  # an answer without a score is better than no answer
 
@@ -121,47 +141,18 @@ class Upstream:
         return await self.client.models()
 
 
-def score(reply: Reply, kind: Kind) -> None:
-    """What the reply itself says: its written score, and the expectation over that where it can be had.
+def own_score(reply: Reply, verifier: str, written: float | None) -> float | None:
+    """Return the score that a reply itself holds: the ``written`` one, or for ``soft`` its expectation.
 
-    An answer whose own score is malformed has none. Where there are no probabilities, ``soft`` is ``inline``.
+    A malformed score is none. Without probabilities, ``soft`` is ``inline``.
     """
-    written = read_reply(reply, kind).score
-    if written is not None:
-        reply.scores["inline"] = written
-        soft = soft_score(reply.logprobs)
-        reply.scores["soft"] = written if soft is None else soft
+    if written is None or verifier == "none":
+        return None
+    soft = soft_score(reply.logprobs) if verifier == "soft" else None
+    return written if soft is None else soft
 
 
 def judge_of(verifier: str, model: str) -> str | None:
-    """The judge's model; None where the verifier is no judge.
-
-    Raises:
-        ApiError: There is no such verifier.
-    """
-    kind, _, rest = verifier.partition(":")
-    if kind == "judge":
-        return rest or model
-    if verifier in ("inline", "soft", "none"):
-        return None
-    text = f"best_of.verifier: there is no verifier {verifier!r} for servers; there are {VERIFIERS}"
-    raise ApiError(400, text, "invalid_value", "best_of.verifier")
-
-
-def with_pictures(messages: Sequence[Mapping[str, Any]], urls: Sequence[str]) -> list[dict[str, Any]]:
-    """The messages with their images, in order, at these addresses."""
-    left = iter(urls)
-
-    def part(found: Any) -> Any:
-        if isinstance(found, Mapping) and found.get("type") == "image_url":
-            inner = found["image_url"]
-            rest = dict(inner) if isinstance(inner, Mapping) else {}
-            return {**found, "image_url": rest | {"url": next(left)}}
-        return found
-
-    return [
-        {**message, "content": [part(found) for found in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else dict(message)
-        for message in messages
-    ]
+    """Return the judge's model; None if the verifier is no judge."""
+    kind, _, judge = verifier.partition(":")
+    return (judge or model) if kind == "judge" else None

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from selfverify.errors import DataError
-from selfverify.rollouts.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
-from selfverify.rollouts.tags import Tagged
-from selfverify.rollouts.types import Problem
-from selfverify.tasks.canvas import Split
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
+from selfverify.core.splits import Split
+from selfverify.core.tags import SCORE_TAG, Tagged
+
+Floats = NDArray[np.float64]
 
 
 def _ordered(value: tuple[float, float]) -> tuple[float, float]:
@@ -25,7 +27,7 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
-"""Lowest and highest value of something that is drawn per problem; not negative."""
+"""The lowest and the highest value of something that is drawn for each problem; neither is negative."""
 
 
 class TaskConfig(BaseModel):
@@ -39,14 +41,14 @@ RULES = "rules"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a task thinks of one answer.
+    """A task's verdict on one answer.
 
     Args:
         reward: What the answer channel is paid, without any format part; 0 or more, in most tasks at most 1.
-        correct: Whether it counts as right in accuracy, AUC and AP.
+        correct: Whether the answer counts as right in accuracy, AUC and AP.
         answer: The parsed answer as a JSON value, None when it can't be read.
         key: Equal for equivalent answers; None when the answer can't be read.
-        unjudged: Why there is no verdict (the judge hung twice, its data is gone); empty if there is one.
+        unjudged: Why there is no verdict (the judge hung twice, or its data is gone); else empty.
             Such a trajectory is neither right nor wrong: it takes no part in training. An answer that can be
             judged not to be one (malformed, far too long) is wrong instead.
         quality: What decides whether two answers contrast (ADPO Eq. 6 and 7) where that is not ``reward``.
@@ -85,8 +87,8 @@ class Metric:
     """A published figure of the answers that are chosen.
 
     Args:
-        name: What it is called.
-        part: The component it is of: one of `Judged.parts`, or of what the task's ``answer_parts`` gives.
+        name: The figure's name.
+        part: The component that is averaged: one of `Judged.parts`, or of what `Task.answer_parts` returns.
         over: None for the mean of ``part`` over the answers that have it; else a component, and the figure is
             the sum of ``part`` over the sum of this one.
     """
@@ -100,66 +102,109 @@ class NotCounted(DataError):
     """A problem that is whole, but that the task's scoring leaves out of its figures."""
 
 
-class Task(Protocol):
-    """Problems, their answers' format, and the reward. Implementations are one file each."""
-
-    name: str
-    kind: Literal["discrete", "continuous"]
-    tags: tuple[str, ...]
-
-    def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """Problem ``index`` of a split; the same arguments give the same problem."""
-        ...
-
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        """Reward an answer. Never raises on model output; malformed answers earn 0.
-
-        A task whose judging has something to count may have a method ``counters() -> dict[str, float]``
-        besides; what it returns goes to timing.jsonl. One whose malformed answers have ``parts`` too may have
-        ``unreadable(problem) -> Judged``; they are `UNREADABLE` otherwise. One that reads or writes places in
-        images may have ``use_space(space)``: see `tell_space`. One for which judging is slow may have
-        ``prepare(answers)``, called with all (problem, tagged) of a batch before each of them is judged.
-
-        For evaluations a task may have ``metrics``, a tuple of `Metric`; ``answer_parts(problem, answers)``,
-        the components ``[M]`` by name of canonical answers (boxes ``[M, 4]``, NaN where unreadable), also of
-        those that nobody wrote but a vote; ``count(split) -> int``, where its problems end; and
-        ``broken(split) -> list[str]``, rows of its files that make no problem.
-
-        Raises:
-            DataError: What answers are judged by cannot be read; as if ``unjudged``.
-        """
-        ...
-
-    def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
-        """A right (or plausibly wrong) response for the cold start, without its score."""
-        ...
-
-
 Space = Callable[[tuple[int, int]], tuple[int, int]]
 """From an image's (width, height) to those of the space in which the policy writes places in it."""
 
 
-def tell_space(task: Task, space: Space) -> None:
-    """Tell a task that reads or writes places how its policy writes them: `Policy.coordinate_space`.
+class Task(ABC):
+    """Problems, the format of their answers, and the reward. Each task is a file of its own.
 
-    `learn` and `evaluate` do so. Whoever makes problems by hand does it first.
+    `problem` and `judge` are what a task must have. Everything else has a default, which suits a task that
+    makes its problems itself, without end, and whose answers hold no places in images.
+
+    Attributes:
+        name: What recipes call the task; the ids of its problems begin with it.
+        summary: What is asked, in one line.
+        config_class: The class of the task's options; ``config`` is an instance of it.
+        kind: Whether two answers are either equal or not (``discrete``), or overlap more or less
+            (``continuous``: boxes, which majority votes then cluster).
+        tags: The tags that a response consists of, in order, with ``score`` last.
+        metrics: Published figures besides accuracy that evaluations compute.
+        writes_places: Whether prompts or answers hold places in images, so that `use_space` has to be called
+            before problems are made.
     """
-    use_space = getattr(task, "use_space", None)
-    if use_space is not None:
-        use_space(space)
 
+    name: str
+    summary: str
+    config_class: ClassVar[type[TaskConfig]] = TaskConfig
+    kind: Literal["discrete", "continuous"] = "discrete"
+    tags: tuple[str, ...] = ("think", "answer", SCORE_TAG)
+    metrics: tuple[Metric, ...] = ()
+    writes_places: bool = False
+    config: TaskConfig
 
-def problem_count(task: Task, split: Split) -> int | None:
-    """How many problems a split has; None for a task that makes them without end."""
-    count = getattr(task, "count", None)
-    return None if count is None else int(count(split))
+    def __init__(self, config: TaskConfig | None = None) -> None:
+        self.config = self.config_class() if config is None else config
 
+    @abstractmethod
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """Problem ``index`` of a split; the same arguments give the same problem.
 
-def problem_digest(problem: Problem) -> str:
-    """Of what is asked, shown (the images' sizes) and wanted; not of the prompt, which policies differ in."""
-    about = [problem.meta.get("question"), problem.target, [image.size for image in problem.images]]
-    text = json.dumps(about, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+        Raises:
+            DataError: There is no such problem, or its data cannot be used. Training skips it.
+            NotCounted: The problem is whole, but the task's scoring leaves it out.
+        """
+
+    @abstractmethod
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """Reward an answer. Never raises on model output; malformed answers earn 0.
+
+        Raises:
+            DataError: What answers are judged by cannot be read. The answer then counts as ``unjudged``.
+        """
+
+    def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
+        """A right (or plausibly wrong) response for the cold start, without its score.
+
+        Raises:
+            ConfigError: The task has no demonstrations, which is the default.
+        """
+        raise ConfigError(f"task {self.name} has no demonstrations to learn from")
+
+    def prepare(self, answers: Sequence[tuple[Problem, Tagged]]) -> None:
+        """See all answers of a batch before `judge` is called for each of them.
+
+        A task whose judging is slow works on the whole batch here. By default nothing happens.
+        """
+
+    def unreadable(self, problem: Problem) -> Judged:
+        """The verdict on a response whose tags are malformed."""
+        return UNREADABLE
+
+    def use_space(self, space: Space) -> None:
+        """Learn how the policy writes places in images (`Policy.coordinate_space`).
+
+        `learn` and `evaluate` call this; whoever makes problems by hand calls it first.
+        """
+
+    def count(self, split: Split) -> int | None:
+        """How many problems a split has; None where they never end."""
+        return None
+
+    def check_files(self, split: Split) -> None:
+        """Open the split's data file, if one is set, so that a missing one shows before a model is loaded.
+
+        Raises:
+            ConfigError: The file is missing; the message names the setting.
+            DataError: The file cannot be read.
+        """
+
+    def broken(self, split: Split) -> list[str]:
+        """The rows of the split's file that make no problem, each with its place and what is wrong."""
+        return []
+
+    def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
+        """Components ``[M]`` by name of canonical answers, also of those that a vote made.
+
+        Args:
+            problem: What was asked.
+            answers: Boxes ``[M, 4]``, NaN where an answer is unreadable.
+        """
+        return {}
+
+    def counters(self) -> dict[str, float]:
+        """What judging counted so far (timeouts, restarts); it goes to timing.jsonl."""
+        return {}
 
 
 def problem_rng(split: Split, seed: int, index: int) -> np.random.Generator:

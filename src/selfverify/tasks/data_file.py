@@ -1,4 +1,4 @@
-"""A data file as recipes name it: by its path, or with what else its reader has to be told."""
+"""A data file as recipes name it: by its path, or by its path and its reader's settings."""
 
 from __future__ import annotations
 
@@ -15,37 +15,32 @@ class DataFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str = Field(min_length=1, description="The file, or a folder whose files belong together.")
-    format: str | None = Field(None, description="Its format, if it is not recognised (docs/data.md).")
+    format: str | None = Field(None, description="The file's format, if it is not recognised (docs/data.md).")
     split: str | None = Field(None, description="The split to read, where there are several.")
     images: str | None = Field(
-        None, description="Folder that images' paths start from; the file's by default."
+        None, description="Folder that images' paths start from; by default the file's own folder."
     )
     limit: int | None = Field(None, ge=1, description="Read this many rows only.")
     on_bad: Literal["skip", "refuse"] = Field(
-        "skip", description="Leave rows that cannot be used out, named and counted, or stop at them."
+        "skip",
+        description="`skip` names, counts and leaves out rows that cannot be used; `refuse` stops at them.",
     )
     check_images: bool = Field(
         False, description="Decode every image on opening, so that broken ones count as broken rows."
     )
 
     def open(self) -> Rows:
-        """Its rows; see `open_rows`."""
-        return open_rows(
-            self.path,
-            format=self.format,
-            split=self.split,
-            images=self.images,
-            limit=self.limit,
-            on_bad=self.on_bad,
-            check_images=self.check_images,
-        )
+        """Return the file's rows (`open_rows`)."""
+        return open_rows(**self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields}
 
     @model_serializer
     def _short(self) -> Any:
-        """What was said; the path alone where nothing else was."""
+        """Return the settings that differ from their defaults; the path alone where no other does."""
         fields = type(self).model_fields
-        told = {name: getattr(self, name) for name in fields}
-        told = {name: value for name, value in told.items() if value != fields[name].default}
+        told = {name: value for name, value in self._settings().items() if value != fields[name].default}
         return self.path if told.keys() == {"path"} else told
 
 

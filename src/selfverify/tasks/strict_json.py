@@ -39,7 +39,7 @@ _DECODER = json.JSONDecoder(
 
 
 def read_json(text: str) -> Any:
-    """The value that ``text`` is, all of it.
+    """Read ``text`` as one JSON value, and nothing else.
 
     Raises:
         ValueError: It is not JSON, nests too deeply, or holds a key twice, NaN, an infinity, a number out of
@@ -52,7 +52,7 @@ def read_json(text: str) -> Any:
 
 
 def begin_json(text: str, start: int) -> Any:
-    """The value that begins at ``start``, whatever follows it; errors as in `read_json`."""
+    """Read the JSON value that begins at ``start``, whatever follows it; errors are those of `read_json`."""
     try:
         return _DECODER.raw_decode(text, start)[0]
     except RecursionError:

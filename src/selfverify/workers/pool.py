@@ -1,4 +1,4 @@
-"""A pool of processes that can be killed: for functions that hang, crash or eat memory on what a model wrote.
+"""A pool of processes that can be killed, for functions that hang, crash or eat memory on a model's output.
 
 A thread cannot be stopped, and an alarm reaches only the main thread and not a C function. A process can be
 killed whatever it does. Arguments and results travel as JSON; nothing is pickled.
@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from selfverify.errors import ConfigError
-from selfverify.events import note
+from selfverify.core.errors import ConfigError
+from selfverify.core.events import note
 from selfverify.workers import child
-from selfverify.workers.worker import Outcome, Worker
+from selfverify.workers.worker import CallOutcome, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +37,16 @@ class WorkerPool:
         function: A top-level function whose module can be imported by name, and, for workers to start
             quickly, without torch: what stands in ``selfverify.workers`` does. Takes and returns JSON values.
         timeout_s: Wall-clock limit of one try.
-        workers: Processes at most; they start when they are first needed.
-        retries: Tries after the first.
-        cache: Outcomes that are remembered by arguments, failures included, least recently used out first.
+        workers: The most processes; they start when they are first needed.
+        retries: How often a call is tried again.
+        cache: How many outcomes are remembered by their arguments, failures included; the least recently
+            used are forgotten first.
         max_input: Length limit of a call's arguments as JSON, in bytes.
         max_output: Length limit of a result as JSON, in bytes.
         memory_mb: Address space of a worker, in MiB; a function that wants more gets a MemoryError.
 
     Raises:
-        ConfigError: The function cannot be imported by name; at the first call, not in a worker either.
+        ConfigError: The function cannot be imported by name, here or, at the first call, in a worker.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class WorkerPool:
         self._make = partial(Worker, module, name, timeout_s, max_output, memory_mb)
         self._works = False
         self.timeouts = self.restarts = self.cached = 0
-        self._cache: OrderedDict[bytes, Outcome] = OrderedDict()
+        self._cache: OrderedDict[bytes, CallOutcome] = OrderedDict()
         self._fresh()
         _pools.add(self)
 
     def _fresh(self) -> None:
-        """No workers yet, and locks that nobody holds."""
+        """Start without workers, and with locks that nobody holds."""
         self._owner = os.getpid()
         self._idle: list[Worker] = []
         self._lock = threading.Lock()
@@ -89,14 +90,16 @@ class WorkerPool:
         self._all: set[Worker] = set()
         self._end = weakref.finalize(self, _kill_all, self._all)
 
-    def call(self, *arguments: Any) -> Outcome:
-        """The function's outcome for JSON values."""
+    def call(self, *arguments: Any) -> CallOutcome:
+        """Call the function with JSON values and return how the call ended."""
         try:
             request = json.dumps(arguments).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            return Outcome("refused", reason=f"the arguments are not JSON: {error}")
+            return CallOutcome("refused", reason=f"the arguments are not JSON: {error}")
         if len(request) > self.max_input:
-            return Outcome("refused", reason=f"the arguments take {len(request)} of {self.max_input} bytes")
+            return CallOutcome(
+                "refused", reason=f"the arguments take {len(request)} of {self.max_input} bytes"
+            )
         with self._lock:
             found = self._cache.get(request)
             if found is not None:
@@ -112,8 +115,8 @@ class WorkerPool:
                     self._cache.popitem(last=False)
         return outcome
 
-    def map(self, calls: Iterable[Sequence[Any]]) -> list[Outcome]:
-        """Outcomes of several calls in their order, as many at once as there are workers."""
+    def map(self, calls: Iterable[Sequence[Any]]) -> list[CallOutcome]:
+        """Return the outcomes of several calls in their order; as many run at once as there are workers."""
         rows = list(calls)
         if self.workers == 1 or len(rows) < 2:
             return [self.call(*row) for row in rows]
@@ -121,12 +124,12 @@ class WorkerPool:
             return list(threads.map(lambda row: self.call(*row), rows))
 
     def counters(self) -> dict[str, float]:
-        """Since the pool was made: tries that timed out, workers replaced, calls answered from the cache."""
+        """Return how many tries timed out, workers were replaced, and calls were answered from the cache."""
         counted = {"timeouts": self.timeouts, "restarts": self.restarts, "cached": self.cached}
         return {f"workers/{name}": float(value) for name, value in counted.items()}
 
-    def _try(self, request: bytes) -> Outcome:
-        outcome = Outcome("died")
+    def _try(self, request: bytes) -> CallOutcome:
+        outcome = CallOutcome("died")
         for attempt in range(1 + self.retries):
             if attempt:
                 note(
@@ -141,7 +144,7 @@ class WorkerPool:
             except (ConfigError, OSError) as error:
                 if not self._works:
                     raise  # the first one: the function's module is at fault, not the machine
-                outcome = Outcome("died", reason=str(error))
+                outcome = CallOutcome("died", reason=str(error))
                 continue
             outcome = worker.ask(request)
             if outcome.status not in ("timed_out", "died"):
@@ -162,13 +165,13 @@ class WorkerPool:
         return outcome
 
     def _take(self) -> Worker:
-        """An idle worker that lives, or a new one."""
+        """Return an idle worker that is alive, or a new one."""
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
                 if worker.process.poll() is None:
                     return worker
-                # It died between two calls (killed from outside): that is no call's fault.
+                # The worker was killed from outside between two calls, which is no call's fault.
                 worker.kill()
                 self._all.discard(worker)
                 self.restarts += 1
@@ -185,7 +188,7 @@ class WorkerPool:
             _kill_all(self._all)
 
     def _forked(self) -> None:
-        """In a fork: the workers are the parent's, and their pipes too."""
+        """In a fork: leave the workers and their pipes to the parent process."""
         self._end.detach()
         for worker in self._all:
             worker.let_go()
@@ -206,7 +209,8 @@ def _kill_all(workers: set[Worker]) -> None:
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _left_behind: list[Worker] = []
-"""Workers of a parent: to collect one might wait for a lock that a thread held when we were forked."""
+"""Workers of the parent process. They are kept: freeing one might wait for a lock that a thread of the parent
+held at the fork."""
 
 
 def _forked() -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from selfverify.errors import ConfigError
+from selfverify.core.errors import ConfigError
 from selfverify.workers import child
 
 START_S = 120.0
@@ -20,12 +20,12 @@ START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a call ended. ``value`` is meant only when ``status`` is ``done``.
+class CallOutcome:
+    """How a call ended. There is a ``value`` only when ``status`` is ``done``.
 
-    ``raised``: the function raised, which trying again would not change. ``refused``: the arguments are
-    longer than allowed, or no JSON. ``timed_out`` and ``died`` (crashed, was killed, or its result was too
-    long): at every try.
+    ``raised``: the function raised, which another try would not change. ``refused``: the arguments are too
+    long, or no JSON. ``timed_out``: every try took too long. ``died``: at the last try the process
+    crashed, was killed, or wrote too long a result.
     """
 
     status: Literal["done", "raised", "refused", "timed_out", "died"]
@@ -39,18 +39,18 @@ class Outcome:
 
 
 class Worker:
-    """One process. `ask` is not for several threads at once."""
+    """One process that answers calls of one function. Only one thread at a time may use it."""
 
     def __init__(self, module: str, name: str, timeout_s: float, max_output: int, memory_mb: int) -> None:
         self.timeout_s, self.max_output = timeout_s, max_output
         paths = [path or os.getcwd() for path in sys.path]
         self.process = subprocess.Popen(
-            # -P: the working folder is searched only if it is for us.
+            # -P: the worker searches the working folder only if this process does.
             [sys.executable, "-P", "-m", child.__name__, module, name, str(timeout_s), str(memory_mb)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            # A session of its own: Ctrl-C is for the parent, and what the function starts dies with it.
+            # In a session of its own it does not get Ctrl-C, and is killed with whatever it started.
             start_new_session=True,
         )
         ready = self._exchange(b"", START_S)
@@ -58,14 +58,14 @@ class Worker:
             self.kill()
             raise ConfigError(f"a worker process for {module}.{name} does not start: {ready.reason}")
 
-    def ask(self, request: bytes) -> Outcome:
-        """The function's result for a line of arguments. After ``timed_out`` and ``died`` it is dead."""
+    def ask(self, request: bytes) -> CallOutcome:
+        """Return the outcome for a line of arguments. After ``timed_out`` or ``died`` the process is dead."""
         outcome = self._exchange(request, self.timeout_s)
         if outcome.status in ("timed_out", "died"):
             self.kill()
         return outcome
 
-    def _exchange(self, request: bytes, limit_s: float) -> Outcome:
+    def _exchange(self, request: bytes, limit_s: float) -> CallOutcome:
         assert self.process.stdin is not None and self.process.stdout is not None
         late = threading.Event()
 
@@ -73,7 +73,7 @@ class Worker:
             late.set()
             self._signal()
 
-        # Killing it ends a write to its full pipe and a read from it alike.
+        # Killing the process ends a write to its full pipe as well as a read.
         timer = threading.Timer(limit_s, stop)
         timer.daemon = True
         timer.start()
@@ -88,15 +88,15 @@ class Worker:
             timer.cancel()
             timer.join()  # else it might kill a worker that has just answered and is idle by then
         if late.is_set():
-            return Outcome("timed_out", reason=f"no result within {limit_s:g} s")
+            return CallOutcome("timed_out", reason=f"no result within {limit_s:g} s")
         if len(line) > self.max_output:
-            return Outcome("died", reason=f"its result is longer than {self.max_output} bytes")
+            return CallOutcome("died", reason=f"its result is longer than {self.max_output} bytes")
         if not line.endswith(b"\n"):
-            return Outcome("died", reason="the process ended")
+            return CallOutcome("died", reason="the process ended")
         reply = json.loads(line)
         if "error" in reply:
-            return Outcome("raised", reason=reply["error"])
-        return Outcome("done", reply["value"])
+            return CallOutcome("raised", reason=reply["error"])
+        return CallOutcome("done", reply["value"])
 
     def _signal(self) -> None:
         if self.process.poll() is not None:
@@ -117,7 +117,7 @@ class Worker:
         self.process.wait()
 
     def let_go(self) -> None:
-        """In a fork: the process is the parent's. Neither locks nor buffers of its pipes may be touched."""
+        """In a fork: leave the process to the parent, without touching locks or buffers of its pipes."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None

@@ -1,4 +1,4 @@
-"""What differs between model families, one file each: placeholders, positions, image features, masks."""
+"""The model families, one file each: their placeholders, positions, image features and masks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAMILIES: dict[str, type[Family]] = {
 
 
 def family_of(model: Any) -> Family:
-    """The family of a loaded model, by its ``model_type``; text-only models share one."""
+    """The family of a loaded model, by its ``model_type``; all text-only models share one family."""
     kind = model.config.model_type
     if kind in FAMILIES:
         return FAMILIES[kind]()

@@ -1,4 +1,4 @@
-"""What a model family must say about itself, with the answers that most families share."""
+"""The questions that a model family answers, with the answers that most families share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ImageInput:
 class Family:
     """A model family. The defaults fit text-only causal language models.
 
-    Whatever the rest of `policy/` needs to know about one is asked here; a family overrides what differs.
+    The rest of `policy` asks these methods whatever it needs to know; a family overrides those that differ.
     """
 
     position_axes = 1
@@ -53,7 +53,7 @@ class Family:
         return None
 
     def slot(self, model: Any, tokenizer: Any) -> str:
-        """What the chat template writes where an image goes; `ImageInput.text` takes its place."""
+        """The text that the chat template writes for an image; `ImageInput.text` takes its place."""
         token: str = tokenizer.convert_ids_to_tokens(self.placeholder(model))
         return token
 
@@ -62,17 +62,17 @@ class Family:
         return []
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
-        """One image as tensors. ``several``: its prompt has others (only where `splits_single_images`)."""
+        """One image as tensors; ``several`` says that its prompt has others (`splits_single_images`)."""
         return dict(processor(images=[image], return_tensors="pt"))
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
-        """What stands for an image in a prompt's text."""
+        """The text that stands for an image in a prompt: placeholders, and marks around them."""
         raise TypeError("a text-only model has no images")
 
     def coordinate_space(self, model: Any, processor: Any, size: tuple[int, int]) -> tuple[int, int]:
         """Width and height of the space in which the model writes places in an image of ``size``.
 
-        1000 x 1000, whatever the image's size, where models were taught that, or nothing.
+        By default 1000 x 1000, whatever the image's size.
 
         Args:
             model: The model.
@@ -89,12 +89,12 @@ class Family:
         return torch.arange(len(ids), device=ids.device)[None]
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """Per image ``[placeholders, F]``: what is put in the placeholders' places, and behind the first
-        H columns whatever else `decoder_inputs` needs."""
+        """For each image ``[placeholders, F]``: H columns that replace the placeholders' embeddings, then
+        columns for `decoder_inputs`, if any."""
         raise TypeError("a text-only model has no image features")
 
     def decoder_inputs(self, model: Any, places: Tensor, features: Tensor) -> dict[str, Any]:
-        """More arguments of the decoder; ``places`` [B, L] are placeholders, ``features`` [places, F]."""
+        """Further arguments of the decoder, from the ``features`` [places, F] at ``places`` [B, L]."""
         return {}
 
     def run_decoder(
@@ -127,16 +127,16 @@ class Family:
     def whole_forward(
         self, model: Any, ids: Tensor, mask: Tensor, prompt: int, images: Sequence[ImageInput]
     ) -> Tensor:
-        """Hidden states of a prompt's rows by the whole model; only where nothing is shared (`Unknown`)."""
+        """Hidden states of one prompt's rows by the whole model; only `Unknown` has it."""
         raise TypeError("prompts of this family can be shared; use plain_forward")
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
-        """The parameters that "freeze the vision tower" freezes."""
+        """The parameters of the vision tower, which are frozen unless ``train_vision`` is set."""
         return []
 
 
 class VisionFamily(Family):
-    """What vision-language models of transformers share: ``model.model`` holds a tower and a decoder."""
+    """Vision-language models of transformers, whose ``model.model`` holds a tower and a decoder."""
 
     tower: tuple[str, ...] = ("vision_tower", "multi_modal_projector")
     """Modules of ``model.model`` that make image features."""

@@ -1,4 +1,4 @@
-"""Vision-language families that we know nothing about: the model's own forward, on every sample by itself."""
+"""Vision-language families without a file of their own: the model's forward, on every sample by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unknown(Family):
         return whole
 
     def placeholder(self, model: Any) -> int | None:
-        """See `Family`: known as far as the configuration says."""
+        """See `Family`: the configuration's image token, if it names one."""
         names = ("image_token_id", "image_token_index")
         return next((i for name in names if (i := getattr(model.config, name, None)) is not None), None)
 

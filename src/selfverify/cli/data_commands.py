@@ -1,0 +1,117 @@
+"""The commands about data files: `selfverify data ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from selfverify.cli.options import Json, Overrides, settings_as_options
+from selfverify.cli.printing import print_json
+from selfverify.experiments.check_settings import CheckSettings
+
+app = typer.Typer(no_args_is_help=True, help="Look at data before a run does, and filter it.")
+
+
+@app.command()
+@settings_as_options
+def check(
+    path: Annotated[Path, typer.Argument(help="A data file, or a folder of them.")],
+    settings: CheckSettings,
+    as_json: Json = False,
+) -> None:
+    """Read a data file once, images included, and say what is in it and what is broken.
+
+    The exit status is 1 if anything is broken.
+
+    Examples:
+
+    - `selfverify data check geometry.jsonl`
+
+    - `selfverify data check MathVista_MINI.tsv --model Qwen/Qwen2.5-VL-7B-Instruct --json`
+
+    - `selfverify data check refcoco_train.json --images coco --limit 1000`
+    """
+    from selfverify.core.policy_settings import PolicyConfig
+    from selfverify.data import open_rows
+    from selfverify.experiments.data_check import check_rows, summary
+
+    rows = open_rows(
+        path,
+        format=settings.format,
+        split=settings.split,
+        images=settings.images,
+        limit=settings.limit,
+        note_bad=False,
+    )
+    model = PolicyConfig(path=settings.model, device="cpu", max_pixels=settings.max_pixels)
+    checked = check_rows(rows, model, samples=settings.samples)
+    if as_json:
+        print_json(checked.to_json())
+    else:
+        for line in summary(checked):
+            typer.echo(line)
+    if checked.broken:
+        raise typer.Exit(1)
+
+
+@app.command(name="filter")
+def filter_(
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A recipe, of which the task, the policy, the method and the sampling are used."),
+    ],
+    overrides: Overrides = None,
+    output: Annotated[Path, typer.Option(help="The file for the verdicts.")] = Path("kept.jsonl"),
+    problems: Annotated[
+        int | None,
+        typer.Option(min=1, help="The number of problems to judge; by default all of the data file."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="The number of samples per problem; by default the recipe's group size."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Sample answers to every training problem, and drop problems that are always or never solved.
+
+    Such a problem teaches the policy nothing. With a two-turn method, a problem is dropped if its answers are
+    all right before and after the second turn, or all wrong. Called again, the command goes on where it was
+    stopped. `learner.keep=FILE` trains on what is kept.
+
+    Examples:
+
+    - `selfverify data filter quickstart --problems 256 --output kept.jsonl`
+
+    - `selfverify data filter adpo-math task.train=my/train.jsonl --samples 8`
+
+    - `selfverify data filter adapo-digits policy.path=builtin:digits --problems 32 --output two.jsonl`
+    """
+    from dataclasses import asdict
+
+    from rich.progress import Progress
+
+    from selfverify.core import ranks
+    from selfverify.experiments.data_filter import filter_recipe, summary
+    from selfverify.experiments.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    with Progress(transient=True, disable=as_json) as shown:
+        bar = shown.add_task("problems", total=None)
+        verdicts = filter_recipe(
+            loaded,
+            output,
+            problems=problems,
+            samples=samples,
+            progress=lambda done, total: shown.update(bar, completed=done, total=total),
+        )
+    first = ranks.index() == 0
+    ranks.stop()
+    if not first:
+        return
+    if as_json:
+        print_json([asdict(verdict) for verdict in verdicts], indent=1)
+        return
+    for line in [*summary(verdicts), f"verdicts: {output}; train on what is kept with learner.keep={output}"]:
+        typer.echo(line)

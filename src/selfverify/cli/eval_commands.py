@@ -1,0 +1,214 @@
+"""The commands that measure models: ``selfverify eval``, ``calibrate``, ``matrix`` and ``report``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from selfverify.cli.options import Json, Overrides
+from selfverify.cli.printing import figure, print_json
+from selfverify.core.differences import flatten
+from selfverify.core.errors import ConfigError
+
+
+def evaluate(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE_OR_MODEL", help="A recipe, a run's folder or a saved model's folder."),
+    ],
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="The model to measure instead of the recipe's.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="The recipe to measure by. A model in a run's folder needs none.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The folder for samples and metrics.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model: accuracy, majority vote, best-of-N by its own scores, quality of the scores.
+
+    Given a run's folder, it measures the trained model: the best checkpoint, else the last state. Given a
+    recipe, it measures the model that the recipe starts from.
+
+    Examples:
+
+    - `selfverify eval runs/no-kl`
+
+    - `selfverify eval quickstart evaluation.samples=12 evaluation.temperature=0.2`
+
+    - `selfverify eval runs/no-kl/checkpoints/checkpoint-000100/model --json`
+
+    - `selfverify eval ./my-model --recipe quickstart`
+    """
+    from selfverify.cli.run_folders import resolve_target
+    from selfverify.experiments.recipe import load_recipe
+
+    source, found = resolve_target(target, recipe)
+    loaded = load_recipe(source, overrides or [])
+    from selfverify.core import ranks
+    from selfverify.experiments.run import evaluate_recipe
+
+    metrics = evaluate_recipe(loaded, model=model or found, output=output)
+    first = ranks.index() == 0
+    ranks.stop()
+    if not first:
+        return
+    if as_json:
+        print_json(metrics)
+        return
+    from selfverify.evaluation.breakdown import tabulate
+
+    table = Table("metric", "value", title=Text(f"{loaded.name}: {model or found or loaded.policy.path}"))
+    figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories")})
+    for name, value in figures.items():
+        table.add_row(Text(name), figure(value))
+    Console().print(table)
+    if rows := tabulate(metrics):
+        table = Table(title=Text("the task's figures, and by category; --json has every N"))
+        for name in rows[0]:
+            table.add_column(name, no_wrap=name in ("part", "figure"))
+        before = None
+        for row in rows:
+            again = {"part": "", "problems": ""} if row["part"] == before else {}
+            table.add_row(*(figure(value) for value in (row | again).values()))
+            before = row["part"]
+        Console().print(table)
+
+
+def calibrate(
+    samples: Annotated[Path, typer.Argument(help="A samples.jsonl of held-out problems, to fit on.")],
+    output: Annotated[Path, typer.Option(help="The file to write, or the model's folder to write it into.")],
+    verifier: Annotated[str, typer.Option(help="The verifier whose scores are used.")] = "soft",
+    strategy: Annotated[str, typer.Option(help="The strategy that chooses the answer.")] = "weighted",
+    kind: Annotated[
+        Literal["isotonic", "temperature"], typer.Option(help="The kind of curve that is fitted.")
+    ] = "isotonic",
+    target_risk: Annotated[
+        float | None, typer.Option(help="Abstain so that at most this share of the answers is wrong.")
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="A samples.jsonl to report on. By default half of the problems are set aside."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit how likely a chosen answer is to be right, given its confidence.
+
+    `selfverify solve` reports that probability, and abstains where it is too low.
+
+    Examples:
+
+    - `selfverify calibrate runs/mine/eval/samples.jsonl --output runs/mine/model --target-risk 0.1`
+
+    - `selfverify calibrate validation.jsonl --test test.jsonl --strategy best --output calibration.json`
+    """
+    from selfverify.evaluation.calibrate import calibrate as fit
+    from selfverify.evaluation.store import read_samples
+    from selfverify.selection.calibration import CALIBRATION_FILE
+
+    for path in (samples, test):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"there is no file {path}; `selfverify eval` writes samples.jsonl")
+    settings, stored = read_samples(samples)
+    held_out = read_samples(test)[1] if test else None
+    about = {name: value for name, value in settings.items() if name in ("task", "weights", "split")}
+    fitted = fit(stored, verifier, strategy, kind, target_risk, held_out, describe=about)
+    file = output / CALIBRATION_FILE if output.is_dir() else output
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fitted.calibration.save(file)
+    if as_json:
+        print_json(asdict(fitted), indent=None)
+        return
+    table = Table("figure", "raw confidence", "calibrated")
+    for name, before in fitted.before.items():
+        table.add_row(name, figure(before, ".4f"), figure(fitted.after[name], ".4f"))
+    Console().print(table)
+    if fitted.coverage is not None:
+        risk = figure(fitted.risk, ".3f")
+        Console().print(Text(f"answers {fitted.coverage:.1%} of the problems, {risk} of the answers wrong"))
+    typer.echo(f"calibration: {file}")
+
+
+def matrix(
+    models: Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="The models, by name.")],
+    recipe: Annotated[
+        str, typer.Option(help="The recipe with the task, the evaluation's settings and the answers' length.")
+    ] = "quickstart",
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; repeatable."),
+    ] = None,
+    sizes: Annotated[
+        str, typer.Option(help="Numbers of candidates per problem, with commas between them.")
+    ] = "1,4,8,12",
+    strategy: Annotated[
+        str, typer.Option(help="The strategy that chooses an answer by the scores.")
+    ] = "best",
+    ask: Annotated[
+        bool,
+        typer.Option("--ask", help="Ask judges for a score in a turn of their own, not within the answer."),
+    ] = False,
+    output: Annotated[Path, typer.Option(help="The folder for samples, scores and the table.")] = Path(
+        "runs/matrix"
+    ),
+) -> None:
+    """Measure every model as generator with every model as verifier, in one table with intervals.
+
+    Example: `selfverify matrix base=builtin:digits adpo=runs/quickstart/model --set evaluation.samples=12`
+    """
+    from selfverify.selection.strategies import find_strategy
+
+    find_strategy(strategy)
+    named = dict(part.partition("=")[::2] for part in models)
+    if len(named) != len(models) or not all(
+        path and name.replace("-", "").replace("_", "").isalnum() for name, path in named.items()
+    ):
+        raise ConfigError(f"models are given as NAME=MODEL, each name once, not {' '.join(models)}")
+    if {"majority", "none"} & named.keys():
+        raise ConfigError("a model cannot be called majority or none: those are rows of the table")
+    try:
+        counts = [int(size) for size in sizes.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise ConfigError(f"--sizes {sizes}: whole numbers above 0, with commas between them")
+    from selfverify.experiments.recipe import load_recipe
+
+    loaded = load_recipe(recipe, override or [])
+    from selfverify.experiments.matrix import run_matrix
+
+    run_matrix(
+        named,
+        loaded,
+        output,
+        sizes=counts,
+        strategy=strategy,
+        form="ask" if ask else "continue",
+        say=lambda text: typer.echo(text, err=True),
+    )
+    typer.echo((output / "matrix.md").read_text(encoding="utf-8"))
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="The folders of the runs to compare.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page that compares runs: curves, tables, samples.
+
+    Examples:
+
+    - `selfverify report runs/no-kl`
+
+    - `selfverify report runs/grpo runs/adpo --out grpo-against-adpo.html`
+    """
+    missing = [str(run) for run in runs if not run.is_dir()]
+    if missing:
+        raise ConfigError(f"there is no run in {', '.join(missing)}")
+    from selfverify.reports.report import write_report
+
+    typer.echo(f"report: {write_report(runs, out)}")

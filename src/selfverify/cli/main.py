@@ -1,0 +1,77 @@
+"""The command ``selfverify``: its commands in the order of its help, and how their failures end.
+
+A command only reads arguments and prints; the work is done by what it imports. Heavy imports (torch,
+transformers) stand inside the commands, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from selfverify.cli import data_commands
+from selfverify.cli.eval_commands import calibrate, evaluate, matrix, report
+from selfverify.cli.list_commands import methods, recipes
+from selfverify.cli.plan_command import plan
+from selfverify.cli.printing import say
+from selfverify.cli.serve_command import serve
+from selfverify.cli.solve_command import solve
+from selfverify.cli.study_command import study
+from selfverify.cli.train_commands import merge, quickstart, train
+from selfverify.core.errors import SelfVerifyError
+from selfverify.core.version import __version__
+
+
+class _Commands(TyperGroup):
+    """Commands whose failures end in one readable message, not in a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SelfVerifyError as error:
+            say(str(error), "bold red", "error: ")
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            say("interrupted; `--resume` goes on from the last checkpoint", "yellow")
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    name="selfverify",
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Train and run vision-language models that answer **and** verify their own answers.\n\n"
+    "Start with `selfverify quickstart`: it trains a small model on this machine and shows what it learnt. "
+    "Then `selfverify recipes` lists experiments, `selfverify train RECIPE` runs one, `selfverify eval` "
+    "measures a model and `selfverify report` compares runs.",
+)
+for _command in (quickstart, train, plan, solve, serve, calibrate, matrix):
+    app.command()(_command)
+app.command(name="eval")(evaluate)
+for _command in (report, study, methods, recipes, merge):
+    app.command()(_command)
+app.add_typer(data_commands.app, name="data")
+
+
+def main() -> None:
+    """Entry point of the ``selfverify`` command."""
+    app()
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,87 @@
+"""Runs and models on the disk: what a folder holds, and which model a command is asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from selfverify.core.errors import ConfigError
+from selfverify.core.policy_settings import is_saved_model
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe
+from selfverify.learner.checkpoint import (
+    CHECKPOINTS_FOLDER,
+    MODEL_FOLDER,
+    best_checkpoint,
+    latest_checkpoint,
+)
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Return whether training has already written something into ``folder``."""
+    metrics = folder / "metrics.jsonl"
+    if metrics.is_file() and metrics.stat().st_size > 0:
+        return True
+    return any(any(folder.glob(kept)) for kept in ("checkpoints/checkpoint-*", "iteration-*"))
+
+
+def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
+    """Return lines that tell people what ``train`` would do."""
+    learner, sampling = recipe.learner, recipe.sampling
+    rollouts = learner.steps * learner.groups_per_step
+    updates = learner.steps * learner.updates_per_rollout * learner.inner_epochs
+    checkpoint = latest_checkpoint(recipe.folder / CHECKPOINTS_FOLDER)
+    lines = [
+        f"method {recipe.method.name} on task {recipe.task.name}, from model {recipe.policy.path}",
+        f"{learner.steps} steps x {learner.groups_per_step} problems x {sampling.group_size} samples = "
+        f"{rollouts * sampling.group_size} trajectories, {updates} updates",
+        f"writes to {recipe.output}"
+        + (
+            " (already holds a run: needs --resume or --overwrite)"
+            if holds_a_run(recipe.folder) and not resume
+            else ""
+        ),
+    ]
+    if resume:
+        lines.append(f"resumes from {checkpoint.name}" if checkpoint else "no checkpoint there: starts anew")
+    return lines
+
+
+def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:
+    """Return the recipe to measure by and the model to measure; None is the model the recipe starts from.
+
+    Raises:
+        ConfigError: ``target`` is a model that belongs to no run, and no recipe is given.
+    """
+    folder = Path(target).expanduser()
+    if (folder / RECIPE_FILE).is_file():
+        return recipe or target, _trained_model(folder)
+    if is_saved_model(folder):
+        run = next((above for above in folder.resolve().parents if (above / RECIPE_FILE).is_file()), None)
+        if recipe is None and run is None:
+            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
+        return recipe or str(run), target
+    return recipe or target, None
+
+
+def saved_model(target: str) -> str:
+    """Return the model's folder: ``target`` itself, or the model that the run in ``target`` has trained.
+
+    Raises:
+        ConfigError: ``target`` is neither a run nor a model.
+    """
+    folder = Path(target).expanduser()
+    if (folder / RECIPE_FILE).is_file():
+        return _trained_model(folder)
+    if is_saved_model(folder):
+        return str(folder)
+    raise ConfigError(f"{target} is neither a run nor a saved model")
+
+
+def _trained_model(run: Path) -> str:
+    checkpoints = run / CHECKPOINTS_FOLDER
+    best = best_checkpoint(checkpoints)
+    if best is None and is_saved_model(run / MODEL_FOLDER):
+        return str(run / MODEL_FOLDER)
+    checkpoint = best or latest_checkpoint(checkpoints)
+    if checkpoint is None:
+        raise ConfigError(f"{run}: this run holds no trained model and no complete checkpoint")
+    return str(checkpoint / MODEL_FOLDER)

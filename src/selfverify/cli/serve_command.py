@@ -1,0 +1,36 @@
+"""The command ``selfverify serve``."""
+
+from __future__ import annotations
+
+import logging
+
+import typer
+
+from selfverify.cli.options import settings_as_options
+from selfverify.serving.serve_settings import ServeSettings
+
+
+@settings_as_options
+def serve(settings: ServeSettings) -> None:
+    """Serve best-of-N over OpenAI's protocol: with a model run here, or in front of another server.
+
+    `-n`, `--strategy`, `--verifier`, `--stop` and `--answers` hold for requests that do not set them in
+    `best_of`. The key for the other server is taken from `SELFVERIFY_SERVER_API_KEY` or `OPENAI_API_KEY`.
+
+    Examples:
+
+    - `selfverify serve --model builtin:digits`
+
+    - `selfverify serve --upstream http://127.0.0.1:8000/v1 -n 4 --strategy majority`
+    """
+    import selfverify.remote.client  # noqa: F401  (says which extra is missing)
+    from selfverify.serving.server import open_gateway, run, run_gateway
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    gateway = open_gateway(settings)
+
+    def say(port: int) -> None:
+        name = settings.backend.model or settings.backend.upstream
+        typer.echo(f"http://{settings.listening.host}:{port}/v1 serves {name}; Ctrl-C stops it", err=True)
+
+    run(lambda: run_gateway(gateway, settings.listening, say))

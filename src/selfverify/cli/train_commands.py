@@ -1,0 +1,131 @@
+"""The commands that train or change models: ``selfverify quickstart``, ``train`` and ``merge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from selfverify.cli.options import Overrides, RecipeName
+from selfverify.cli.printing import say
+from selfverify.core.errors import ConfigError
+
+
+def quickstart(
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Train for a minute only, to see that everything runs.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of everything random.")] = 0,
+    output: Annotated[Path, typer.Option(help="The folder of the run and its report.")] = Path(
+        "runs/quickstart"
+    ),
+) -> None:
+    """Train a small model on this machine, and write a report of what it learnt.
+
+    It needs no GPU, no download and no account: the model and its data ship with the package.
+
+    Examples:
+
+    - `selfverify quickstart`
+
+    - `selfverify quickstart --fast --output /tmp/look`
+    """
+    from selfverify.experiments.quickstart import quickstart as run_quickstart
+
+    typer.echo(f"report: {run_quickstart(output, seed, fast)}")
+
+
+def train(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest complete checkpoint.")
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Delete the run that the output folder already holds, and start anew."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check the recipe and print it with all defaults; train nothing."),
+    ] = False,
+) -> None:
+    """Train a model by a recipe.
+
+    The recipe is checked before anything is loaded; a wrong key is named together with the nearest right one.
+    Ctrl-C writes a checkpoint. A run that was killed loses at most the steps since its last checkpoint.
+
+    Examples:
+
+    - `selfverify train quickstart`
+
+    - `selfverify train quickstart learner.learning_rate=5e-5 method.kl=0 name=no-kl`
+
+    - `selfverify train my.yaml --dry-run > resolved.yaml`
+
+    - `selfverify train runs/no-kl --resume`
+    """
+    from selfverify.cli.run_folders import dry_run_lines, holds_a_run
+    from selfverify.experiments.recipe import load_recipe, to_yaml
+
+    loaded = load_recipe(recipe, overrides or [])
+    if dry_run:
+        for line in dry_run_lines(loaded, resume):
+            typer.echo(f"# {line}")  # comments, so that what is printed is itself a recipe
+        typer.echo(to_yaml(loaded), nl=False)
+        return
+    from selfverify.core import ranks
+    from selfverify.core.events import EVENTS_FILE, read_events, story
+    from selfverify.experiments.run import start_processes
+    from selfverify.experiments.run import train as run_train
+    from selfverify.learner.progress import TrainingProgress
+
+    def refuse_to_overwrite() -> None:
+        if not resume and not overwrite and holds_a_run(loaded.folder):
+            raise ConfigError(
+                f"{loaded.output} already holds a run: --resume goes on with it, --overwrite deletes it, and "
+                "name=OTHER writes elsewhere"
+            )
+
+    start_processes(loaded)
+    ranks.on_first(refuse_to_overwrite)
+    with TrainingProgress(loaded.learner.steps) as shown:
+        run = run_train(loaded, resume=resume, on_step=shown.on_step, on_phase=shown.on_phase)
+    if ranks.index() == 0:
+        if happened := story(read_events(run / EVENTS_FILE)):
+            say("\n  ".join(["what happened:", *happened]))
+        typer.echo(f"run: {run}")
+    ranks.stop()
+
+
+def merge(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_MODEL",
+            help="The folder of a run that trained an adapter (`policy.lora`), or the adapter's folder.",
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(help="A new folder for the whole model.")],
+) -> None:
+    """Write an adapter and its base model as one whole model, for servers and other libraries.
+
+    Example: `selfverify merge runs/mine ./my-model`
+    """
+    from selfverify.cli.run_folders import saved_model
+    from selfverify.core.policy_settings import PolicyConfig
+    from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
+
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError(f"{output} is not empty; choose another folder")
+    source = saved_model(target)
+    trained = (Path(target).expanduser() / RECIPE_FILE).is_file()
+    settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
+    from selfverify.policy.policy import Policy
+
+    settings = settings.for_model(source).model_copy(update={"device": "cpu"})
+    Policy.load(settings).merged().save(output)
+    typer.echo(f"model: {output}")

@@ -1,0 +1,162 @@
+"""What happened to a run besides its numbers: interruptions, retries, outages, skipped problems.
+
+Code that meets such an event calls `note`, which logs a warning that carries fields. While a run lasts, its
+`EventLog` writes these warnings, and every other warning of this package, to ``events.jsonl``. Each line is
+an object with ``time``, ``step``, ``event`` and the event's own fields. Unlike the metrics, this file is
+never cut back to a checkpoint, because it has to tell that a run was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from selfverify.core.errors import DataError
+from selfverify.core.journal import Journal, read_rows
+
+EVENTS_FILE = "events.jsonl"
+LONGEST = 500
+"""Characters kept of a text in the file. Messages may quote what a model wrote."""
+
+
+def note(logger: logging.Logger, event: str, message: str, **fields: Any) -> None:
+    """Log a warning that an `EventLog` stores as ``event`` with these ``fields``, which are JSON values."""
+    logger.warning("%s", message, extra={"event": event, "fields": fields})
+
+
+class EventLog(logging.Handler):
+    """Appends events to a file. As a context manager it also collects this package's warnings.
+
+    An event that cannot be written (a full disk) is named in the log and does not end the run.
+
+    Args:
+        path: The file.
+        process: Which of a run's processes this is, from 0. Process 0 repairs a file that a kill has damaged,
+            so its log has to be made before the others'. The others write their number with every event.
+    """
+
+    def __init__(self, path: Path, process: int = 0) -> None:
+        super().__init__(logging.WARNING)
+        self.path, self.process = path, process
+        self.step = 0
+        self._shown_by: logging.Handler | None = None
+        self._journal: Journal | None = None
+        with contextlib.suppress(OSError):  # `append` tries again, and says what is wrong
+            self._journal = Journal(path, repair=process == 0)
+
+    def append(self, event: str, **fields: Any) -> None:
+        """Write one line. When this returns, the line is on the disk."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        short = {k: v[:LONGEST] if isinstance(v, str) else v for k, v in fields.items()}
+        where = {"process": self.process} if self.process else {}
+        try:
+            journal = self._journal or Journal(self.path)
+            journal.append({"time": now, "step": self.step, "event": event, **where, **short})
+            journal.sync()
+        except OSError as error:
+            # A warning of our own logger would come back to this handler.
+            logging.getLogger("selfverify_events").warning("cannot write %s: %s", self.path, error)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a warning as an event, by the name that `note` gave it, or as ``warning``."""
+        try:
+            noted = vars(record)
+            fields = noted.get("fields", {})
+            self.append(noted.get("event", "warning"), message=record.getMessage(), **fields)
+        except Exception:
+            self.handleError(record)
+        if self._shown_by is not None:
+            self._shown_by.handle(record)
+
+    def __enter__(self) -> EventLog:
+        ours = logging.getLogger("selfverify")
+        # Where nobody set up logging Python prints warnings itself, but only as long as there is no handler.
+        self._shown_by = None if ours.hasHandlers() else logging.lastResort
+        ours.addHandler(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        logging.getLogger("selfverify").removeHandler(self)
+        if isinstance(error, KeyboardInterrupt):
+            if self.process == 0:  # all processes are interrupted together
+                self.append("interrupted")
+        elif error is not None:
+            self.append("failed", message=f"{type(error).__name__}: {error}")
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Read the events in a file; returns an empty list if there is no file.
+
+    Raises:
+        DataError: A line is corrupt, or is no event.
+    """
+    rows = read_rows(path)
+    for number, row in enumerate(rows, start=1):
+        if "event" not in row:
+            raise DataError(f"{path}, line {number}: not an event")
+    return rows
+
+
+COUNTED = {
+    "worker_restarted": ("worker process replaced", "worker processes replaced"),
+    "call_retried": ("call of a worker made again", "calls of workers made again"),
+    "image_retried": ("image read at a second or later try", "images read at a second or later try"),
+    "rows_skipped": ("data file with broken rows", "data files with broken rows"),
+    "unjudged": ("answer that could not be judged", "answers that could not be judged"),
+    "step_empty": ("step without a usable problem", "steps without a usable problem"),
+    "warning": ("other warning", "other warnings"),
+}
+"""Events that `story` only counts, with their names in singular and plural."""
+
+
+def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
+    """Tell in sentences what happened to a run; returns an empty list if there was nothing but training.
+
+    Args:
+        events: The events of a run's file. Those before the last start without resuming are left out, because
+            they belong to an earlier run.
+        named: At most so many skipped problems, and so many other warnings, are named.
+    """
+    begun = [i for i, e in enumerate(events) if e["event"] == "started" and not e.get("resume")]
+    events = events[begun[-1] if begun else 0 :]
+    lines = []
+    for number, event in enumerate(events):
+        match event["event"]:
+            case "started" if number:
+                lines.append(f"started again from the beginning, there was no checkpoint ({_when(event)})")
+            case "resumed":
+                again = event.get("steps_again")
+                lost = f"; {again} {'step was' if again == 1 else 'steps were'} done again" if again else ""
+                lines.append(f"resumed at step {event.get('step')} ({_when(event)}){lost}")
+            case "interrupted" | "time_limit":
+                lines.append(f"{event['event'].replace('_', ' ')} at step {event['step']} ({_when(event)})")
+            case "failed":
+                lines.append(f"failed at step {event['step']} ({_when(event)}): {event.get('message')}")
+    for name, (one, many) in COUNTED.items():
+        found = [event for event in events if event["event"] == name]
+        if found:
+            lines.append(f"{len(found)} {one if len(found) == 1 else many}")
+    # Once per text, because a run that was killed and resumed warns twice of the same thing.
+    lines += _some({str(e.get("message")): "" for e in events if e["event"] == "warning"}, named)
+    skipped = {str(e.get("problem")): str(e.get("reason")) for e in events if e["event"] == "problem_skipped"}
+    if skipped:
+        lines.append(f"{len(skipped)} {'problem' if len(skipped) == 1 else 'problems'} skipped")
+        lines += _some(skipped, named)
+    return lines
+
+
+def _some(named: dict[str, str], most: int) -> list[str]:
+    lines = [f"  {name}: {reason}" if reason else f"  {name}" for name, reason in named.items()]
+    more = len(lines) - most
+    return lines[:most] + ([f"  and {more} more, see {EVENTS_FILE}"] if more > 0 else [])
+
+
+def _when(event: dict[str, Any]) -> str:
+    return str(event.get("time", ""))[:19].replace("T", " ") + " UTC"

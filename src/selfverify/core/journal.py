@@ -1,0 +1,194 @@
+"""Journals: files of JSON lines that only grow. A kill can damage no more than the last line of one.
+
+The first line may be a header, ``{"rows": CLASS, "format": 1, "settings": {...}}``. It names the dataclass of
+the other lines and holds everything that decides what these say. Nothing is appended under other settings.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from selfverify.core.atomic_files import write_text
+from selfverify.core.differences import differences
+from selfverify.core.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""A row's class has this as ``__pydantic_config__``: rows with other fields or types are errors when read."""
+
+
+class IndexedRow(Protocol):
+    """The dataclass of a journal's lines."""
+
+    @property
+    def index(self) -> int:
+        """What the row is about, such as the index of a problem. No two rows have the same."""
+        ...
+
+
+Row = TypeVar("Row", bound=IndexedRow)
+
+
+class Journal:
+    """Appends lines to a file.
+
+    Args:
+        path: The file. The file and its folder are made if they are not there.
+        repair: Whether to remove, with a warning, a last line that has no end because its writer was killed.
+            Where several processes write to one file, the first one does this before the others begin.
+    """
+
+    def __init__(self, path: Path, repair: bool = True) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        content = path.read_bytes() if repair else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            logger.warning("%s: the last line was cut off while it was written; removed", path)
+            self.truncate(whole)
+
+    def append(self, *rows: Any) -> None:
+        """Write one line per JSON value. When this returns, the lines survive the death of the process.
+
+        Raises:
+            DataError: A value cannot be stored as JSON. In this case no line is written.
+            OSError: The disk is full, for example. A part that was written is removed, so that lines which
+                are appended later do not stand behind it.
+        """
+        lines = memoryview(b"".join(_line(row, self.path) for row in rows))
+        # Opened each time, because the file may have been cut back meanwhile.
+        with self.path.open("ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            try:
+                while lines:
+                    lines = lines[file.write(lines) :]
+            except OSError:
+                file.truncate(end)
+                raise
+
+    def sync(self) -> int:
+        """Force all lines to the disk and return the file's length in bytes."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    def truncate(self, length: int) -> None:
+        """Cut the file back to ``length`` bytes."""
+        with self.path.open("r+b") as file:
+            file.truncate(length)
+            os.fsync(file.fileno())
+
+
+def open_journal(path: Path, row: type[Row], settings: Mapping[str, Any]) -> tuple[Journal, dict[int, Row]]:
+    """Open a journal with a header, a new one or one to go on with.
+
+    Returns:
+        The journal, and the rows that it holds by index.
+
+    Raises:
+        ConfigError: The journal was written under other settings. The message lists what differs.
+        DataError: The file is no journal of such rows, or a line in it is corrupt.
+    """
+    header = _line({"rows": row.__name__, "format": FORMAT, "settings": dict(settings)}, path)
+    # A header that was cut off has lost nothing.
+    if not path.exists() or header.startswith(path.read_bytes()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, header.decode())
+        return Journal(path), {}
+    found, rows = _read(path, row, warn=False)  # `Journal` warns below, where it removes a cut-off line
+    # As a reader sees the settings: lists, not tuples.
+    if changed := differences(found, json.loads(header)["settings"]):
+        raise ConfigError(
+            f"{path} was written under other settings: {'; '.join(changed)}. Set them back to go on with it, "
+            "or choose another path to start anew"
+        )
+    return Journal(path), rows
+
+
+def read_journal(path: Path, row: type[Row]) -> tuple[dict[str, Any], dict[int, Row]]:
+    """Read a journal with a header. A last line that was cut off is left out with a warning.
+
+    Returns:
+        The settings, and the rows by index.
+
+    Raises:
+        DataError: The file is no journal of such rows, a line in it is corrupt, or an index stands twice.
+    """
+    return _read(path, row)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read a journal without a header. A last line that was cut off is left out with a warning.
+
+    Returns:
+        The lines, one JSON object each; an empty list if there is no file.
+
+    Raises:
+        DataError: A complete line is corrupt. The message names file and line.
+    """
+    return _rows(path, _whole_lines(path), dict[str, Any]) if path.exists() else []
+
+
+def _read(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[str, Any], dict[int, Row]]:
+    lines = _whole_lines(path, warn)
+    header = _value(path, 1, lines[0]) if lines else None
+    wanted = {"rows": row.__name__, "format": FORMAT}
+    settings = header.pop("settings", None) if isinstance(header, dict) else None
+    if header != wanted or not isinstance(settings, dict):
+        raise DataError(f"{path}, line 1: not the header of a journal of {row.__name__} in format {FORMAT}")
+    rows: dict[int, Row] = {}
+    for number, found in enumerate(_rows(path, lines[1:], row, first=2), start=2):
+        if found.index in rows:
+            raise _corrupt(path, number, f"index {found.index} stands in the file twice")
+        rows[found.index] = found
+    return settings, rows
+
+
+def _whole_lines(path: Path, warn: bool = True) -> list[bytes]:
+    *lines, torn = path.read_bytes().split(b"\n")
+    if torn and warn:
+        logger.warning("%s: the last line was cut off while it was written; left out", path)
+    return lines
+
+
+def _rows(path: Path, lines: list[bytes], row: type[Any], first: int = 1) -> list[Any]:
+    reader = TypeAdapter(row)
+    rows = []
+    for number, line in enumerate(lines, start=first):
+        try:
+            rows.append(reader.validate_json(line))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = ".".join(str(part) for part in fault["loc"])
+            raise _corrupt(path, number, f"{name}: {fault['msg']}" if name else fault["msg"]) from None
+    return rows
+
+
+def _value(path: Path, number: int, line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(path, number, f"not valid JSON ({error})") from None
+
+
+def _corrupt(path: Path, number: int, problem: str) -> DataError:
+    return DataError(f"{path}, line {number}: {problem}. Restore the file, or delete it to start over")
+
+
+def _line(value: Any, path: Path) -> bytes:
+    """One line of JSON. A lone surrogate, which UTF-8 cannot hold, becomes "?"."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: a line cannot be stored as JSON: {error}") from None
+    return text.encode("utf-8", "replace") + b"\n"

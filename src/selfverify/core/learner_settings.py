@@ -1,0 +1,113 @@
+"""Settings of the learner: how long, how fast, how the loss is averaged, what is written down."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class LearnerConfig(BaseModel):
+    """The training loop. It knows no method: methods give it per-token streams."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int = Field(
+        ge=1, description="Training steps; one step is one rollout of `groups_per_step` groups."
+    )
+    groups_per_step: int = Field(24, ge=1, description="Problems sampled in one step.")
+    keep: str | None = Field(
+        None,
+        min_length=1,
+        description="A file that `selfverify data filter` wrote: only problems that it keeps are trained on. "
+        "None: all of the task's.",
+    )
+    updates_per_rollout: int = Field(
+        1, ge=1, description="Minibatches a rollout is split in; each is one optimizer update."
+    )
+    inner_epochs: int = Field(1, ge=1, description="Times the learner goes through each rollout.")
+    micro_batch_groups: int = Field(
+        8,
+        ge=1,
+        description="Groups forwarded at once; gradients accumulate, so memory depends on it and the result "
+        "does not.",
+    )
+    learning_rate: float = Field(1e-4, gt=0.0, description="Peak learning rate of AdamW.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant",
+        description="What the learning rate does after the warm-up; linear and cosine fall to 0. "
+        "Counted in updates: steps in which no group was left to learn from do not move it.",
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps over which the learning rate rises linearly from 0 to its peak."
+    )
+    optimizer: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw",
+        description="`adamw_8bit` keeps its two moments in 8 bits (bitsandbytes): 2 bytes instead of 8 for "
+        "each trained value, in tensors of 4,096 values or more.",
+    )
+    weight_decay: float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="AdamW's two decay rates, each in [0, 1).")
+    max_grad_norm: float = Field(
+        1.0, gt=0.0, description="Gradients with a larger norm are scaled down to it."
+    )
+    clip_low: float = Field(0.2, ge=0.0, le=1.0, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0.0, description="The ratio is clipped above at 1 + clip_high.")
+    importance_cap: float | None = Field(
+        2.0,
+        ge=1.0,
+        description="Cap (C) of the importance weight of a token that another engine has sampled: how much "
+        "likelier it was under the learner's model; null corrects nothing. No effect with `sampling.engine: "
+        "own`.",
+    )
+    denominator: Literal["sequence", "channel", "batch"] = Field(
+        "sequence",
+        description="What a token's loss is divided by: the trained tokens of its trajectory (the papers' "
+        "choice), of its channel within the trajectory, or of the whole batch.",
+    )
+    drop_truncated: bool = Field(
+        False,
+        description="Leave trajectories that were cut off out of the group before rewards are compared.",
+    )
+    drop_zero_advantage: bool = Field(
+        True, description="Leave out (and count) groups whose channels all have advantage 0."
+    )
+    checkpoint_every: int = Field(
+        50, ge=0, description="Steps between checkpoints; 0 writes one only at the end or on interruption."
+    )
+    keep_last: int = Field(2, ge=1, description="Checkpoints kept besides the best one.")
+    best_metric: str | None = Field(
+        None, description="Evaluation metric by which the best checkpoint is kept (higher is better)."
+    )
+    evaluate_every: int = Field(0, ge=0, description="Steps between evaluations during training; 0 is never.")
+    log_every: int = Field(1, ge=1, description="Steps between lines of metrics.jsonl and on the terminal.")
+    trackers: list[str] = Field(
+        [], description="Trackers that get the metrics besides metrics.jsonl: `tensorboard`, `wandb`, ..."
+    )
+    time_limit_s: float | None = Field(
+        None, gt=0.0, description="Stop with a checkpoint after this many seconds; None is no limit."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> LearnerConfig:
+        faults = []
+        if self.best_metric is not None and self.evaluate_every == 0:
+            faults.append(
+                f"best_metric={self.best_metric} needs evaluate_every >= 1: without evaluations there is "
+                "nothing to choose the best checkpoint by"
+            )
+        if self.warmup_steps > self.steps:
+            faults.append(
+                f"warmup_steps={self.warmup_steps} is more than steps={self.steps}: the learning rate would "
+                "never reach its peak"
+            )
+        if self.updates_per_rollout > self.groups_per_step:
+            faults.append(
+                f"updates_per_rollout={self.updates_per_rollout} is more than groups_per_step="
+                f"{self.groups_per_step}: some minibatches would be empty"
+            )
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self

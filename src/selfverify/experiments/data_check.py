@@ -1,0 +1,325 @@
+"""One pass over a data file: what is in it, what a model will see of it, and what is broken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfverify.core.errors import DataError
+from selfverify.core.policy_settings import PolicyConfig
+from selfverify.data import BadRow, ImageRef, Rows
+from selfverify.data.fields import Row, shown
+from selfverify.data.images import decode_image
+from selfverify.policy.encoding import Encoder, Prompt
+from selfverify.policy.loading import load_structure
+from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.phone.mobile import Mobile
+from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.row_task import RowTask
+
+NAMED = 5
+"""How many of the longest prompts and of the duplicates are named."""
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The smallest, the middle and the largest of some values."""
+
+    min: float
+    median: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """Return the spread of values; None where there are none."""
+        return cls(min(values), float(np.median(values)), max(values)) if values else None
+
+    def __str__(self) -> str:
+        if self.min == self.max:
+            return f"{self.min:,.0f}"
+        return f"{self.min:,.0f} to {self.max:,.0f} (median {self.median:,.0f})"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A problem as the model sees it. In ``text`` the placeholders of an image stand as their number."""
+
+    id: str
+    text: str
+    images: list[Size]
+    tokens: int
+    target: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a data file holds.
+
+    Args:
+        path: The file or folder.
+        format: Its format.
+        model: The model whose tokens are counted.
+        rows: The number of rows that can be used, images included.
+        broken: The rows that cannot.
+        kinds: The number of rows by what they ask for: ``question``, ``options``, ``box``, ``step``.
+        categories: The number of rows by category, the largest first.
+        images: The number of rows by the number of their images.
+        distinct_images: The number of images with different contents.
+        width: Of the distinct images, in pixels.
+        height: Of the distinct images, in pixels.
+        image_bytes: The encoded bytes of the distinct images.
+        prompt_tokens: Tokens of a problem, images included.
+        image_tokens: Tokens of a problem's images.
+        model_reads: The longest prompt that the model reads, where its config says so.
+        too_long: The number of problems that are longer.
+        longest: The longest prompts: id, place, tokens, tokens of their images.
+        duplicates: Ids of rows that ask what another row asks, each with the id of the first such row.
+        duplicate_count: The number of such rows; ``duplicates`` names `NAMED` of them.
+        samples: The first problems as the model sees them.
+    """
+
+    path: str
+    format: str
+    model: str
+    rows: int
+    broken: list[BadRow]
+    kinds: dict[str, int]
+    categories: dict[str, int]
+    images: dict[int, int]
+    distinct_images: int
+    width: Spread | None
+    height: Spread | None
+    image_bytes: int
+    prompt_tokens: Spread | None
+    image_tokens: Spread | None
+    model_reads: int | None
+    too_long: int
+    longest: list[dict[str, Any]]
+    duplicates: list[tuple[str, str]]
+    duplicate_count: int
+    samples: list[ShownRow]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """What is counted of a row that can be used.
+
+    Args:
+        index: The row's number.
+        id: The row's id.
+        kind: What the row asks for.
+        category: The row's category.
+        pictures: For each image a digest of its encoded bytes, their number, and the image's size.
+        asked: A digest of the question and the images.
+        tokens: The tokens of the prompt.
+        image_tokens: Those of them that stand for images.
+    """
+
+    index: int
+    id: str
+    kind: str
+    category: str
+    pictures: list[tuple[bytes, int, Size]]
+    asked: bytes
+    tokens: int
+    image_tokens: int
+
+
+class _Model:
+    """A model's tokenizer and image processor, and the tasks that ask it about rows; no weights."""
+
+    def __init__(self, settings: PolicyConfig) -> None:
+        with torch.device("meta"):
+            self.loaded = load_structure(settings.model_copy(update={"device": "meta"}))
+        # A prompt that is too long is counted, not refused.
+        config = self.loaded.model.config.get_text_config()
+        self.reads: int | None = getattr(config, "max_position_embeddings", None)
+        config.max_position_embeddings = 2**62
+        self.encoder, math = Encoder(self.loaded, settings.pixel_cache_mb), Math()
+        self.tasks: dict[str, RowTask] = {
+            "question": math, "options": math, "box": Grounding(), "step": Mobile()
+        }  # fmt: skip
+        for task in self.tasks.values():
+            task.use_space(self._space)
+
+    def _space(self, size: Size) -> Size:
+        return self.loaded.family.coordinate_space(self.loaded.model, self.loaded.image_processor, size)
+
+    def read(self, index: int, row: Row) -> tuple[_Usable, Prompt]:
+        """Return what is counted of a row, and its prompt.
+
+        Raises:
+            DataError: The row cannot be used.
+        """
+        encoded = [ref.data() for ref in row["images"]]
+        images = [decode_image(data) for data in encoded]
+        for image in images:
+            _refuse_turned(image.size, row.get("screen"))
+        digests = [_digest(data) for data in encoded]
+        opened = row | {"images": [ImageRef(row["id"], image=image) for image in images]}
+        kind = kind_of(row)
+        prompt = self.encoder.prompt(self.tasks[kind].ask(opened, row["id"]))
+        asked = [row.get(name) for name in ("question", "options", "goal", "step_instruction", "history")]
+        text = json.dumps(asked, sort_keys=True, default=str).encode()
+        return _Usable(
+            index,
+            row["id"],
+            kind,
+            row["category"] or "(none)",
+            [(d, len(data), image.size) for d, data, image in zip(digests, encoded, images, strict=True)],
+            _digest(b"".join([*digests, text])),
+            len(prompt.ids),
+            sum(image.placeholders for image in prompt.images),
+        ), prompt
+
+    def show(self, row: Row, prompt: Prompt) -> ShownRow:
+        """Return a row as the model sees it."""
+        text = self.loaded.tokenizer.decode(prompt.ids)
+        placeholder = self.loaded.family.placeholder(self.loaded.model)
+        if placeholder is not None:
+            mark = self.loaded.tokenizer.convert_ids_to_tokens(placeholder)
+            for image in prompt.images:
+                text = text.replace(mark * image.placeholders, f"[{image.placeholders} image tokens]", 1)
+        sizes = [image.size for image in prompt.pictures]
+        target = row.get("action") or row.get("box") or row.get("answer")
+        return ShownRow(row["id"], text, sizes, len(prompt.ids), target)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def kind_of(row: Row) -> str:
+    """Return what a row asks for: ``step``, ``box``, ``options`` (one of several) or ``question``."""
+    if "action" in row:
+        return "step"
+    if "box" in row:
+        return "box"
+    return "options" if row.get("options") else "question"
+
+
+def _refuse_turned(image: Size, screen: Size | None) -> None:
+    if screen is not None and (image[0] - image[1]) * (screen[0] - screen[1]) < 0:
+        raise DataError(
+            f"its screenshot is {image[0]} x {image[1]}, its screen {screen[0]} x {screen[1]}: one of them "
+            "is turned"
+        )
+
+
+def check_rows(rows: Rows, settings: PolicyConfig, *, samples: int = 2) -> Checked:
+    """Read every row with its images, and encode it as ``settings.path``'s model would be asked it.
+
+    Args:
+        rows: The rows, from `open_rows`; what it found broken is passed on.
+        settings: The model, whose weights are not loaded, and the sizes of its images.
+        samples: The number of problems to keep as the model sees them.
+    """
+    model, usable = _Model(settings), list[_Usable]()
+    broken, kept = list(rows.bad), list[ShownRow]()
+    for index in range(len(rows)):
+        try:
+            row = rows[index]
+            found, prompt = model.read(index, row)
+        except DataError as error:
+            place = rows.place(index)
+            reason = str(error).removeprefix(f"{place}: ")
+            broken.append(BadRow(str(place.file), place.number, reason, str(place)))
+            continue
+        usable.append(found)
+        if len(kept) < samples:
+            kept.append(model.show(row, prompt))
+    pictures = {digest: (n, size) for entry in usable for digest, n, size in entry.pictures}.values()
+    firsts = {entry.asked: entry.id for entry in reversed(usable)}
+    duplicates = [(entry.id, firsts[entry.asked]) for entry in usable if firsts[entry.asked] != entry.id]
+    longest = sorted(usable, key=lambda entry: (-entry.tokens, entry.index))[:NAMED]
+    return Checked(
+        path=str(rows.path),
+        format=rows.format,
+        model=settings.path,
+        rows=len(usable),
+        broken=sorted(broken, key=lambda bad: (bad.file, bad.line)),
+        kinds=dict(Counter(entry.kind for entry in usable)),
+        categories=dict(Counter(entry.category for entry in usable).most_common()),
+        images=dict(sorted(Counter(len(entry.pictures) for entry in usable).items())),
+        distinct_images=len(pictures),
+        width=Spread.of([size[0] for _, size in pictures]),
+        height=Spread.of([size[1] for _, size in pictures]),
+        image_bytes=sum(count for count, _ in pictures),
+        prompt_tokens=Spread.of([entry.tokens for entry in usable]),
+        image_tokens=Spread.of([entry.image_tokens for entry in usable]),
+        model_reads=model.reads,
+        too_long=sum(model.reads is not None and entry.tokens >= model.reads for entry in usable),
+        longest=[
+            {
+                "id": entry.id,
+                "place": str(rows.place(entry.index)),
+                "tokens": entry.tokens,
+                "image_tokens": entry.image_tokens,
+            }
+            for entry in longest
+        ],
+        duplicates=duplicates[:NAMED],
+        duplicate_count=len(duplicates),
+        samples=kept,
+    )
+
+
+def summary(checked: Checked, most_broken: int = 20) -> list[str]:
+    """Return the lines that people read; ``most_broken`` broken rows are named."""
+    c = checked
+    lines = [f"{c.path}: {c.format}, {_many(c.rows, 'usable row')}, {len(c.broken)} broken"]
+    if c.rows:
+        lines += [f"asks for: {_counted(c.kinds)}", f"categories: {_counted(c.categories, 8)}"]
+    if c.distinct_images:
+        lines += [
+            f"images: {_many(c.distinct_images, 'image')}, {c.image_bytes / 2**20:.1f} MiB, "
+            f"width {c.width}, height {c.height}",
+            f"images per row: {_counted(c.images)}",
+        ]
+    if c.rows:
+        lines.append(
+            f"tokens per problem ({c.model}): {c.prompt_tokens}, of which for images {c.image_tokens}"
+        )
+    if c.too_long:
+        lines.append(f"longer than the {c.model_reads} that it reads: {c.too_long:,}")
+    if c.rows:
+        lines.append("longest prompts:")
+    for row in c.longest:
+        lines.append(f"  {row['id']} ({row['place']}): {row['tokens']}, for images {row['image_tokens']}")
+    if c.duplicates:
+        lines.append(f"duplicates: {_many(c.duplicate_count, 'row')}")
+        lines += [f"  {again} asks what {first} does" for again, first in c.duplicates]
+        lines += ["  ..."] if c.duplicate_count > len(c.duplicates) else []
+    if c.broken:
+        more = len(c.broken) - most_broken
+        lines += ["broken rows:", *(f"  {bad}" for bad in c.broken[:most_broken])]
+        lines += [f"  and {more} more; --json has them all"] if more > 0 else []
+    for sample in c.samples:
+        sizes = ", ".join(f"{w} x {h}" for w, h in sample.images) or "no image"
+        lines += ["", f"--- {sample.id}: {sample.tokens} tokens; {sizes}; target {shown(sample.target, 200)}"]
+        lines += [f"| {line}" for line in sample.text.splitlines()]
+    return lines
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _counted(counts: Mapping[Any, int], most: int = 20) -> str:
+    parts = [f"{name} {count:,}" for name, count in counts.items()]
+    more = len(parts) - most
+    return ", ".join(parts[:most]) + (f" and {more} more" if more > 0 else "")

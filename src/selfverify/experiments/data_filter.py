@@ -1,0 +1,172 @@
+"""Sampling every training problem with a policy, to leave out problems that would teach it nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish, Group
+from selfverify.data.verdicts import BROKEN, NOT_COUNTED, Verdict, why_dropped
+from selfverify.evaluation.sweep import Progress, Sweep, make_problems
+from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import start_processes
+from selfverify.learner.kept import judged_by
+from selfverify.methods.base import Method
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import derived_seed
+from selfverify.tasks.base import NotCounted, Task
+
+
+def filter_recipe(
+    recipe: Recipe,
+    output: Path,
+    *,
+    problems: int | None = None,
+    samples: int | None = None,
+    progress: Progress | None = None,
+) -> list[Verdict]:
+    """Call `filter_problems` with the policy, method and sampling of a recipe.
+
+    Raises:
+        ConfigError: The recipe's method does not sample.
+    """
+    start_processes(recipe)
+    task = make_task(recipe.task.name, **recipe.task.options)
+    method = make_method(recipe.method.name, **recipe.method.options)
+    task.count("train")  # a data file that is missing shows before the model is loaded
+    policy = Policy.load(recipe.policy)
+    sampling = recipe.sampling.model_copy(update={"engine": "own"})
+    if samples is not None:
+        sampling = sampling.model_copy(update={"group_size": samples})
+    return filter_problems(
+        policy,
+        task,
+        method,
+        sampling,
+        output,
+        problems=problems,
+        seed=recipe.seed,
+        batch=recipe.evaluation.batch_problems,
+        progress=progress,
+    )
+
+
+def filter_problems(
+    policy: Policy,
+    task: Task,
+    method: Method,
+    sampling: SamplingConfig,
+    output: Path,
+    *,
+    problems: int | None = None,
+    seed: int = 0,
+    batch: int = 64,
+    progress: Progress | None = None,
+) -> list[Verdict]:
+    """Sample training problems and write a verdict on each (AdaPO, appendix A.2).
+
+    A call that was killed can be made again: it goes on, and the result is the same.
+
+    Args:
+        policy: The policy that samples.
+        task: Makes problems and judges answers.
+        method: Rolls out, in one turn or two.
+        sampling: How samples are drawn, and how many of each problem.
+        output: The file of verdicts, for `LearnerConfig.keep`.
+        problems: How many problems to sample, at most those that the task has. None is all of them.
+        seed: Decides the order of the problems and the samples.
+        batch: Problems sampled at once. Only memory depends on it.
+        progress: Called after each batch.
+
+    Returns:
+        The verdicts in the order of their index.
+
+    Raises:
+        ConfigError: The method shows demonstrations instead of sampling, the task makes problems without end
+            and ``problems`` is None, or the file is about something else.
+    """
+    if method.objective != "surrogate":
+        raise ConfigError(
+            f"method {method.name} does not learn from samples, so it cannot say which problems would teach: "
+            "name one that does, such as method.name=adpo or, for two turns, method.name=adapo"
+        )
+    task.use_space(policy.coordinate_space)
+    count = task.count("train")
+    if count is None and problems is None:
+        raise ConfigError(f"task {task.name} makes problems without end: say how many with --problems")
+    total = min(n for n in (count, problems) if n is not None)
+    settings = {
+        "problems": total,
+        "task": task.name,
+        "count": count,
+        "options": judged_by(task),
+        "seed": seed,
+        "samples": sampling.group_size,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_new_tokens": sampling.max_new_tokens,
+        "weights": policy.whole(policy.fingerprint),
+        "method": {"name": method.name, **method.config.model_dump(mode="json")},
+    }
+
+    def run() -> list[Verdict]:
+        sweep = Sweep(output, Verdict, settings, total, batch, progress)
+        for share in sweep.shares():
+            made, unusable = make_problems(task, "train", seed, share, policy.encoder)
+            verdicts = [_left_out(task, index, error) for index, error in unusable.items()]
+            if made:
+                seeds = [derived_seed(seed, index) for index in made]
+                groups = method.rollout(policy, task, [*made.values()], seeds, sampling).groups
+                verdicts += [_verdict(index, group) for index, group in zip(made, groups, strict=True)]
+            sweep.store(verdicts)
+        return [sweep.rows[index] for index in sorted(sweep.rows)]
+
+    return policy.whole(run)
+
+
+def _left_out(task: Task, index: int, error: DataError) -> Verdict:
+    why = NOT_COUNTED if isinstance(error, NotCounted) else BROKEN
+    return Verdict(index, f"{task.name}#{index}", "", {}, why, str(error))
+
+
+def _verdict(index: int, group: Group) -> Verdict:
+    kinds = _kinds(group)
+    counts = dict(sorted(Counter(kinds).items()))
+    return Verdict(index, group.problem.id, group.problem.digest(), counts, why_dropped(kinds))
+
+
+def _kinds(group: Group) -> list[str]:
+    """Return the kinds of trajectories that could be judged: ``1`` or ``0``, with two turns ``0->1`` etc."""
+    found = []
+    for trajectory in group.trajectories:
+        if trajectory.finish != Finish.ERROR:
+            rewards = trajectory.rewards
+            first = f"{rewards['correct_1']:.0f}->" if "correct_1" in rewards else ""
+            found.append(f"{first}{rewards['correct']:.0f}")
+    return found
+
+
+def summary(verdicts: Sequence[Verdict], broken: int = 5) -> list[str]:
+    """Summarise verdicts in a few lines for people. At most ``broken`` broken problems are named."""
+    dropped = Counter(verdict.dropped for verdict in verdicts if verdict.dropped)
+    kept = len(verdicts) - dropped.total()
+    kinds: Counter[str] = Counter()
+    for verdict in verdicts:
+        kinds.update(verdict.samples)
+    said = ", ".join(f"{count:,} {why}" for why, count in sorted(dropped.items()))
+    lines = [f"kept {kept:,} of {len(verdicts):,} problems" + (f"; dropped: {said}" if said else "")]
+    if kinds:
+        right = Counter(verdict.right for verdict in verdicts if verdict.samples)
+        shares = ", ".join(f"{kind} {count / kinds.total():.1%}" for kind, count in sorted(kinds.items()))
+        lines.append(f"samples: {kinds.total():,}, of which {shares}")
+        lines.append(
+            "problems by right samples: " + ", ".join(f"{n}: {count:,}" for n, count in sorted(right.items()))
+        )
+    named = [verdict for verdict in verdicts if verdict.dropped == BROKEN]
+    lines += [f"  broken: {verdict.reason}" for verdict in named[:broken]]
+    lines += [f"  and {len(named) - broken} more" for _ in named[broken : broken + 1]]
+    return lines

@@ -1,0 +1,296 @@
+"""A recipe: everything that defines an experiment, in one YAML file that is checked before anything starts.
+
+    recipe = load_recipe("quickstart", ["learner.learning_rate=5e-5", "method.kl=0"])
+
+A key that does not exist, a value that does not fit and a combination that cannot work are errors at
+once, with the file, the line and the nearest key that does exist.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from selfverify.core.errors import ConfigError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.policy_settings import PolicyConfig, is_saved_model
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.recipe_errors import complaints
+from selfverify.experiments.recipe_yaml import (
+    Document,
+    dump_yaml,
+    overridden_name,
+    parse_override,
+    read_document,
+)
+
+RECIPE_FILE = "recipe.yaml"
+"""The file in a run's folder that holds the resolved recipe."""
+
+STUDY_PREFIX = "study-"
+"""The beginning of the names of built-in studies, whose files stand beside those of the recipes."""
+
+
+class NamedOptions(BaseModel):
+    """A task or method by name, with its options.
+
+    In a file the two stand side by side (``{name: adpo, beta: 0.04}``); here they are apart, so that
+    ``make_task(recipe.task.name, **recipe.task.options)`` reads well.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(description="Name of a task (`TASKS`) or a method (`METHODS`).")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The options of that task or method, defaults filled in."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"name": data}
+        if isinstance(data, dict) and set(data) != {"name", "options"}:
+            options = {key: value for key, value in data.items() if key != "name"}
+            return {"options": options} | {key: data[key] for key in data if key == "name"}
+        return data
+
+    @model_serializer
+    def _flatten(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+
+class Recipe(BaseModel):
+    """One experiment: a model, a task, a method, and how it is trained and measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the experiment and of its folder."
+    )
+    seed: int = Field(0, ge=0, description="Seed of everything random: data, sampling, initial weights.")
+    output: str = Field(
+        "runs/{name}",
+        validate_default=True,
+        description="Folder of the run: metrics, checkpoints, the resolved recipe. `{name}` is filled in.",
+    )
+    policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
+    task: NamedOptions = Field(description="What is learnt: a task's name and its options.")
+    method: NamedOptions = Field(description="How it is learnt: a method's name and its options.")
+    sampling: SamplingConfig = Field(
+        default_factory=SamplingConfig, description="How trajectories are sampled in training."
+    )
+    learner: LearnerConfig = Field(description="The training loop.")
+    evaluation: EvaluationConfig = Field(
+        default_factory=EvaluationConfig, description="How the result is measured."
+    )
+
+    @field_validator("output")
+    @classmethod
+    def _fill_in_name(cls, value: str, info: Any) -> str:
+        return os.path.expanduser(value.replace("{name}", info.data.get("name", "{name}")))
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.output)
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """Return the recipe as YAML, defaults included; `load_recipe` reads an equal recipe from it."""
+    return dump_yaml(recipe.model_dump(mode="json"))
+
+
+def recipe_folder() -> Path:
+    """Return the folder of built-in recipes: inside an installed package, beside `src/` in a checkout."""
+    package = Path(__file__).parents[1]
+    packaged = package / "recipes"
+    return packaged if packaged.is_dir() else package.parents[1] / "recipes"
+
+
+def builtin_recipes() -> dict[str, Path]:
+    """Return the files of the recipes that ship with the package, by name."""
+    paths = sorted(recipe_folder().glob("*.yaml"))
+    return {path.stem: path for path in paths if not path.stem.startswith(STUDY_PREFIX)}
+
+
+def builtin_studies() -> dict[str, Path]:
+    """Return the files of the studies that ship with the package, by name."""
+    return {path.stem: path for path in sorted(recipe_folder().glob(f"{STUDY_PREFIX}*.yaml"))}
+
+
+def recipe_summary(path: Path) -> str:
+    """Return the first comment line of a recipe file, which says what the recipe is for."""
+    with path.open(encoding="utf-8") as lines:
+        return next((line.lstrip("# ").strip() for line in lines if line.startswith("#")), "")
+
+
+def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe, apply overrides, and check the result.
+
+    Args:
+        path_or_name: A YAML file, a run's folder (its `recipe.yaml` is taken) or the name of a built-in
+            recipe.
+        overrides: ``section.key=value`` strings, applied in order; a value is read as YAML. An override
+            of ``method.name`` or ``task.name`` with another name than the file's replaces the whole section,
+            since options of one method mean nothing to another.
+
+    Raises:
+        ConfigError: The file cannot be read, a key does not exist, a value does not fit, or the settings
+            contradict each other. The message has one line per fault.
+    """
+    document = read_document(_locate(path_or_name))
+    if "variants" in document.data:
+        raise ConfigError(
+            f"{document.source}: this is a study, many runs in one file; run it with `selfverify study "
+            f"{path_or_name}`"
+        )
+    for section in ("method", "task"):
+        _forget_other(section, overrides, document)
+    for override in overrides:
+        parse_override(override, document)
+    return build_recipe(document)
+
+
+def _forget_other(section: str, overrides: Sequence[str], document: Document) -> None:
+    """Empty the section ``task`` or ``method`` if an override changes its ``name``."""
+    renamed, written = overridden_name(section, overrides), document.data.get(section)
+    if renamed is not None and renamed != (written.get("name") if isinstance(written, dict) else written):
+        document.data[section] = {}
+
+
+def build_recipe(document: Document) -> Recipe:
+    """Return the recipe that a document holds, with the options of task and method completed.
+
+    Raises:
+        ConfigError: A key or a value is wrong, or settings contradict each other; one line per fault.
+    """
+    try:
+        recipe = Recipe.model_validate(document.data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(complaints(error, Recipe, document))) from None
+    recipe = recipe.model_copy(
+        update={
+            "task": _complete("task", recipe.task, _tasks(), document),
+            "method": _complete("method", recipe.method, _methods(), document),
+        }
+    )
+    faults = contradictions(recipe)
+    if faults:
+        raise ConfigError("\n".join(f"{document.source}: {fault}" for fault in faults))
+    return recipe
+
+
+def contradictions(recipe: Recipe) -> list[str]:
+    """Return a line for every combination of settings that cannot work, with the reason."""
+    sampling, policy = recipe.sampling, recipe.policy
+    faults = []
+    if sampling.temperature == 0 and sampling.group_size > 1:
+        faults.append(
+            "sampling.temperature=0 makes all samples of a group equal, so that nothing can be learnt from "
+            "comparing them; use a temperature above 0"
+        )
+    if sampling.engine == "vllm":
+        faults += _vllm_faults(policy)
+    faults += _model_path_faults(policy.path)
+    from selfverify.experiments.registry import METHODS
+
+    build = METHODS[recipe.method.name]
+    method = build(build.config_class(**recipe.method.options))
+    return faults + method.faults(recipe.learner, sampling, recipe.evaluation)
+
+
+def _vllm_faults(policy: PolicyConfig) -> list[str]:
+    """Return a line for every setting that vLLM, which reads the model's folder itself, would not heed."""
+    faults = []
+    if policy.path.endswith(".gguf"):
+        faults.append(f"sampling.engine=vllm cannot take new weights of policy.path={policy.path}: unpack it")
+    for name, value in (("min_pixels", policy.min_pixels), ("max_pixels", policy.max_pixels)):
+        if value is not None:
+            faults.append(
+                f"policy.{name} does not reach vLLM (sampling.engine=vllm); write it into the "
+                "preprocessor_config.json of the model's folder"
+            )
+    return faults
+
+
+def _locate(path_or_name: str | Path) -> Path:
+    text = str(path_or_name)
+    path = Path(text).expanduser()
+    if path.is_dir() and (path / RECIPE_FILE).is_file():
+        return path / RECIPE_FILE
+    if path.is_file():
+        return path
+    builtin = builtin_recipes()
+    shipped = builtin | builtin_studies()  # a study is found, too, so that it can be refused as one
+    if text in shipped:
+        return shipped[text]
+    if path.is_dir():
+        raise ConfigError(f"{text}: this folder holds no {RECIPE_FILE}, so it is not the folder of a run")
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise ConfigError(f"{text}: there is no such recipe file")
+    close = difflib.get_close_matches(text, builtin, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"built-in recipes: {', '.join(builtin) or 'none'}"
+    raise ConfigError(f"there is no recipe file and no built-in recipe called {text!r}; {hint}")
+
+
+def _tasks() -> dict[str, type[BaseModel]]:
+    # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
+    from selfverify.experiments.registry import TASKS
+
+    return {name: task.config_class for name, task in TASKS.items()}
+
+
+def _methods() -> dict[str, type[BaseModel]]:
+    from selfverify.experiments.registry import METHODS
+
+    return {name: method.config_class for name, method in METHODS.items()}
+
+
+def _complete(
+    section: str, choice: NamedOptions, registry: dict[str, type[BaseModel]], document: Document
+) -> NamedOptions:
+    if choice.name not in registry:
+        close = difflib.get_close_matches(choice.name, registry, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}? " if close else ""
+        place = document.place((section, "name"))
+        raise ConfigError(
+            f"{place}: there is no {section} called {choice.name!r}; {hint}{section}s: {', '.join(registry)}"
+        )
+    model = registry[choice.name]
+    try:
+        options = model.model_validate(choice.options)
+    except ValidationError as error:
+        about = f" ({section} {choice.name})"
+        raise ConfigError("\n".join(complaints(error, model, document, (section,), about))) from None
+    return NamedOptions(name=choice.name, options=options.model_dump())
+
+
+def _model_path_faults(path: str) -> list[str]:
+    if path.startswith("builtin:"):
+        return []
+    folder = Path(path).expanduser()
+    if folder.is_file() and folder.suffix == ".gguf":
+        return []
+    if folder.is_dir():
+        if is_saved_model(folder):
+            return []
+        return [f"policy.path={path}: this folder holds no config.json, so it is not a saved model"]
+    # `org/name` may be a model of the Hub; anything that cannot be one has to be a folder.
+    if path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1:
+        return [f"policy.path={path}: there is no such model folder"]
+    return []

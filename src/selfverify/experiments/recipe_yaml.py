@@ -1,0 +1,218 @@
+"""Reads and writes recipe files: YAML 1.2, with the line of every key for messages.
+
+YAML 1.2 reads ``3e-4`` as a number and ``off``, ``no`` and ``1:30`` as texts; YAML 1.1 does the opposite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver
+
+from selfverify.core.errors import ConfigError
+
+Key = tuple[str | int, ...]
+"""The path of a value in a document, such as ``("learner", "betas", 0)``."""
+
+MOST_DEPTH = 50
+"""How many sections and lists may stand inside each other."""
+
+MOST_VALUES = 10_000
+"""How many values a file may have, those counted again that its aliases repeat."""
+
+
+class _DatesAreTexts(VersionedResolver):
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)
+        return self.DEFAULT_SCALAR_TAG if str(tag).endswith((":timestamp", ":value")) else tag
+
+
+class _PlainForAll(SafeRepresenter):
+    """Writes scalars so that readers of YAML 1.1, such as PyYAML, understand the same."""
+
+    other = VersionedResolver(version=(1, 1))
+
+    def represent_str(self, data: str) -> ScalarNode:
+        """Quote what YAML 1.1 would not read as a text; escape what editors and readers may change."""
+        tag = self.other.resolve(ScalarNode, data, (True, False))
+        style = "'" if tag != self.other.DEFAULT_SCALAR_TAG else None
+        return self.represent_scalar(
+            "tag:yaml.org,2002:str", data, style=style if data.isprintable() else '"'
+        )
+
+    def represent_float(self, data: float) -> ScalarNode:
+        """Write ``5.0e-07``: YAML 1.1 reads ``5e-07`` as a text."""
+        node = super().represent_float(data)
+        if "." not in node.value:
+            node.value = node.value.replace("e", ".0e")
+        return node
+
+
+_PlainForAll.add_representer(str, _PlainForAll.represent_str)
+_PlainForAll.add_representer(float, _PlainForAll.represent_float)
+
+
+def _yaml() -> Any:
+    yaml: Any = YAML(typ="safe", pure=True)  # Any: its attributes are declared as None
+    yaml.Resolver, yaml.Representer, yaml.max_depth = _DatesAreTexts, _PlainForAll, MOST_DEPTH
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.width = False, False, 10**6
+    return yaml
+
+
+def dump_yaml(data: dict[str, Any]) -> str:
+    """Return plain values as YAML, in their order; readers of YAML 1.1 and 1.2 read them back unchanged."""
+    text = StringIO()
+    _yaml().dump(data, text)
+    return text.getvalue()
+
+
+SHORT: dict[Key, str] = {
+    ("task",): "name",
+    ("method",): "name",
+    **{("task", split): "path" for split in ("train", "validation", "test")},
+}
+"""Sections that may be written as one text, and the key that the text is for: `task: math` is
+`task: {name: math}`."""
+
+
+@dataclass
+class Document:
+    """A recipe as it was read, with the origin of its keys.
+
+    Args:
+        source: The file's path, for messages.
+        data: The plain values.
+        lines: The line (from 1) of each key in the file.
+        overridden: The override that set each key which does not come from the file.
+    """
+
+    source: str
+    data: dict[str, Any]
+    lines: dict[Key, int] = field(default_factory=dict)
+    overridden: dict[Key, str] = field(default_factory=dict)
+
+    def place(self, key: Key) -> str:
+        """Return where ``key``, or else the section around it, was written, such as ``file.yaml:12``."""
+        for length in range(len(key), 0, -1):
+            if key[:length] in self.overridden:
+                return f"override {self.overridden[key[:length]]!r}"
+            if key[:length] in self.lines:
+                return f"{self.source}:{self.lines[key[:length]]}"
+        # A fault of a whole section that an override made: `seed.x=1` turns `seed` into a section.
+        inside = [text for path, text in self.overridden.items() if path[: len(key)] == key]
+        return f"override {inside[0]!r}" if key and inside else self.source
+
+
+def read_document(path: Path) -> Document:
+    """Return the document in a YAML file, whose top level has to be a mapping.
+
+    Raises:
+        ConfigError: The file cannot be read, is broken YAML, or has a key twice; with file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read this recipe: {error}") from None
+    document = Document(str(path), {})
+    data = _load(text, str(path), document.lines)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of keys to values, this is {_kind(data)}")
+    document.data = data
+    return document
+
+
+def parse_override(override: str, document: Document) -> None:
+    """Apply ``section.key=value`` to a document.
+
+    Raises:
+        ConfigError: There is no ``=`` or no key, the value is broken YAML, or a part of the key is not a
+            section.
+    """
+    dotted, equals, text = override.partition("=")
+    parts = tuple(part.strip() for part in dotted.split("."))
+    if not equals or not all(parts):
+        raise ConfigError(f"override {override!r}: write section.key=value, such as learner.steps=100")
+    value = _load(text, f"override {override!r}", {})
+    target = document.data
+    for depth, part in enumerate(parts[:-1], start=1):
+        inner = target.get(part)
+        if isinstance(inner, str) and (short := SHORT.get(parts[:depth])):
+            inner = {short: inner}
+        if inner is None:
+            inner = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"override {override!r}: {'.'.join(parts[:depth])} is {_kind(inner)}, not a section"
+            )
+        # A copy, because YAML aliases make two keys share one mapping.
+        target[part] = dict(inner)
+        target = target[part]
+    target[parts[-1]] = value
+    document.overridden[parts] = override
+
+
+def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
+    """Return the name in the last override ``section.name=NAME``; None where there is no such override."""
+    document = Document("overrides", {})
+    for override in overrides:
+        if override.partition("=")[0].strip() == f"{section}.name":
+            parse_override(override, document)
+    name = document.data.get(section, {}).get("name")
+    return None if name is None else str(name)
+
+
+def _load(text: str, source: str, lines: dict[Key, int]) -> Any:
+    """Return the plain value of a YAML text, and note the line of every key in ``lines``."""
+    yaml = _yaml()
+    try:
+        node = yaml.compose(text)
+        if node is None:
+            return None
+        _walk(node, (), source, lines)
+        return yaml.constructor.construct_document(node)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{source}:{mark.line + 1}" if mark and source.endswith((".yaml", ".yml")) else source
+        raise ConfigError(f"{place}: broken YAML: {error.problem or error.context}") from None
+    except (YAMLError, ValueError, LookupError) as error:
+        raise ConfigError(f"{source}: broken YAML: {error}") from None
+
+
+def _walk(node: Node, key: Key, source: str, lines: dict[Key, int]) -> None:
+    """Note the line of every key. Refuse a key that stands twice, and aliases that repeat without end."""
+    if len(key) > MOST_DEPTH:
+        raise ConfigError(f"{source}:{node.start_mark.line + 1}: a value that contains itself")
+    if len(lines) > MOST_VALUES:
+        raise ConfigError(f"{source}: more than {MOST_VALUES:,} values, counting what its aliases repeat")
+    inner: list[tuple[str | int, Node, int]] = []
+    if isinstance(node, SequenceNode):
+        inner = [(index, item, item.start_mark.line) for index, item in enumerate(node.value)]
+    elif isinstance(node, MappingNode):
+        for name, value in node.value:
+            if not isinstance(name, ScalarNode) or not str(name.tag).endswith((":str", ":merge")):
+                line = name.start_mark.line + 1
+                shown = repr(name.value) if isinstance(name, ScalarNode) else "a list or a section"
+                raise ConfigError(f"{source}:{line}: {shown} cannot be a key; keys are words")
+            inner.append((name.value, value, name.start_mark.line))
+    for part, value, line in inner:
+        path = (*key, part)
+        if path in lines:
+            dotted = ".".join(map(str, path))
+            raise ConfigError(f"{source}:{line + 1}: {dotted} stands twice (first in line {lines[path]})")
+        lines[path] = line + 1
+        _walk(value, path, source, lines)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "empty"
+    names: dict[type, str] = {dict: "a mapping", list: "a list", str: "a text"}
+    return names.get(type(value), f"the value {value!r}")

@@ -1,0 +1,59 @@
+"""The tasks and the methods by the names that recipes use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selfverify.core.errors import ConfigError
+from selfverify.methods.adapo import AdaPO
+from selfverify.methods.adapo_adpo import AdaPOADPO
+from selfverify.methods.adpo import ADPO
+from selfverify.methods.base import Method
+from selfverify.methods.grpo import GRPO
+from selfverify.methods.score import SCoRe
+from selfverify.methods.sft import SFT
+from selfverify.methods.star import STaR
+from selfverify.methods.turns_sft import TurnsSFT
+from selfverify.tasks.base import Task
+from selfverify.tasks.digits.digits_locate import DigitsLocate
+from selfverify.tasks.digits.digits_mix import DigitsMix
+from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.digits.digits_sum import DigitsSum
+from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.phone.mobile import Mobile
+from selfverify.tasks.pointing.grounding import Grounding
+from selfverify.tasks.words.word_sums import WordSums
+
+TASKS: dict[str, type[Task]] = {
+    task.name: task
+    for task in (DigitsPick, DigitsSum, DigitsLocate, DigitsMix, WordSums, Grounding, Mobile, Math)
+}
+
+
+def make_task(name: str, **options: Any) -> Task:
+    """Return the task called ``name``, with these options.
+
+    Raises:
+        ConfigError: There is no such task; the message lists the tasks.
+    """
+    if name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}; tasks: {', '.join(TASKS)}")
+    task = TASKS[name]
+    return task(task.config_class(**options))
+
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (AdaPO, AdaPOADPO, ADPO, GRPO, SCoRe, SFT, STaR, TurnsSFT)
+}
+
+
+def make_method(name: str, **options: Any) -> Method:
+    """Return the method called ``name``, with these options.
+
+    Raises:
+        ConfigError: There is no such method; the message lists the methods.
+    """
+    if name not in METHODS:
+        raise ConfigError(f"there is no method {name!r}; methods: {', '.join(METHODS)}")
+    method = METHODS[name]
+    return method(method.config_class(**options))

@@ -1,0 +1,269 @@
+"""From a recipe to a run: evaluate a policy, train it, evaluate it again, and write everything down."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from selfverify.core import ranks
+from selfverify.core.atomic_files import write_json, write_text
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.events import EVENTS_FILE
+from selfverify.core.journal import read_rows
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.shown_problems import write_gallery
+from selfverify.evaluation.store import read_samples
+from selfverify.experiments.recipe import Recipe, to_yaml
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.learner.logging import MetricsLog
+from selfverify.learner.loop import Learner, StepCallback
+from selfverify.methods.base import Method, Stage
+from selfverify.methods.star import clear_iterations
+from selfverify.policy.loading import pick_device
+from selfverify.policy.policy import Policy
+from selfverify.policy.vllm import require_vllm
+from selfverify.tasks.base import Task
+
+GALLERY_PROBLEMS = 128
+"""The number of problems that the report can show."""
+VALIDATION = EvaluationConfig(problems=128, samples=4, split="validation")
+"""The evaluation during training. `train` gives it the second turn of the recipe's evaluation."""
+
+
+def learn(
+    policy: Policy,
+    task: Task,
+    method: Method,
+    learner: LearnerConfig,
+    sampling: SamplingConfig | None = None,
+    *,
+    output: Path | str,
+    seed: int = 0,
+    resume: bool = False,
+    on_step: StepCallback | None = None,
+    validation: EvaluationConfig | None = None,
+    save_as: str | None = None,
+) -> Policy:
+    """Train ``policy`` in place and return it: the Python API's way to train.
+
+    Args:
+        policy: The policy to train.
+        task: Gives problems and judges answers.
+        method: A method from `make_method`: ADPO, GRPO, ...
+        learner: Steps, learning rate, checkpoints.
+        sampling: Group size, temperature.
+        output: The run's folder, which gets ``metrics.jsonl`` and the checkpoints.
+        seed: Decides problems and samples. On a CPU the same seed gives the same bits.
+        resume: Whether to go on from the newest checkpoint in ``output``. The policy has to be loaded anew
+            before, because the KL reference is the policy as it is passed in.
+        on_step: Called after every step with its number, metrics and timings.
+        validation: What to measure every ``learner.evaluate_every`` steps; by default `VALIDATION`.
+        save_as: A folder within ``output`` for the trained model. With None it is in the checkpoints only.
+
+    Returns:
+        The same policy, trained.
+    """
+    sampling, output = sampling or SamplingConfig(), Path(output)
+    checks = validation or VALIDATION
+
+    def check(current: Policy) -> dict[str, float]:
+        return _figures(evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens))
+
+    trained: list[Stage] = []
+    for stage in method.stages(policy, task, learner, sampling, output, seed, resume):
+        before = sum(earlier.learner.steps for earlier in trained)
+        tell = None if on_step is None else partial(_later, on_step, before)
+        loop = Learner(policy, task, stage.method, stage.learner, sampling, stage.folder, seed, check, tell)
+        try:
+            loop.run(resume=resume)
+        finally:
+            if policy.engine is not None:
+                policy.engine.close()
+                policy.engine = None
+        if save_as is not None:
+            loop.save_model(output / save_as)
+        loop.parallel.release()
+        trained.append(stage)
+        if stage.folder != output:
+            ranks.on_first(partial(_join_logs, output, trained))
+        if loop.step < stage.learner.steps:
+            break  # the time is up
+    return policy
+
+
+def _figures(summary: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of an evaluation's summary by one name each, as they stand in metrics.jsonl."""
+    figures = summary | {f"turns/{name}": value for name, value in summary.get("turns", {}).items()}
+    for name, figure in summary.get("metrics", {}).items():
+        figures |= {f"{name}/{rule}": curve[-1] for rule, curve in figure["curves"].items()}
+    return {name: value for name, value in figures.items() if isinstance(value, float)}
+
+
+def _join_logs(output: Path, stages: Sequence[Stage]) -> None:
+    """Write the metrics and timings of a run's stages as one file each, their steps counted through."""
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        (output / name).unlink(missing_ok=True)
+        log, before = MetricsLog(output / name), 0
+        for stage in stages:
+            for row in read_rows(stage.folder / name):
+                log.append(row | {"step": before + row["step"], **stage.labels})
+            before += stage.learner.steps
+
+
+def _later(on_step: StepCallback, before: int, step: int, *figures: Any) -> None:
+    on_step(before + step, *figures)
+
+
+def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
+    """Make the policy, the task and the method that a recipe names.
+
+    Raises:
+        ConfigError: A data file is missing. This is found before a model is loaded.
+    """
+    task = make_task(recipe.task.name, **recipe.task.options)
+    method = make_method(recipe.method.name, **recipe.method.options)
+    task.check_files("train")
+    task.check_files(recipe.evaluation.split)
+    return Policy.load(recipe.policy), task, method
+
+
+def measure(
+    policy: Policy,
+    task: Task,
+    recipe: Recipe,
+    store: Path,
+    when: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a policy by a recipe's settings. ``when`` names the policy in the header of ``store``."""
+    return evaluate(
+        policy,
+        task,
+        recipe.evaluation,
+        store,
+        describe={"model": when, "recipe": recipe.name},
+        max_new_tokens=recipe.sampling.max_new_tokens,
+        progress=progress,
+    )
+
+
+def train(
+    recipe: Recipe,
+    resume: bool = False,
+    on_step: StepCallback | None = None,
+    on_phase: Any = None,
+    before: dict[str, Any] | None = None,
+) -> Path:
+    """Run a recipe: evaluate, train, evaluate again. Returns the run's folder.
+
+    The folder holds ``recipe.yaml``, ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl``, ``checkpoints/``,
+    the trained ``model/``, ``samples-before.jsonl``, ``samples-after.jsonl``, ``metrics.json`` and
+    ``gallery/``. A supervised method is measured only if ``before`` is given, because it mostly makes the
+    policy that other runs start from.
+
+    Args:
+        recipe: What to do.
+        resume: Whether to go on from the newest checkpoint.
+        on_step: Called after every training step.
+        on_phase: Called as ``on_phase(name, done, total)`` during an evaluation.
+        before: The summary of an evaluation of the same policy on the same problems. It takes the place of
+            the first evaluation, so that runs that start from one policy can share it.
+    """
+    if recipe.sampling.engine == "vllm":
+        require_vllm()
+    folder = recipe.folder
+    start_processes(recipe)
+    ranks.on_first(lambda: _prepare(folder, recipe, resume))
+    policy, task, method = build(recipe)
+    evaluated = method.objective == "surrogate" or before is not None
+
+    def progress(phase: str) -> Callable[[int, int], None] | None:
+        return None if on_phase is None else lambda done, total: on_phase(phase, done, total)
+
+    if evaluated and before is None:
+        before = measure(policy, task, recipe, folder / "samples-before.jsonl", "before", progress("before"))
+    learn(
+        policy,
+        task,
+        method,
+        recipe.learner,
+        recipe.sampling,
+        output=folder,
+        seed=recipe.seed,
+        resume=resume,
+        on_step=on_step,
+        validation=VALIDATION.model_copy(update={"second_turn": recipe.evaluation.second_turn}),
+        save_as="model",
+    )
+    if evaluated:
+        weights = policy.whole(policy.fingerprint)
+        ranks.on_first(lambda: _after_training(folder, recipe, task, weights))
+        after = measure(policy, task, recipe, folder / "samples-after.jsonl", "after", progress("after"))
+        found = {"before": before, "after": after, "settings": recipe.model_dump(mode="json")}
+        ranks.on_first(lambda: write_json(folder / "metrics.json", found))
+    return folder
+
+
+def start_processes(recipe: Recipe) -> None:
+    """Join the other processes, if a launcher started several. This has to come before anything else."""
+    ranks.start(cpu=pick_device(recipe.policy.device).type == "cpu")
+
+
+def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        _clear(folder)
+    write_text(folder / "recipe.yaml", to_yaml(recipe))
+
+
+def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> None:
+    write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
+    samples = folder / "samples-after.jsonl"
+    # A resumed run that has trained further measures its new weights. One that was killed while it measured
+    # goes on with the samples that it has.
+    if samples.exists() and read_samples(samples)[0]["weights"] != weights:
+        samples.unlink()
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier run has left, so that a fresh run is not mixed with it."""
+    for name in ("metrics.jsonl", "timing.jsonl", EVENTS_FILE, "metrics.json"):
+        (folder / name).unlink(missing_ok=True)
+    for samples in folder.glob("samples-*.jsonl"):
+        samples.unlink()
+    clear_iterations(folder)
+    for name in ("checkpoints", "model", "gallery"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | None = None) -> dict[str, Any]:
+    """Evaluate a model on a recipe's task.
+
+    Args:
+        recipe: Names the task, and says how to evaluate.
+        model: A model's folder or ``builtin:NAME``, in place of the recipe's policy.
+        output: The folder for ``samples.jsonl`` and ``metrics.json``; by default ``<recipe.output>/eval``.
+
+    Returns:
+        The summary of `selfverify.evaluation.evaluate.evaluate`.
+    """
+    settings = recipe.policy.for_model(model) if model else recipe.policy
+    start_processes(recipe)
+    policy = Policy.load(settings)
+    task = make_task(recipe.task.name, **recipe.task.options)
+    folder = output or recipe.folder / "eval"
+    ranks.on_first(lambda: folder.mkdir(parents=True, exist_ok=True))
+    summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
+    found = {"after": summary, "settings": recipe.model_dump(mode="json")}
+
+    def write() -> None:
+        write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
+        write_json(folder / "metrics.json", found)
+
+    ranks.on_first(write)
+    return summary

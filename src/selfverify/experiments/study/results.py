@@ -1,0 +1,235 @@
+"""What a study found: every metric of every variant, pooled over seeds, and compared with the baseline.
+
+**Pooling.** All runs of a task are measured on the same P problems with the same draws w of problems. A
+variant's figure for a metric S is the mean over its seeds k of S_k, and its interval is that of the mean
+over k of S_k(w): a draw takes a problem with its samples of all seeds. For metrics that are means over
+problems this averages each problem's value over the seeds first; AUC and AP, which are no such means, are
+computed per seed. The difference from the baseline is the same statistic of S_k(w) − S_k'(w), on the seeds
+that both have. With one seed it equals `selfverify.evaluation.metrics.paired_difference`.
+
+The intervals say how sure the figures are for *these trained models*. How much training itself varies is in
+``per_seed`` and ``seed_std``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfverify.core.atomic_files import write_json, write_text
+from selfverify.core.errors import DataError
+from selfverify.evaluation.bootstrap import (
+    Statistic,
+    draws,
+    mean_statistic,
+    on_all,
+    percentile_interval,
+)
+from selfverify.evaluation.held_out import HeldOut
+from selfverify.evaluation.metrics import HEADLINE, Boxes, row_mean, statistics
+from selfverify.evaluation.sample_table import SampleTable
+from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.registry import make_task
+from selfverify.experiments.study.study_figures import draw_figures
+from selfverify.experiments.study.study_file import BEFORE, Run, Study
+from selfverify.experiments.study.study_tables import markdown, two_turns
+from selfverify.experiments.study.turn_figures import draw_turn_figures
+from selfverify.reports.run_data import RunData, load_run
+from selfverify.selection.rules import Floats, best_weights
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """The metrics of one sample set.
+
+    Args:
+        values: The metrics by name; NaN where a metric cannot be measured.
+        draws: The metrics by name on every draw of the problems ``[n]``; all sample sets have the same draws.
+    """
+
+    values: dict[str, float]
+    draws: dict[str, Floats]
+
+
+def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
+    """Aggregate the finished ``runs`` into results.json, table.md and figures; return the path of the first.
+
+    Raises:
+        DataError: Runs of one task were measured on different problems, or a file is corrupt.
+    """
+    tasks: dict[str, Any] = {}
+    missing = []
+    for task in study.tasks:
+        found: dict[str, dict[int, RunData]] = {}
+        recipes: dict[str, Recipe] = {}
+        for run in (run for run in runs if run.task == task):
+            folder = output / run.label
+            if (folder / "metrics.json").is_file():
+                found.setdefault(run.variant, {})[run.seed] = load_run(folder)
+                recipes[run.variant] = run.recipe
+            else:
+                missing.append(run.label)
+        # In the file's order, whatever the order in which runs were finished.
+        found = {label: found[label] for label in study.variants if label in found}
+        if found:
+            first = output / task / BEFORE / "samples.jsonl"
+            if not first.is_file():
+                raise DataError(f"{first} is missing; run the study without --report-only to make it again")
+            before = read_samples(first)[1]
+            samples = {v: {k: run.samples["after"] for k, run in of.items()} for v, of in found.items()}
+            tasks[task] = task_results(before, samples, recipes, study.baseline)
+            draw = draw_turn_figures if two_turns(tasks[task]) else draw_figures
+            draw(output / "figures", task, tasks[task], found)
+    results = {
+        "study": study.name,
+        "recipe": Path(study.recipe).stem,
+        "baseline": study.baseline,
+        "interval": "95 % bootstrap over problems, of the mean over seeds; see experiments.study.results",
+        "tasks": tasks,
+        "missing": missing,
+    }
+    write_json(output / "results.json", results)
+    write_text(output / "table.md", markdown(results))
+    return output / "results.json"
+
+
+def task_results(
+    before: Sequence[StoredSample],
+    samples: Mapping[str, Mapping[int, Sequence[StoredSample]]],
+    recipes: Mapping[str, Recipe],
+    baseline: str | None,
+    n: int = 2000,
+) -> dict[str, Any]:
+    """Return the figures of one task.
+
+    Args:
+        before: Samples of the policy that all variants start from.
+        samples: Samples after training, by variant and seed.
+        recipes: The recipes by variant; the seed does not matter.
+        baseline: The variant that the others are compared with.
+        n: The number of bootstrap draws.
+    """
+    recipe = next(iter(recipes.values()))
+    task = make_task(recipe.task.name, **recipe.task.options)
+    continuous = task.kind == "continuous"
+    boxes = None
+    if continuous:
+        held_out = HeldOut(task, recipe.evaluation)
+        boxes = {p.id: p.target for i in range(held_out.total) for p in held_out.make([i]).values()}
+    order = list(dict.fromkeys(sample.problem for sample in before))
+    start = measure_samples(before, order, continuous, boxes, n)
+    measured = {
+        variant: {
+            seed: measure_samples(found, order, continuous, boxes, n) for seed, found in by_seed.items()
+        }
+        for variant, by_seed in samples.items()
+    }
+    reference = measured.get(baseline or "")
+    variants = {}
+    for variant, by_seed in measured.items():
+        variants[variant] = {
+            "method": recipes[variant].method.model_dump(mode="json"),
+            "seeds": list(by_seed),
+            "metrics": pooled(by_seed),
+        }
+        if reference is not None and variant != baseline:
+            variants[variant]["difference"] = difference(by_seed, reference)
+    return {
+        "task": recipe.task.name,
+        "kind": task.kind,
+        "problems": len(order),
+        "samples_per_problem": len(before) // len(order),
+        BEFORE: {"metrics": pooled({0: start}, seeded=False)},
+        "variants": variants,
+    }
+
+
+def measure_samples(
+    samples: Sequence[StoredSample],
+    order: Sequence[str],
+    continuous: bool,
+    boxes: Boxes | None,
+    n: int = 2000,
+) -> MeasuredRun:
+    """Measure all metrics of a sample set, on the problems in ``order``.
+
+    These are the metrics of `selfverify.evaluation.metrics.statistics` and ``score_is_1``, the share of the
+    sampled scores that are 1 (ADPO's Fig. 2). A continuous task also has ``mean_iou``, the mean reward of the
+    answers, and ``best_iou@N``, that of the answers which their own score selects.
+    """
+    present = {sample.problem for sample in samples}
+    if present != set(order):
+        differing = sorted(present ^ set(order))
+        raise DataError(
+            f"runs of one task need the same problems; {len(differing)} differ, such as {differing[0]}"
+        )
+    table = SampleTable.from_samples(samples, order)
+    total = table.correct.shape[1]
+    found: dict[str, Statistic] = {
+        name: statistic
+        for name, statistic in statistics(table, boxes).items()
+        if "." not in name or name.startswith("turns.")
+    }
+    sampled = table.scores["sampled"]
+    found["score_is_1"] = mean_statistic(row_mean(np.where(np.isnan(sampled), np.nan, sampled >= 1)))
+    if continuous:
+        quality = table.reward("answer")
+        found["mean_iou"] = mean_statistic(quality.mean(-1))
+        score = table.scores[HEADLINE]
+        if not np.isnan(score).all():
+            found[f"best_iou@{total}"] = mean_statistic((best_weights(score) * quality).sum(-1))
+    problems = len(order)
+    return MeasuredRun(
+        {name: on_all(statistic, problems) for name, statistic in found.items()},
+        {name: draws(statistic, problems, n) for name, statistic in found.items()},
+    )
+
+
+def pooled(by_seed: Mapping[int, MeasuredRun], seeded: bool = True) -> dict[str, dict[str, Any]]:
+    """Return each metric's mean over seeds, its interval and the seeds' own values; None where undefined.
+
+    ``seed_std`` is the standard deviation over seeds (dividing by n − 1).
+    """
+    result = {}
+    for name in dict.fromkeys(name for measured in by_seed.values() for name in measured.values):
+        values = {seed: measured.values.get(name, math.nan) for seed, measured in by_seed.items()}
+        defined = [seed for seed, value in values.items() if not math.isnan(value)]
+        known = [values[seed] for seed in defined]
+        result[name] = _figure(known, [by_seed[seed].draws[name] for seed in defined], "mean")
+        if seeded:
+            result[name]["seed_std"] = float(np.std(known, ddof=1)) if len(known) > 1 else None
+            result[name]["per_seed"] = {
+                str(seed): None if math.isnan(value) else value for seed, value in values.items()
+            }
+    return result
+
+
+def difference(
+    by_seed: Mapping[int, MeasuredRun], baseline: Mapping[int, MeasuredRun]
+) -> dict[str, dict[str, Any]]:
+    """Return how much higher each metric is than the baseline's, on the same problems and seeds."""
+    result = {}
+    common = [seed for seed in by_seed if seed in baseline]
+    for name in dict.fromkeys(name for seed in common for name in by_seed[seed].values):
+        gains = {
+            seed: by_seed[seed].values.get(name, math.nan) - baseline[seed].values.get(name, math.nan)
+            for seed in common
+        }
+        defined = [seed for seed, gain in gains.items() if not math.isnan(gain)]
+        drawn = [by_seed[seed].draws[name] - baseline[seed].draws[name] for seed in defined]
+        result[name] = _figure([gains[seed] for seed in defined], drawn, "difference")
+        result[name]["per_seed"] = {str(seed): gains[seed] for seed in defined}
+    return {name: figure for name, figure in result.items() if figure["difference"] is not None}
+
+
+def _figure(values: Sequence[float], drawn: Sequence[Floats], name: str) -> dict[str, Any]:
+    if not values:
+        return {name: None, "interval": None}
+    interval = percentile_interval(np.mean(drawn, axis=0))
+    return {name: float(np.mean(values)), "interval": list(interval) if interval else None}

@@ -1,0 +1,158 @@
+"""A study's figures, as PNG files: training curves, verification quality and score histograms by variant."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from selfverify.experiments.study.study_file import BEFORE
+from selfverify.reports.figures import PALETTE, RUN_COLOURS, STYLE, draw_histogram, draw_lines
+from selfverify.reports.run_data import RunData
+
+CURVES = {
+    "verification/score_is_1": ("Scores that are 1", True),
+    "verification/correct_given_reward1": ("Right answers among scores with reward 1", True),
+    "verification/score_mean": ("Mean score", False),
+    "verification/auc": ("Within-problem AUC of sampled scores", False),
+}
+"""Logged metrics that are drawn (ADPO's Fig. 2 and 7, and others): the title, and whether it is a share."""
+
+FEW = 20
+"""A curve of at most so many points is drawn without a running mean."""
+
+Runs = Mapping[str, Mapping[int, RunData]]
+"""Runs by variant and seed."""
+
+Drawings = Mapping[str, tuple[Callable[[list[Axes], Any], None], tuple[float, float], tuple[int, int], Any]]
+"""By name, a function that draws on panels, the size in inches, rows and columns, and what it draws."""
+
+
+def draw_figures(folder: Path, task: str, results: Mapping[str, Any], runs: Runs) -> list[Path]:
+    """Write a task's three figures, ``<task>-training.png``, ``-verification.png`` and ``-scores.png``.
+
+    Args:
+        folder: The folder of the files.
+        task: The task's label.
+        results: What `selfverify.experiments.study.results.task_results` returned.
+        runs: The runs that the results are about.
+    """
+    rows = len(results["variants"]) + 1
+    columns = min(3, len(runs))
+    lines = -(-len(runs) // columns)
+    drawings: Drawings = {
+        "training": (training_curves, (11.0, 6.6), (2, 2), runs),
+        "verification": (verification_points, (12.0, 1.2 + 0.34 * rows), (1, 3), results),
+        "scores": (score_histograms, (3.9 * columns, 2.7 * lines), (lines, columns), runs),
+    }
+    return draw_panels(folder, task, drawings)
+
+
+def draw_panels(folder: Path, task: str, drawings: Drawings) -> list[Path]:
+    """Write ``<task>-<name>.png`` for each drawing; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, (draw, size, grid, content) in drawings.items():
+        paths.append(folder / f"{task}-{name}.png")
+        with matplotlib.rc_context(STYLE):
+            layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.04)
+            figure = Figure(figsize=size, layout=layout, dpi=150)
+            panels = figure.subplots(*grid, squeeze=False).ravel()
+            draw(list(panels), content)
+            figure.savefig(paths[-1], facecolor=PALETTE["panel"])
+    return paths
+
+
+def colours(variants: Mapping[str, Any]) -> dict[str, str]:
+    """Return a colour's name for each variant, in their order."""
+    return {label: RUN_COLOURS[index % len(RUN_COLOURS)] for index, label in enumerate(variants)}
+
+
+def seed_mean(runs: Mapping[int, RunData], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and means ``[T]`` of a logged metric over the seeds that have a value at a step."""
+    series = [run.series(name) for run in runs.values()]
+    steps = np.unique(np.concatenate([steps for steps, _ in series]))
+    values = np.full((len(series), len(steps)), np.nan)
+    for row, (own, found) in zip(values, series, strict=True):
+        row[np.searchsorted(steps, own)] = found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a step without any value is a gap in the curve
+        return steps, np.nanmean(values, axis=0)
+
+
+def training_curves(
+    panels: list[Axes], runs: Runs, curves: Mapping[str, tuple[str, bool]] = CURVES, narrow: bool = False
+) -> None:
+    """Draw a chart per metric with the mean over seeds of each variant.
+
+    ``narrow`` fits the axes of shares to their values instead of 0 to 1.
+    """
+    for axes, (name, (title, percent)) in zip(panels, curves.items(), strict=True):
+        lines = []
+        for variant, colour in colours(runs).items():
+            steps, values = seed_mean(runs[variant], name)
+            known = ~np.isnan(values)
+            if known.any():
+                # What is measured now and then has no gaps in between.
+                kept = known if known.sum() <= len(known) / 2 else np.ones_like(known)
+                lines.append(("", colour, steps[kept], values[kept]))
+        draw_lines(axes, lines, title, percent, smoothed=all(len(line[2]) > FEW for line in lines))
+        if percent and not narrow:
+            axes.set_ylim(0, 1.02)
+    # One key for all charts: names at the lines' ends would stand far from lines that end close together.
+    handles = [Line2D([], [], color=PALETTE[colour], label=label) for label, colour in colours(runs).items()]
+    panels[0].get_figure(root=True).legend(  # type: ignore[union-attr]
+        handles=handles, loc="outside lower center", ncols=6, frameon=False
+    )
+
+
+def verification_points(panels: list[Axes], results: Mapping[str, Any]) -> None:
+    """Draw AUC, within-problem AUC and the gain of the own score over a vote: means, intervals, each seed."""
+    n = results["samples_per_problem"]
+    names = {
+        "within_problem_auc": ("Within-problem AUC", 0.5, False),
+        "auc": ("AUC", 0.5, False),
+        f"best_over_majority@{n}": (f"best@{n} minus majority@{n}", 0.0, True),
+    }
+    rows = {BEFORE: results[BEFORE], **results["variants"]}
+    shades = {BEFORE: "pass", **colours(results["variants"])}
+    for axes, (name, (title, chance, percent)) in zip(panels, names.items(), strict=True):
+        axes.axvline(chance, color=PALETTE["muted"], lw=1, ls=":")
+        for height, (label, row) in enumerate(rows.items()):
+            figure, colour = row["metrics"].get(name), PALETTE[shades[label]]
+            if figure is None or figure["mean"] is None:
+                continue
+            if figure["interval"]:
+                axes.plot(figure["interval"], [height] * 2, color=colour, lw=3, alpha=0.4)
+            own = [value for value in figure.get("per_seed", {}).values() if value is not None]
+            axes.plot(own, [height] * len(own), "|", color=colour, ms=9, mew=1.4)
+            axes.plot([figure["mean"]], [height], "o", color=colour, ms=7)
+        axes.set_yticks(range(len(rows)), list(rows) if axes is panels[0] else [""] * len(rows))
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+        axes.set_title(title)
+        if percent:
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.0%}"))
+
+
+def score_histograms(panels: list[Axes], runs: Runs) -> None:
+    """Draw ADPO's Fig. 8: the scores of right and of wrong answers after training, all seeds together."""
+    columns = panels[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    for index, (axes, (variant, by_seed)) in enumerate(zip(panels, runs.items(), strict=False)):
+        scores = [run.scores("after") for run in by_seed.values()]
+        right, wrong = (np.concatenate(side) for side in zip(*scores, strict=True))
+        draw_histogram(axes, right, wrong, variant)
+        if index + columns < len(runs):
+            axes.set_xlabel("")  # the chart below says it
+    for axes in panels[len(runs) :]:
+        axes.set_visible(False)

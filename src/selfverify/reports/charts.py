@@ -1,0 +1,166 @@
+"""The charts of a report: which figures of its runs are drawn, and under which titles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from selfverify.reports import figures
+from selfverify.reports.run_data import STAGES, RunData
+from selfverify.reports.wording import stage_title
+
+LEARNING_CURVES = {
+    "reward/answer": ("Answer reward", "Mean reward of the answers, format part included.", False),
+    "accuracy": ("Accuracy", "Share of sampled answers that are right (pass rate).", True),
+    "verification/auc": (
+        "Within-problem AUC", "How often a right answer outscores a wrong one of its problem (sampled).",
+        False,
+    ),
+    "reward/verification": ("Verification reward", "Mean reward of the scores.", False),
+    "verification/score_mean": ("Mean score", "Drifting to 1 or 0 means scores say less and less.", False),
+    "verification/score_std": ("Spread of scores", "Standard deviation of all scores of a step.", False),
+    "format/answer": ("Readable answers", "Share of answers that could be parsed.", True),
+    "format/score": ("Readable scores", "Share of scores that could be parsed.", True),
+    "turns/acc@t1": ("First answers", "Share of first answers that are right (AdaPO's Fig. 2).", True),
+    "turns/acc@t2": ("Second answers", "Share of answers that are right after a second turn.", True),
+    "turns/0->1": ("Corrected", "Share of answers that the second turn corrects.", True),
+    "turns/1->0": ("Spoiled", "Share of answers that the second turn spoils.", True),
+    "tokens/response": ("Response length", "Mean number of tokens the model writes.", False),
+    "truncated": ("Cut off", "Share of responses that hit the length limit.", True),
+    "groups/kept": ("Groups that teach", "Problems of a step whose samples differ in some reward.", False),
+    "kl": ("KL to the reference", "How far the policy has moved from the model it started as.", False),
+    "clip_share": ("Clipped tokens", "Share of trained tokens whose ratio was clipped.", True),
+    "grad_norm": ("Gradient norm", "Before clipping.", False),
+    "tokens_per_s": ("Tokens per second", "Sampled tokens over the time of a whole training step.", False),
+}  # fmt: skip
+"""Logged metrics that a report draws if they are there: title, explanation, whether it is a share."""
+
+MANY_POINTS = 40
+"""A curve of more points than this is drawn with its running mean."""
+
+SIGNAL_CURVES = {
+    "verification/correct_given_reward1": ("right, given reward 1", "right"),
+    "verification/score_is_1": ("score is 1", "wrong"),
+}
+"""Logged metrics that show what the verification reward pays for: label and colour."""
+
+
+Chart = dict[str, Any]
+"""A chart as ``svg``, and ``note``, a sentence below it."""
+
+
+def _chart(
+    draw: Callable[..., None],
+    label: str,
+    note: str = "",
+    size: tuple[float, float] = (4.8, 3.0),
+    **drawn: Any,
+) -> Chart:
+    """Return one chart; ``drawn`` is passed on to ``draw``."""
+    return {"svg": figures.svg(partial(draw, **drawn), label, size), "note": note}
+
+
+def accuracy(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Draw accuracy against N, one chart per run and stage, all with the same limits."""
+    found = [
+        (run, stage, run.summaries[stage]["curves"])
+        for run in runs
+        for stage in STAGES
+        if run.summaries.get(stage, {}).get("curves")
+    ]
+    limits = figures.accuracy_limits([curves for _, _, curves in found])
+    for run, stage, curves in found:
+        yield _chart(
+            figures.draw_accuracy,
+            f"Accuracy by samples per problem, {run.name}, {stage} training",
+            curves=curves,
+            title=_title(runs, run, stage_title(run, stage)),
+            limits=limits,
+        )
+
+
+def turns(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Draw AdaPO's Fig. 4, all runs in one chart, and its Fig. 2, a chart per run."""
+    points = []
+    for run in runs:
+        for stage in STAGES:
+            if found := run.summaries.get(stage, {}).get("turns"):
+                last = stage == "after" or "turns" not in run.summaries.get("after", {})
+                name = stage if len(runs) == 1 else f"{run.name}, {stage}"
+                shade = figures.PALETTE[run.colour if last else "pass"]
+                points.append(figures.Bubble(name, shade, found["1->0"], found["0->1"]))
+    if points:
+        yield _chart(
+            figures.draw_bubbles,
+            "Shares of answers that second turns corrected and spoiled",
+            "As many are corrected as are spoiled on the dotted line. A bubble is as large as the change in "
+            "accuracy, and hollow where it is a loss (AdaPO's Fig. 4).",
+            size=(4.8, 4.2),
+            points=points,
+            title="Corrected and spoiled",
+        )
+    for run in runs:
+        found = ((f"turn {t}", colour, *run.turn_accuracy(t)) for t, colour in (("1", "pass"), ("2", "best")))
+        if lines := [line for line in found if len(line[2])]:
+            yield _chart(
+                figures.draw_lines,
+                f"Accuracy of both turns over training, {run.name}",
+                "Of validation problems where measured often, else of training's (AdaPO's Fig. 2).",
+                lines=lines,
+                title=_title(runs, run, "Both turns over training"),
+                percent=True,
+                smoothed=len(lines[0][2]) > MANY_POINTS,
+            )
+
+
+def training(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Draw a chart per logged metric, with one line per run."""
+    for name, (title, note, percent) in LEARNING_CURVES.items():
+        own = [run.lines({name: (run.name if len(runs) > 1 else "", run.colour)}) for run in runs]
+        if any(own):
+            yield _chart(
+                figures.draw_lines,
+                f"{title} over training steps",
+                note,
+                size=(4.0, 2.5) if len(runs) == 1 else (4.8, 2.7),
+                lines=[line for lines in own for line in lines],
+                title=title,
+                percent=percent,
+            )
+
+
+def signal(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Draw ADPO's Fig. 2 and 7: what a verification reward of 1 is paid for, and whether scores become 1."""
+    for run in runs:
+        if lines := run.lines(SIGNAL_CURVES):
+            yield _chart(
+                figures.draw_lines,
+                f"Reward signal over training, {run.name}",
+                lines=lines,
+                title=_title(runs, run, "Reward signal over training"),
+                percent=True,
+                limits=(0, 1.02),
+            )
+
+
+def scores(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Draw ADPO's Fig. 8: distributions of scores, a chart per run and stage."""
+    for run in runs:
+        for stage in STAGES:
+            right, wrong = run.scores(stage)
+            if len(right) + len(wrong):
+                yield _chart(
+                    figures.draw_histogram,
+                    f"Scores of right and wrong answers, {run.name}, {stage} training",
+                    right=right,
+                    wrong=wrong,
+                    title=_title(runs, run, stage_title(run, stage)),
+                )
+            elif run.samples.get(stage):
+                run.leave_out("scores", f"The samples {stage} training carry no soft scores.")
+
+
+def _title(runs: Sequence[RunData], run: RunData, text: str) -> str:
+    """Return a chart's title; with several runs it begins with the run's name."""
+    return text if len(runs) == 1 else f"{run.name}: {text[0].lower()}{text[1:]}"

@@ -1,0 +1,174 @@
+"""The gallery of a report: a dozen problems with all sampled answers, and which one would be chosen."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from PIL import Image
+
+from selfverify.evaluation.metrics import HEADLINE
+from selfverify.evaluation.sample_table import SampleTable, by_problem
+from selfverify.evaluation.store import CORRECT_1, StoredSample
+from selfverify.reports.places import BEST, OTHER, VOTE, draw_places
+from selfverify.reports.run_data import RunData
+from selfverify.selection.rules import best_weights, cluster_boxes, elect
+
+KINDS = {
+    "corrected": ("Second turns correct more", 5),
+    "spoiled": ("Second turns spoil more", 5),
+    "even": ("Second turns correct as many as they spoil", 1),
+    "unchanged": ("Second turns change nothing", 1),
+    "wins": ("Own score beats the vote", 5),
+    "fails": ("The vote beats the own score", 4),
+    "missed": ("A right answer, missed by both", 2),
+    "both": ("Mixed, and both choose right", 3),
+    "same": ("All samples right, or all wrong", 1),
+}
+"""Kinds of problems in the order in which they are shown: a title, and how many are wanted."""
+
+_LONGEST_SIDE = 640
+"""Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
+
+
+def gallery(run: RunData, limit: int = 12) -> list[dict[str, Any]]:
+    """Return cards of up to ``limit`` problems of a run; problems with something to choose come first.
+
+    The cards show the samples after training, or those before it if there are no others.
+    """
+    samples = run.samples.get("after") or run.samples.get("before") or []
+    known = {sample.problem for sample in samples}
+    entries = {str(entry.get("id")): entry for entry in run.problems if str(entry.get("id")) in known}
+    if not entries:
+        if run.problems:
+            run.leave_out("gallery", "None of the gallery's problems is among the stored samples.")
+        return []
+    shown = [sample for sample in samples if sample.problem in entries]
+    table, grouped = SampleTable.from_samples(shown), by_problem(shown)
+    keys = table.keys if table.boxes is None else cluster_boxes(table.boxes)[0]
+    vote, best = elect(keys, np.ones(keys.shape)), best_weights(table.scores[HEADLINE])
+    cards = []
+    for row, problem in enumerate(table.problems):
+        right = table.correct[row]
+        entry = entries[problem]
+        image, note = _image(run.path / "gallery", entry.get("image"))
+        cards.append(
+            {
+                "id": problem,
+                "kind": (
+                    _kind(right, float(vote[row] @ right), float(best[row] @ right))
+                    if CORRECT_1 not in table.rewards
+                    else _turns_kind(table.rewards[CORRECT_1][row], right)
+                ),
+                "question": entry.get("question", ""),
+                "target": _shown(entry.get("target")),
+                "image": image,
+                "image_note": note,
+                "places": _places(entry, grouped[problem], vote[row], best[row]),
+                "rows": _rows(grouped[problem], vote[row], best[row]),
+            }
+        )
+    return _choose(cards, limit)
+
+
+def _places(
+    entry: dict[str, Any], samples: list[StoredSample], vote: np.ndarray, best: np.ndarray
+) -> Markup | None:
+    """Draw where the target and the answers are in the image; None if they are no places."""
+    if not entry.get("frame"):
+        return None
+    kinds = [BEST if b > 0 else VOTE if v > 0 else OTHER for v, b in zip(vote, best, strict=True)]
+    answers = [(sample.answer, kind) for sample, kind in zip(samples, kinds, strict=True)]
+    answers.sort(key=lambda answer: (BEST, VOTE, OTHER).index(answer[1]))
+    return draw_places(entry["frame"], entry.get("target"), entry.get("regions") or [], answers)
+
+
+def _choose(cards: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Return as many cards of each kind as are wanted, and others if there is room, sorted by kind."""
+    chosen, rest = [], []
+    for kind, (_, wanted) in KINDS.items():
+        own = [card for card in cards if card["kind"] == kind]
+        chosen += own[:wanted]
+        rest += own[wanted:]
+    order = list(KINDS)
+    return sorted((chosen + rest)[:limit], key=lambda card: order.index(card["kind"]))
+
+
+def _kind(right: np.ndarray, vote: float, best: float) -> str:
+    if right.min() == right.max():
+        return "same"
+    if abs(best - vote) > 1e-9:  # weights such as 7 x 1/7 do not add up to 1 exactly
+        return "wins" if best > vote else "fails"
+    return "both" if best > 0.5 else "missed"
+
+
+def _turns_kind(first: np.ndarray, second: np.ndarray) -> str:
+    corrected, spoiled = int((second > first).sum()), int((second < first).sum())
+    if corrected == spoiled:
+        return "even" if corrected else "unchanged"
+    return "corrected" if corrected > spoiled else "spoiled"
+
+
+def _change(sample: StoredSample) -> str | None:
+    """Return whether the second of two turns corrected or spoiled the answer; None if neither."""
+    first = sample.rewards.get(CORRECT_1)
+    if first is None or (first > 0) == sample.correct:
+        return None
+    return "corrected" if sample.correct else "spoiled"
+
+
+def _rows(samples: list[StoredSample], vote: np.ndarray, best: np.ndarray) -> list[dict[str, Any]]:
+    """Return one row per sample, highest score first.
+
+    ``vote`` and ``best`` are the probabilities that a vote, or the best score, picks each sample.
+    """
+    rows = [
+        {
+            "answer": _shown(sample.answer),
+            "readable": sample.answer is not None,
+            "text": sample.text,
+            "score": sample.scores.get(HEADLINE),
+            "correct": sample.correct,
+            "change": _change(sample),
+            "vote": bool(voted > 0),
+            "best": bool(chosen > 0),
+        }
+        for sample, voted, chosen in zip(samples, vote, best, strict=True)
+    ]
+    return sorted(rows, key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True)
+
+
+def _image(folder: Path, name: Any) -> tuple[str | None, str | None]:
+    """Return a problem's picture as a PNG data URI, or a note why there is none.
+
+    Names that lead out of the gallery's folder are refused: a report is sent around, and must hold nothing
+    but the gallery. Decoding and encoding again makes sure that what is embedded is a picture.
+    """
+    if not name:
+        return None, None
+    path = (folder / str(name)).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        return None, f"image {name} lies outside the gallery folder"
+    try:
+        with Image.open(path) as picture:
+            picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+            buffer = io.BytesIO()
+            picture.convert("RGB").save(buffer, "PNG", optimize=True)
+    except (OSError, ValueError):
+        return None, f"image {name} is missing or unreadable"
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", None
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unreadable"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, (int, float)) for item in value):
+        return "[" + ", ".join(f"{item:g}" for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,134 @@
+"""One self-contained HTML page about one or several runs, and an overview picture for a README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from selfverify.core.atomic_files import write_text
+from selfverify.core.differences import flatten
+from selfverify.core.errors import DataError
+from selfverify.evaluation.breakdown import SHOWN, tabulate
+from selfverify.reports import charts, figures
+from selfverify.reports.gallery import KINDS, gallery
+from selfverify.reports.run_data import STAGES, RunData, load_run
+from selfverify.reports.wording import (
+    STAGE_TITLES,
+    comparison,
+    sentence,
+    stage_title,
+    table,
+    tiles,
+    turn_categories,
+)
+
+
+def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -> Path:
+    """Write the page.
+
+    A run's folder holds ``metrics.json`` (``{"before": summary, "after": summary, "settings": {...}}``),
+    ``metrics.jsonl`` (one object per training step), ``samples-before.jsonl`` and ``samples-after.jsonl``
+    (`selfverify.evaluation.store`), and ``gallery/problems.json`` (a list of ``{"id", "question", "target",
+    "image"}``, images relative to it). A part whose file is missing is left out, with a line that says so.
+
+    Args:
+        run_dirs: One folder, or several, which are then shown side by side.
+        out: The HTML file; its folder is created.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        DataError: A folder does not exist or a file in it is corrupt.
+    """
+    folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
+    if not folders:
+        raise DataError("a report needs at least one run")
+    runs = [load_run(Path(folder)) for folder in folders]
+    names = [run.name for run in runs]
+    for index, (run, folder) in enumerate(zip(runs, folders, strict=True)):
+        run.colour = figures.RUN_COLOURS[index % len(figures.RUN_COLOURS)]
+        if names.count(run.name) > 1:
+            run.name = str(folder)
+    environment = Environment(
+        loader=PackageLoader("selfverify.reports"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    page = environment.get_template("report.html.j2").render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        palette=figures.PALETTE,
+        runs=[
+            {
+                "name": run.name,
+                "colour": run.colour,
+                "sentence": sentence(run),
+                "tiles": tiles(run),
+                "table": table(run),
+                "breakdown": _breakdown(run),
+                "turn_categories": turn_categories(run),
+                "gallery": gallery(run),
+                "settings": [(name, _plain(value)) for name, value in sorted(flatten(run.settings).items())],
+                "happened": run.happened,
+                "missing": run.missing,
+            }
+            for run in runs
+        ],
+        comparison=comparison(runs) if len(runs) > 1 else [],
+        small="small" if len(runs) == 1 else "",
+        stages=[(stage, STAGE_TITLES[stage]) for stage in STAGES],
+        accuracy=list(charts.accuracy(runs)),
+        turns=list(charts.turns(runs)),
+        training=list(charts.training(runs)),
+        signal=list(charts.signal(runs)),
+        scores=list(charts.scores(runs)),
+        kinds={kind: title for kind, (title, _) in KINDS.items()},
+    )
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page)
+    return out
+
+
+def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
+    """Write a PNG of 1600 x 700 pixels: accuracy against N and score histograms, before and after.
+
+    Raises:
+        DataError: The run has neither summaries with curves nor stored samples.
+    """
+    run = load_run(Path(run_dir))
+    curves, scores = [], []
+    for stage in STAGES:
+        if found := run.summaries.get(stage, {}).get("curves"):
+            curves.append((f"Accuracy {stage} training", found))
+        if run.samples.get(stage):
+            scores.append((f"Scores {stage} training", *run.scores(stage)))
+    if not curves or not scores:
+        raise DataError(
+            f"{run_dir} has no evaluated samples to draw: neither samples-before nor samples-after"
+        )
+    png_path = Path(png_path)
+    png_path.parent.mkdir(parents=True, exist_ok=True)
+    png_path.write_bytes(figures.overview(curves, scores))
+    return png_path
+
+
+def _breakdown(run: RunData) -> dict[str, Any] | None:
+    """Return the task's own figures and categories of the later stage as text; None without any."""
+    for stage in reversed(STAGES):
+        if rows := tabulate(run.summaries.get(stage, {})):
+            total = run.summaries[stage]["samples_per_problem"]
+            names = [strategy.title.format(n=total) for strategy in SHOWN]
+            cells = [[_cell(value) for value in row.values()] for row in rows]
+            return {"heads": [stage_title(run, stage), "Problems", "Figure", *names], "rows": cells}
+    return None
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,149 @@
+"""Reads what a report needs from the folder of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfverify.core.errors import DataError
+from selfverify.core.events import EVENTS_FILE, read_events, story
+from selfverify.core.journal import read_rows
+from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
+from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.reports.figures import Line
+
+STAGES = ("before", "after")
+"""When samples were drawn: before and after training."""
+
+ENOUGH = 5
+"""With fewer evaluations than this during training, the steps' own figures are drawn: noisier, but many."""
+
+
+@dataclass(slots=True)
+class RunData:
+    """A run, as far as its folder has files.
+
+    Args:
+        name: The folder's name.
+        path: The folder.
+        settings: The settings in ``metrics.json``.
+        summaries: What `summarise` returns, by stage, as far as there are any.
+        samples: The samples by stage.
+        differences: What `paired_difference` returns for the two stages; empty unless both have samples.
+        steps: The lines of ``metrics.jsonl``, with those of ``timing.jsonl`` where there are any.
+        happened: What `selfverify.core.events.story` tells of ``events.jsonl``.
+        problems: The entries of ``gallery/problems.json``.
+        measured_only: Whether the folder comes from `selfverify eval`. Its samples have the stage ``after``,
+            also if the model was never trained.
+        missing: A sentence for each part of a report that cannot be shown, by section.
+        colour: The name of its colour in charts (`selfverify.reports.figures.PALETTE`).
+    """
+
+    name: str
+    path: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    samples: dict[str, list[StoredSample]] = field(default_factory=dict)
+    differences: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    happened: list[str] = field(default_factory=list)
+    problems: list[dict[str, Any]] = field(default_factory=list)
+    measured_only: bool = False
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    colour: str = "best"
+
+    def leave_out(self, section: str, sentence: str) -> None:
+        """Note what a section lacks of this run."""
+        self.missing.setdefault(section, []).append(sentence)
+
+    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return steps and values ``[T]`` of a logged metric; NaN where a step has no number for it."""
+        steps = np.array(
+            [row.get("step", index) for index, row in enumerate(self.steps, start=1)], dtype=float
+        )
+        values = [row.get(name) for row in self.steps]
+        numbers = [float(v) if isinstance(v, (int, float)) else np.nan for v in values]
+        return steps, np.array([v if np.isfinite(v) else np.nan for v in numbers])
+
+    def lines(self, curves: Mapping[str, tuple[str, str]]) -> list[Line]:
+        """Return the curves of logged metrics that have values; ``curves`` gives labels and colours."""
+        found = [(label, colour, *self.series(name)) for name, (label, colour) in curves.items()]
+        return [line for line in found if not np.isnan(line[3]).all()]
+
+    def turn_accuracy(self, turn: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return steps and accuracies ``[T]`` of a turn, of validation or, if that has more, of training."""
+        found = []
+        for name in (f"eval/turns/acc@t{turn}", f"turns/acc@t{turn}"):
+            steps, values = self.series(name)
+            known = ~np.isnan(values)
+            found.append((steps[known], values[known]))
+        measured, logged = found
+        return logged if len(measured[0]) < min(ENOUGH, len(logged[0])) else measured
+
+    def scores(self, stage: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the soft scores of the right and of the wrong answers."""
+        scored = [(s.scores.get(HEADLINE), s.correct) for s in self.samples.get(stage, ())]
+        right = [score for score, correct in scored if score is not None and correct]
+        wrong = [score for score, correct in scored if score is not None and not correct]
+        return np.array(right), np.array(wrong)
+
+
+def load_run(path: Path) -> RunData:
+    """Read a run's folder.
+
+    Raises:
+        DataError: The folder does not exist, or a file in it is corrupt.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path} is not the folder of a run")
+    run = RunData(path.resolve().name, path)
+    stored = _read_json(path / "metrics.json", dict)
+    run.settings = (stored or {}).get("settings") or {}
+    run.measured_only = (path / "samples.jsonl").exists() and not (path / "samples-after.jsonl").exists()
+    for stage in STAGES[1:] if run.measured_only else STAGES:
+        file = path / ("samples.jsonl" if run.measured_only else f"samples-{stage}.jsonl")
+        if file.exists():
+            run.samples[stage] = read_samples(file)[1]
+        else:
+            run.leave_out(
+                "scores", f"{file.name} is missing, so there is no score histogram {stage} training."
+            )
+        summary = (stored or {}).get(stage)
+        if summary:
+            run.summaries[stage] = summary
+        elif run.samples.get(stage):
+            run.summaries[stage] = summarise(run.samples[stage])
+        else:
+            run.leave_out(
+                "table", f"metrics.json has no figures {stage} training, and {file.name} is missing."
+            )
+    if all(run.samples.get(stage) for stage in STAGES):
+        run.differences = paired_difference(run.samples["before"], run.samples["after"])
+    elif run.summaries and not run.measured_only:
+        run.leave_out("table", "Without the samples of both stages there are no paired differences.")
+    timing = {row.get("step"): row for row in read_rows(path / "timing.jsonl")}
+    run.steps = [{**timing.get(row.get("step"), {}), **row} for row in read_rows(path / "metrics.jsonl")]
+    if not run.steps and not run.measured_only:
+        run.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
+    run.happened = story(read_events(path / EVENTS_FILE))
+    run.problems = _read_json(path / "gallery" / "problems.json", list) or []
+    if not run.problems:
+        run.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")
+    return run
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(value, kind):
+        raise DataError(f"{path} should hold a JSON {'object' if kind is dict else 'list'}")
+    return value

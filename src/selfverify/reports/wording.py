@@ -1,0 +1,257 @@
+"""Puts a run's figures into words: the summary sentence, the tiles and the table of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfverify.reports.run_data import STAGES, RunData
+from selfverify.selection.strategies import STRATEGIES
+
+STAGE_TITLES = {"before": "Before training", "after": "After training"}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricWords:
+    """A row of the table.
+
+    Args:
+        title: The row's title; ``{n}`` stands for the number of samples per problem.
+        meaning: A sentence that explains the metric.
+        percent: Whether it is shown as a percentage, and its differences in percentage points.
+        better: Whether more of it is better. A change of what is neither good nor bad gets no colour.
+    """
+
+    title: str
+    meaning: str
+    percent: bool = True
+    better: bool = True
+
+
+def _rows_of(*strategies: str) -> dict[str, MetricWords]:
+    """Return the rows of the strategies' accuracies."""
+    found = [STRATEGIES[name] for name in strategies]
+    return {strategy.at("{n}"): MetricWords(strategy.title, strategy.meaning) for strategy in found}
+
+
+METRICS: dict[str, MetricWords] = {
+    "turns.acc@t1": MetricWords("First answers (acc@t1)", "Share of first answers that are right."),
+    "turns.acc@t2": MetricWords("Second answers (acc@t2)", "Share that is right after the second turn."),
+    "turns.delta": MetricWords("Change by the second turn (Δ)", "acc@t2 − acc@t1, which is M₀→₁ − M₁→₀."),
+    "turns.0->1": MetricWords("Corrected (M₀→₁)", "Of all answers: wrong first, right then."),
+    "turns.1->0": MetricWords("Spoiled (M₁→₀)", "Of all answers: right first, wrong then.", better=False),
+    "turns.1->1": MetricWords("Kept right (1→1)", "Of all answers: right in both turns.", better=False),
+    "turns.0->0": MetricWords("Kept wrong (0→0)", "Of all answers: wrong in both turns.", better=False),
+    "turns.corrected": MetricWords("Corrected, of wrong ones", "How many of the wrong first answers."),
+    "turns.spoiled": MetricWords(
+        "Spoiled, of right ones", "How many of the right first answers.", better=False
+    ),
+    **_rows_of("first", "majority", "best", "weighted", "best-of-majority"),
+    "best_over_majority@{n}": MetricWords("Own score over vote", "How much the own score beats the vote by."),
+    **_rows_of("oracle"),
+    "within_problem_auc": MetricWords(
+        "Within-problem AUC",
+        "How often a right answer is scored above a wrong one of the same problem. 0.5 is chance; this is "
+        "what selection can use.",
+        percent=False,
+    ),
+    "auc": MetricWords(
+        "Pooled AUC",
+        "The same over all problems together. Also high when scores only say which problems are hard.",
+        percent=False,
+    ),
+    "ap": MetricWords("Pooled AP", "Average precision of the scores; chance level is pass@1.", percent=False),
+    "logprob.best@{n}": MetricWords(
+        "Best of {n} by log-probability", "A free baseline: the likeliest answer."
+    ),
+    "logprob.within_problem_auc": MetricWords(
+        "Within-problem AUC of log-probability", "The same baseline; scores should beat it.", percent=False
+    ),
+    "score_mean": MetricWords(
+        "Mean score", "A well calibrated model's mean score is its pass@1.", percent=False, better=False
+    ),
+    "score_spread": MetricWords(
+        "Score spread",
+        "Standard deviation of one problem's scores; near 0 they say nothing.",
+        percent=False,
+        better=False,
+    ),
+    "format_rate": MetricWords("Readable format", "Share of responses in the required format."),
+}
+"""The rows of the table by their name in a summary; a dot leads into a nested table."""
+
+_TILES = ("pass@1", "majority@{n}", "weighted@{n}", "within_problem_auc")
+_TURN_TILES = ("turns.acc@t1", "turns.acc@t2", "turns.0->1", "turns.1->0")
+
+
+def total(run: RunData) -> int | None:
+    """Return N, the number of samples per problem, of the later stage if the stages differ."""
+    for stage in reversed(STAGES):
+        if count := run.summaries.get(stage, {}).get("samples_per_problem"):
+            return int(count)
+    return None
+
+
+def sentence(run: RunData) -> str:
+    """Return what happened in one sentence with figures."""
+    stage = "after" if "after" in run.summaries else "before"
+    found, n = run.summaries.get(stage, {}), total(run)
+    if "turns" in found:
+        return _turns_sentence(found, _when(run, stage))
+    best, majority = found.get(f"best@{n}"), found.get(f"majority@{n}")
+    if found.get("pass@1") is None:
+        return "This run has no evaluation yet."
+    where = f"{found.get('problems', '?')} held-out problems"
+    if best is None:
+        return f"{_when(run, stage)} a single answer is right on {_percent(found['pass@1'])} of {where}."
+    text = (
+        f"{_when(run, stage)} the answer that the model itself scores highest among {n} is right on "
+        f"{_percent(best)} of {where}"
+    )
+    earlier = run.summaries.get("before", {}).get(f"best@{n}") if stage == "after" else None
+    if earlier is not None:
+        gain = best - earlier
+        change = (
+            "as before" if abs(gain) < 5e-4 else f"{abs(gain) * 100:.1f} points {_word(gain)} than before"
+        )
+        text += f", {change}"
+    if majority is None:
+        return f"{text}."
+    interval = (found.get("intervals") or {}).get(f"best_over_majority@{n}")
+    text += f"; a majority vote over the same answers reaches {_percent(majority)}"
+    lead = best - majority
+    weighted = found.get(f"weighted@{n}")
+    both = f" Votes weighted by the scores reach {_percent(weighted)}." if weighted is not None else ""
+    if interval and interval[0] <= 0 <= interval[1]:
+        chance = f"({_points(interval[0])} to {_points(interval[1])} points)"
+        return f"{text}, a difference within chance {chance}.{both}"
+    known = f" (95\u00a0% interval {_points(interval[0])} to {_points(interval[1])})" if interval else ""
+    verdict = "self-verification wins" if lead > 0 else "self-verification does not pay yet and loses"
+    return f"{text}, so {verdict} by {abs(lead) * 100:.1f} points{known}.{both}"
+
+
+def _turns_sentence(found: dict[str, Any], when: str) -> str:
+    turns = found["turns"]
+    interval = (found.get("intervals") or {}).get("turns.delta")
+    known = f" (95\u00a0% interval {_points(interval[0])} to {_points(interval[1])})" if interval else ""
+    return (
+        f"{when} {_percent(turns['acc@t1'])} of the first and {_percent(turns['acc@t2'])} of the "
+        f"second answers to {found.get('problems', '?')} held-out problems are right, a change of "
+        f"{_points(turns['delta'])} points{known}: {_percent(turns['0->1'])} of all answers are corrected "
+        f"and {_percent(turns['1->0'])} spoiled."
+    )
+
+
+def tiles(run: RunData) -> list[dict[str, Any]]:
+    """Return the few rows of `table` that matter most."""
+    rows = {row["name"]: row for row in table(run)}
+    names = _TURN_TILES if "turns.acc@t1" in rows else _TILES
+    return [rows[name] for name in names if name in rows]
+
+
+def table(run: RunData) -> list[dict[str, Any]]:
+    """Return one row per metric of `METRICS` that some stage has.
+
+    Each holds ``name``, ``title``, ``meaning``, ``before`` and ``after`` (``{"value", "interval"}`` or None),
+    and ``difference`` (``{"value", "interval", "trend"}``, or None), all as text. ``trend`` is ``up`` or
+    ``down`` where the interval excludes 0 and the direction is good or bad, else ``flat``.
+    """
+    n = total(run)
+    rows = []
+    for name, metric in METRICS.items():
+        key = name.format(n=n)
+        cells = {stage: _cell(run.summaries.get(stage, {}), key, metric) for stage in STAGES}
+        if any(cells.values()):
+            shown = {"name": name, "title": metric.title.format(n=n), "meaning": metric.meaning}
+            rows.append(shown | cells | {"difference": _difference(run.differences.get(key), metric)})
+    return rows
+
+
+_TURN_HEADS = {
+    "acc@t1": "acc@t1", "acc@t2": "acc@t2", "delta": "Δ", "0->1": "M₀→₁", "1->0": "M₁→₀", "1->1": "1→1",
+    "0->0": "0→0", "corrected": "corrected", "spoiled": "spoiled",
+}  # fmt: skip
+
+
+def turn_categories(run: RunData) -> dict[str, Any] | None:
+    """Return two-turn figures by category as text, of the later stage that has any; None without them."""
+    for stage in reversed(STAGES):
+        found = run.summaries.get(stage, {}).get("turns_by_category")
+        if not found:
+            continue
+        columns = [
+            (column, [(value, _turn_cells(figures)) for value, figures in of.items()])
+            for column, of in found.items()
+        ]
+        heads = ["problems", *_TURN_HEADS.values()]
+        return {"stage": stage_title(run, stage).lower(), "heads": heads, "columns": columns}
+    return None
+
+
+def _turn_cells(figures: dict[str, Any]) -> list[str]:
+    shown = [str(figures["problems"])]
+    for name in _TURN_HEADS:
+        value = figures.get(name)
+        shown.append("–" if value is None else _points(value) if name == "delta" else _percent(value))
+    return shown
+
+
+def comparison(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """Return one row per metric with a cell per run, of the figures after training where there are any."""
+    rows: dict[str, dict[str, Any]] = {}
+    for index, run in enumerate(runs):
+        for row in table(run):
+            shared = {"title": row["title"], "meaning": row["meaning"], "cells": [None] * len(runs)}
+            rows.setdefault(row["name"], shared)["cells"][index] = row["after"] or row["before"]
+    return [rows[name] for name in METRICS if name in rows]
+
+
+def _cell(summary: dict[str, Any], key: str, metric: MetricWords) -> dict[str, str] | None:
+    group, _, name = key.rpartition(".")
+    value = (summary.get(group) or {}).get(name) if group else summary.get(key)
+    if value is None:
+        return None
+    interval = (summary.get("intervals") or {}).get(key)
+    if key.startswith("best_over") or key == "turns.delta":
+        shown, unit = _points(value), " points"
+        ends = [_points(end) for end in interval or ()]
+    else:
+        shown, unit = (_percent(value), "") if metric.percent else (f"{value:.3f}", "")
+        ends = [f"{end * 100:.1f}" if metric.percent else f"{end:.3f}" for end in interval or ()]
+    return {"value": shown + unit, "interval": " – ".join(ends)}
+
+
+def _difference(found: dict[str, Any] | None, metric: MetricWords) -> dict[str, str] | None:
+    if found is None:
+        return None
+    low, high = found["interval"]
+    write = _points if metric.percent else _signed
+    trend = "up" if low > 0 else "down" if high < 0 else "flat"
+    trend = trend if metric.better else "flat"
+    return {"value": write(found["difference"]), "interval": f"{write(low)} – {write(high)}", "trend": trend}
+
+
+def stage_title(run: RunData, stage: str) -> str:
+    """Return the name of a stage; an evaluation on its own has only one."""
+    return "Evaluation" if run.measured_only else STAGE_TITLES[stage]
+
+
+def _when(run: RunData, stage: str) -> str:
+    return "In this evaluation," if run.measured_only else f"{STAGE_TITLES[stage]},"
+
+
+def _word(gain: float) -> str:
+    return "more" if gain > 0 else "less"
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.1f}\u00a0%"
+
+
+def _points(value: float) -> str:
+    return f"{value * 100:+.1f}".replace("-", "\u2212")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "\u2212")

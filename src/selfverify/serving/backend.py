@@ -1,0 +1,146 @@
+"""What the gateway asks, and what a backend is: it writes candidates and scores them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from selfverify.core.errors import ServerError
+from selfverify.remote.replies import Reader, Reply, finish_reading
+from selfverify.remote.usage import Usage
+from selfverify.serving.best_of import BestOf
+from selfverify.serving.request_images import Picture
+
+Chunks = AsyncGenerator[dict[str, Any], None]
+"""A streamed chat completion, as a model server sends it."""
+
+Tell = Callable[[int, Reply], None]
+"""Told the place of each candidate and the candidate, once it has its score."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """One question on its way.
+
+    Args:
+        model: The model, as the backend names it.
+        body: OpenAI's fields, as an upstream may get them; without those that the gateway handles itself.
+        pictures: The images in the messages, in order.
+        best_of: How the answer is chosen.
+        deadline: The time at which the answer has to be there, on the event loop's clock.
+        streams: Whether somebody watches the candidates come.
+        id: The request's id.
+        usage: What the question costs.
+    """
+
+    model: str
+    body: dict[str, Any]
+    pictures: list[Picture]
+    best_of: BestOf
+    deadline: float
+    streams: bool = False
+    id: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(slots=True)
+class Drawing:
+    """Where a backend puts candidates.
+
+    Args:
+        verifier: The name of the verifier that scores them.
+        read: Reads a candidate's text.
+        tell: Told about every candidate that has its score.
+        candidates: All so far, in the order in which they came.
+    """
+
+    verifier: str
+    read: Reader
+    tell: Tell | None = None
+    candidates: list[Reply] = field(default_factory=list)
+
+    def arrived(self, reply: Reply) -> float | None:
+        """Keep a candidate. It counts from now on, even if its score is late.
+
+        Returns:
+            The score that the writer gave it.
+        """
+        written = finish_reading(reply, self.read)
+        self.candidates.append(reply)
+        return written
+
+    def ready(self, reply: Reply) -> None:
+        """Tell that a candidate is complete: its score is there, or there will be none."""
+        if self.tell:
+            place = next(i for i, known in enumerate(self.candidates) if known is reply)
+            self.tell(place, reply)
+
+
+class Backend(ABC):
+    """Writes and scores candidates. Use it as an asynchronous context manager.
+
+    Attributes:
+        name: ``local`` or ``upstream``.
+        default_verifier: The verifier where a request names none.
+        strict: Whether answers have to be in tags to be read, if the format was asked for.
+    """
+
+    name: str
+    default_verifier: str
+    strict: bool
+
+    @abstractmethod
+    async def __aenter__(self) -> Self:
+        """Open what the backend needs."""
+
+    @abstractmethod
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+
+    @abstractmethod
+    def check_verifier(self, verifier: str) -> None:
+        """Refuse a verifier that this backend does not have.
+
+        Raises:
+            ConfigError: There is no such verifier; the message lists those there are.
+        """
+
+    @abstractmethod
+    def check(self, ask: Ask) -> None:
+        """Refuse what else this backend cannot do.
+
+        Raises:
+            ApiError: The question has such a field.
+        """
+
+    def own_messages(
+        self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
+    ) -> list[dict[str, Any]]:
+        """Return a request's messages as `draw` and `verify` want them.
+
+        Raises:
+            ApiError: A message holds what this backend must not get.
+        """
+        return messages
+
+    def stream(self, body: Mapping[str, Any]) -> Chunks | None:
+        """Return a streamed completion without selection; None if this backend has no such streams."""
+        return None
+
+    @abstractmethod
+    async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
+        """Draw ``n`` candidates after the ``first`` ones.
+
+        Returns:
+            Why candidates are missing; None where none are.
+        """
+
+    @abstractmethod
+    async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
+        """Return the scores of given answers; None for an answer on which the verifier failed."""
+
+    @abstractmethod
+    async def models(self) -> list[dict[str, Any]]:
+        """Return the models, as ``/v1/models`` lists them."""

@@ -1,0 +1,55 @@
+"""Make candidates of the trajectories that an own model wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfverify.core.trajectory import Trajectory
+from selfverify.policy.policy import Policy
+from selfverify.remote.replies import Reply
+from selfverify.rollouts.single_turn import answer_segment
+from selfverify.rollouts.two_turn import TURN_1
+from selfverify.tasks.base import Judged
+
+
+def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) -> Reply:
+    """Return a judged trajectory as a candidate, with the score that ``verifier`` gave it.
+
+    Args:
+        trajectory: The trajectory, judged by its task.
+        verifier: The name of the verifier.
+        continuous: Whether answers are boxes, which have no keys.
+    """
+    judged: Judged | None = trajectory.parsed
+    logprobs = answer_segment(trajectory).logprobs
+    opening = trajectory.segments[0]
+    first: Judged | None = opening.parsed if opening.channel == TURN_1 else None
+    return Reply(
+        answer=judged.answer if judged else None,
+        key=None if judged is None or continuous else judged.key,
+        score=trajectory.scores.get(verifier),
+        logprob=sum(logprobs) / len(logprobs) if logprobs else None,
+        tokens=trajectory.written,
+        text=trajectory.text,
+        first=first.answer if first else None,
+        finish=str(trajectory.finish),
+    )
+
+
+def completion_of(
+    policy: Policy, trajectory: Trajectory, verifier: str, stops: Sequence[str], with_logprobs: bool
+) -> Reply:
+    """Return a trajectory of one turn as a chat completion: without its end token, cut at the first stop."""
+    reply, decode = reply_of(trajectory, verifier), policy.tokenizer.decode
+    told = trajectory.tokens[:-1] if reply.finish == "stop" else trajectory.tokens
+    reply.text = decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    places = [place for stop in stops if stop and (place := reply.text.find(stop)) >= 0]
+    if places:
+        reply.text, reply.finish = reply.text[: min(places)], "stop"
+    if with_logprobs:
+        pieces = [decode([token]) for token in told]
+        reply.logprobs = [
+            {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
+            for piece, value in zip(pieces, trajectory.logprobs, strict=False)
+        ]
+    return reply

@@ -1,0 +1,161 @@
+"""The images of requests: read from data URLs, or fetched where that is allowed, and checked before use."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from PIL import Image
+
+from selfverify.data.images import FORMATS
+from selfverify.serving.api_errors import ApiError
+from selfverify.serving.serve_settings import ImageLimits
+
+_DATA_URL = re.compile(r"data:image/[a-zA-Z0-9.+-]{1,32};base64,", re.ASCII)
+_INLINE = 256 * 1024
+"""Longer data URLs are decoded in a thread, so that other requests need not wait."""
+
+
+class Fetcher(Protocol):
+    """Fetches remote images."""
+
+    async def fetch(self, url: str) -> bytes:
+        """Return the bytes of an image; raises `ApiError` for one that is too large or cannot be fetched."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A checked image: its encoded bytes, its format, such as ``PNG``, and how many pixels it has."""
+
+    data: bytes
+    format: str
+    pixels: int
+
+    @property
+    def url(self) -> str:
+        """The image as a data URL."""
+        return f"data:image/{self.format.lower()};base64,{base64.b64encode(self.data).decode()}"
+
+    def decode(self) -> Image.Image:
+        """Return the image decoded, in RGB: 24 bits a pixel.
+
+        Raises:
+            ApiError: The image is cut off or broken inside.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                return Image.open(io.BytesIO(self.data), formats=[self.format]).convert("RGB")
+        except Exception as error:  # PIL raises many types for broken files
+            raise _bad(f"the image cannot be decoded: {type(error).__name__}: {error}") from None
+
+
+async def take_images(
+    messages: Sequence[Mapping[str, Any]], limits: ImageLimits, fetcher: Fetcher | None
+) -> list[Picture]:
+    """Return every image of a conversation, in order, checked.
+
+    Args:
+        messages: OpenAI's messages, which are not changed.
+        limits: Which images are accepted.
+        fetcher: Fetches remote images; None refuses them.
+
+    Raises:
+        ApiError: There are too many images, or one is missing, too large or no image.
+    """
+    urls = [
+        image_url(part, f"messages.{m}.content.{p}")
+        for m, message in enumerate(messages)
+        if isinstance(message.get("content"), list)
+        for p, part in enumerate(message["content"])
+        if isinstance(part, Mapping) and part.get("type") == "image_url"
+    ]
+    if len(urls) > limits.count:
+        raise _bad(f"{len(urls)} images in a request, and {limits.count} are allowed", 413, "too_many_images")
+    found: list[Picture] = []
+    for url in urls:
+        if url.startswith("data:"):
+            check = _from_data_url if len(url) <= _INLINE else None
+            found.append(
+                check(url, limits) if check else await asyncio.to_thread(_from_data_url, url, limits)
+            )
+        elif fetcher is None:
+            raise _bad(
+                "remote images are not fetched; send the image itself (data:image/png;base64,...)",
+                code="remote_image_refused",
+            )
+        else:
+            data = await fetcher.fetch(url)
+            found.append(await asyncio.to_thread(check_image, data, limits))
+        total = sum(picture.pixels for picture in found)
+        if total > limits.pixels:
+            text = f"the images have {total:,} pixels together, and {limits.pixels:,} are allowed"
+            raise _bad(text, 413, "image_too_large")
+    return found
+
+
+def image_url(part: Mapping[str, Any], place: str) -> str:
+    """Return the address in an ``image_url`` part, which is an object or the address itself.
+
+    Raises:
+        ApiError: There is none.
+    """
+    inner = part.get("image_url")
+    url = inner.get("url") if isinstance(inner, Mapping) else inner
+    if not isinstance(url, str) or not url:
+        raise ApiError(400, f"{place}.image_url: there is no url", "invalid_value", f"{place}.image_url.url")
+    return url
+
+
+def _from_data_url(url: str, limits: ImageLimits) -> Picture:
+    head = _DATA_URL.match(url)
+    if not head:
+        raise _bad("an image's data URL has to begin with data:image/TYPE;base64,")
+    if (len(url) - head.end()) * 3 // 4 > limits.bytes + 2:
+        raise _too_large(limits)
+    try:
+        data = base64.b64decode(url[head.end() :].encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise _bad(f"an image's base64 is broken: {error}") from None
+    return check_image(data, limits)
+
+
+def check_image(data: bytes, limits: ImageLimits) -> Picture:
+    """Check an image by its header.
+
+    Raises:
+        ApiError: The bytes are no image, or the image is larger than allowed.
+    """
+    if len(data) > limits.bytes:
+        raise _too_large(limits)
+    try:
+        with warnings.catch_warnings():  # PIL's own limits are a warning here and an error there
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                (width, height), kind = image.size, image.format
+    except Image.DecompressionBombError:
+        raise _bad(f"an image has more than {limits.pixels:,} pixels", 413, "image_too_large") from None
+    except Exception:  # PIL raises many types for what is no image
+        raise _bad(
+            f"what was sent as an image is none, or in none of the formats {', '.join(FORMATS)}"
+        ) from None
+    if width * height > limits.pixels:
+        text = f"an image has {width} x {height} pixels, and {limits.pixels:,} are allowed: make it smaller"
+        raise _bad(text, 413, "image_too_large")
+    return Picture(data, str(kind), width * height)
+
+
+def _too_large(limits: ImageLimits) -> ApiError:
+    return _bad(f"an image takes more than {limits.bytes:,} bytes", 413, "image_too_large")
+
+
+def _bad(message: str, status: int = 400, code: str = "invalid_image") -> ApiError:
+    return ApiError(status, message, code, "messages")

@@ -1,0 +1,167 @@
+"""Answer one question: draw N candidates, choose one, and say how sure it is and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Trajectory
+from selfverify.policy.policy import Policy
+from selfverify.policy.turns import SECOND_TURN
+from selfverify.remote.replies import Reply
+from selfverify.rollouts.single_turn import roll_out
+from selfverify.rollouts.two_turn import roll_out_turns
+from selfverify.selection.calibration import CALIBRATION_FILE, Calibration
+from selfverify.selection.candidates import Candidate
+from selfverify.selection.choose import Choice, choose
+from selfverify.selection.stopping import sample_adaptively
+from selfverify.serving.best_of import Choosing
+from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.own_replies import reply_of
+from selfverify.serving.selecting import use_of
+from selfverify.serving.solve_settings import CandidateSettings, DrawingSettings, SolveSettings
+from selfverify.tasks.base import Task
+from selfverify.verifiers.base import Verifier, verify
+from selfverify.verifiers.make_verifier import make_verifier
+
+OnCandidate = Callable[[Candidate], None]
+"""Called with each candidate when it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What `solve` found.
+
+    Args:
+        choice: The answer and why it was chosen.
+        candidates: All candidates, in the order they were sampled.
+        stopped: Why there are no more: ``samples``, ``tokens`` or ``confident``; of servers also ``greedy``,
+            ``deadline`` or ``fault``.
+        probability: The choice's calibrated probability of being right; None without a calibration.
+        abstained: The probability lies below the calibration's threshold, or no answer could be read.
+        verifier: The name of the verifier that scored the candidates.
+        tokens: The number of tokens written in all.
+        seconds: How long it took.
+        correct: Whether the chosen answer is right; None where nobody knows.
+    """
+
+    choice: Choice
+    candidates: Sequence[Candidate]
+    stopped: str
+    probability: float | None
+    abstained: bool
+    verifier: str
+    tokens: int
+    seconds: float
+    correct: bool | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The solution as a JSON object."""
+        names = [field.name for field in fields(Candidate)]
+        shown = [{name: getattr(candidate, name) for name in names} for candidate in self.candidates]
+        return asdict(self) | {"candidates": shown}
+
+
+def solve(
+    policy: Policy,
+    task: Task,
+    problem: Problem,
+    verifier: Verifier,
+    choosing: Choosing,
+    drawing: DrawingSettings,
+    calibration: Calibration | None = None,
+    on_candidate: OnCandidate | None = None,
+) -> Solution:
+    """Sample candidates, have them verified, choose one.
+
+    Args:
+        policy: Writes the answers.
+        task: Parses the answers and says which are the same.
+        problem: The question.
+        verifier: Scores the answers.
+        choosing: How many candidates there are, and how one is chosen.
+        drawing: How a candidate is sampled.
+        calibration: Turns the choice's confidence into a probability.
+        on_candidate: Called with each candidate when it is there.
+
+    Raises:
+        DataError: The problem's images or messages cannot be used.
+    """
+    begun = time.perf_counter()
+    trajectories: list[Trajectory] = []
+
+    def draw(n: int) -> list[Reply]:
+        # The prompt is prefilled again for every batch: few large ones are faster than many small ones.
+        sampling, seeds = drawing.sampling(n), [drawing.seed * 1_000_003 + len(trajectories)]
+        if drawing.turns == 2:
+            words = drawing.second_turn or SECOND_TURN
+            rollout = roll_out_turns(policy, task, [problem], seeds, sampling, words, split_score=True)
+        else:
+            rollout = roll_out(policy, task, [problem], seeds, sampling)
+        verify(rollout.groups, verifier)
+        drawn = rollout.groups[0].trajectories
+        trajectories.extend(drawn)
+        found = [reply_of(t, verifier.name, task.kind == "continuous") for t in drawn]
+        for candidate in found:
+            if on_candidate:
+                on_candidate(candidate)
+        return found
+
+    candidates, stopped = sample_adaptively(draw, choosing.stopping, choosing.strategy, choosing.options)
+    choice = choose(candidates, choosing.strategy, choosing.options)
+    probability = None
+    if calibration is not None and choice.confidence is not None:
+        probability = float(calibration(choice.confidence))
+    threshold = calibration.threshold if calibration else None
+    unsure = probability is not None and threshold is not None and probability < threshold
+    judged = not isinstance(task, FreeQuestion) and choice.answer == candidates[choice.index].answer
+    return Solution(
+        choice=choice,
+        candidates=candidates,
+        stopped=stopped,
+        probability=probability,
+        abstained=unsure or choice.answer is None,
+        verifier=verifier.name,
+        tokens=sum(candidate.tokens for candidate in candidates),
+        seconds=time.perf_counter() - begun,
+        correct=bool(trajectories[choice.index].rewards["correct"]) if judged else None,
+    )
+
+
+def solve_here(
+    settings: SolveSettings, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
+) -> Solution:
+    """Load a model, and `solve` with it.
+
+    Raises:
+        ConfigError: There is no such verifier, or the calibration was fitted for something else.
+        DataError: The calibration, or the problem's images or messages cannot be used.
+    """
+    model = settings.answerer.model or "builtin:digits"
+    choosing, drawing = settings.choosing, settings.drawing
+    policy = Policy.load(model)
+    verifier = make_verifier(choosing.verifier, policy, task, drawing.second_turn or SECOND_TURN)
+    calibration = find_calibration(choosing, model)
+    return solve(policy, task, problem, verifier, choosing, drawing, calibration, on_candidate)
+
+
+def find_calibration(choosing: CandidateSettings, model: str) -> Calibration | None:
+    """Return the calibration that was asked for, or the model folder's if it was fitted for these settings.
+
+    Raises:
+        ConfigError: The calibration that was asked for was fitted for something else.
+        DataError: The calibration cannot be read.
+    """
+    asked, beside = choosing.calibration, Path(model) / CALIBRATION_FILE
+    if asked is None and not (choosing.all_samples and beside.is_file()):
+        return None
+    found = Calibration.load(asked or beside)
+    misfit = found.misfit(use_of(choosing, choosing.verifier))
+    if misfit and asked is not None:
+        raise ConfigError(f"{asked} was fitted with {misfit}")
+    return None if misfit else found

@@ -1,0 +1,265 @@
+"""`math`: problems of a data file with one short answer, compared by rules and by math-verify (discrete).
+
+ADPO's first domain (Table 1, Eq. 2). A row has ``question`` and ``answer``, and may have ``id``, ``images``,
+``options`` (multiple choice), ``alternatives`` (further right answers), ``answer_type`` (integer, float,
+list, text; others say nothing), ``precision`` and ``unit`` as MathVista has them, ``category``, ``source``,
+and ``solution`` for a cold start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+from pydantic import Field
+
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.splits import Split
+from selfverify.core.tags import Tagged, parse_tagged
+from selfverify.data.fields import Row
+from selfverify.data.vqa import convert_vqa
+from selfverify.tasks.base import UNREADABLE, Demonstration, Judged
+from selfverify.tasks.image_marks import with_images
+from selfverify.tasks.mathematics.math_answer import Kind, Target, answer_key, compare, decide
+from selfverify.tasks.mathematics.math_choice import read_choice, right_letters
+from selfverify.tasks.mathematics.math_text import final_expression
+from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig
+from selfverify.workers.pool import WorkerPool
+
+INSTRUCTION = """\
+Work the problem out inside <think></think>, then give nothing but your final answer inside \
+<answer></answer>.
+Now grade yourself: inside <score></score> write a number from 0 to 1 that tells how likely your answer \
+is to be right. Go close to 1 when you trust it and close to 0 when you do not.
+Your reply has this form:
+<think>your reasoning</think>
+<answer>your answer</answer>
+<score>your score</score>"""
+"""ADPO Table 1's request in our words."""
+
+_IMPLICIT = dict.fromkeys("ABCDEFGH", "")
+"""The options of a question that lists them in its text: only their letters are known."""
+
+
+class MathConfig(RowTaskConfig):
+    """Where the rows are, how they are asked, and the limits of judging."""
+
+    instruction: str = Field(
+        INSTRUCTION, description="The request for the output's format, which follows every question."
+    )
+    hints: bool = Field(
+        True, description="Say which form the answer has (a letter, decimals, a list) if the row knows."
+    )
+    max_answer_chars: int = Field(
+        2000, ge=1, le=100_000, description="A longer answer is unreadable, whatever stands in it."
+    )
+    timeout_s: float = Field(5.0, gt=0, description="Time limit of one comparison by math-verify.")
+    workers: int = Field(
+        1, ge=1, description="Processes that compare answers; with several, a whole batch at once."
+    )
+
+
+class Math(RowTask):
+    """Give the answer to a problem; the reward is 1 if it equals the target (docs/tasks-math.md), else 0.
+
+    Args:
+        config: The task's options, the data files among them.
+        rows: Rows in memory by split, instead of files.
+    """
+
+    convert = staticmethod(convert_vqa)
+    needs = ("question", "answer")
+    name = "math"
+    summary = "maths problems of a data file, short answers (discrete)"
+    config_class = MathConfig
+    config: MathConfig
+
+    def __init__(
+        self, config: MathConfig | None = None, rows: Mapping[Split, RowSequence] | None = None
+    ) -> None:
+        super().__init__(config, rows)
+        self._pool: WorkerPool | None = None
+
+    def ask(self, row: Row, id: str) -> Problem:
+        """See `RowTask.ask`."""
+        question, answer, options = row["question"], row["answer"], row["options"]
+        answers = [answer, *(other for other in row.get("alternatives", ()) if other != answer)]
+        kept = ("question", "answer", "category", "categories", "source", "solution")
+        meta: dict[str, Any] = {key: row[key] for key in kept if row.get(key) is not None}
+        if options:
+            target = answer
+            right = set().union(*(right_letters(letter, options) for letter in answers))
+            meta |= {"options": options, "right": sorted(right)}
+            question = _with_options(question, options)
+        else:
+            target, *further = [_expression(text, id) for text in answers]
+            meta |= {key: row[key] for key in ("precision", "unit") if row.get(key) is not None}
+            if row["answer_type"] in get_args(Kind):
+                meta["answer_type"] = row["answer_type"]
+            if further:
+                meta["alternatives"] = further
+        images = [image.open() for image in row["images"]]
+        asked = "\n".join(filter(None, [question, _hint(meta) if self.config.hints else ""]))
+        text = f"{asked}\n{self.config.instruction}"
+        return Problem(id, with_images(text, len(images), id), images, target, meta)
+
+    def prepare(self, answers: Sequence[tuple[Problem, Tagged]]) -> None:
+        """Have the workers compare a whole batch at once; `judge` then finds their verdicts in the cache.
+
+        With one worker, or nothing to ask, nothing happens.
+        """
+        if self.config.workers == 1:
+            return
+        calls: dict[tuple[str, str], None] = {}
+        for problem, tagged in answers:
+            answer = self._expression(problem, tagged) if tagged.answer_ok else None
+            for target in _targets(problem) if answer else ():
+                found = compare(target, answer or "")
+                if found.answer:
+                    calls[found.gold, found.answer] = None
+        if calls:
+            self._workers().map(calls)
+
+    def _expression(self, problem: Problem, tagged: Tagged) -> str | None:
+        """Return the expression that an answer is; None for a long answer, and where there are options."""
+        text = tagged.fields.get("answer", "")
+        if len(text) > self.config.max_answer_chars or _options(problem) is not None:
+            return None
+        return final_expression(text)
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """Reward an answer that equals the target (ADPO Eq. 2).
+
+        An answer that math-verify cannot compare in time, at two tries, is wrong, unless the target alone is
+        too hard, too: leaving it out of training would let a model skip problems by writing what hangs. One
+        whose worker died is ``unjudged``.
+        """
+        text, options = tagged.fields.get("answer", ""), _options(problem)
+        if options is not None and len(text) <= self.config.max_answer_chars:
+            return _judge_choice(problem, read_choice(text, options))
+        answer = self._expression(problem, tagged)
+        if not answer:
+            return UNREADABLE
+        right, value, unjudged = False, None, ""
+        for target in _targets(problem):
+            verdict, number = self._verdict(target, answer)
+            right = right or verdict is True
+            value = number if value is None else value
+            unjudged = verdict if isinstance(verdict, str) else unjudged
+        # The target has no part in the key: a vote must not know the target.
+        key = answer_key(answer, problem.meta.get("precision"), value)
+        return Judged(float(right), right, answer, key, "" if right else unjudged)
+
+    def _verdict(self, target: Target, answer: str) -> tuple[bool | str, float | None]:
+        """Return whether the answer is right, or why there is no verdict; and its value if it has one."""
+        found = compare(target, answer)
+        if not found.answer:
+            return found.verdict == "right", None
+        pool = self._workers()
+        outcome = pool.call(found.gold, found.answer)
+        if outcome.done:
+            told = outcome.value
+            equal = told["read"] and decide(target, told["equal"], told["gold"], told["answer"])
+            return found.verdict == "right" or equal, told["answer"]
+        if found.verdict == "right":
+            return True, None
+        if outcome.status == "died":
+            return outcome.reason, None
+        own = pool.call(found.gold, found.gold)
+        if own.done:
+            return False, None
+        return f"the target {target.text[:60]!r} cannot be compared: {own.reason}", None
+
+    def _workers(self) -> WorkerPool:
+        if self._pool is None:
+            try:
+                from selfverify.workers import math_worker as math_answer
+            except ImportError as error:
+                raise ConfigError(
+                    f"task math compares answers with math-verify, which cannot be imported ({error}); "
+                    "pip install 'selfverify[math]'"
+                ) from None
+            c = self.config
+            self._pool = WorkerPool(
+                math_answer.compare, c.timeout_s, c.workers, cache=100_000, max_input=20_000
+            )
+        return self._pool
+
+    def counters(self) -> dict[str, float]:
+        """See `WorkerPool.counters`; empty until math-verify was asked something."""
+        return self._pool.counters() if self._pool is not None else {}
+
+    def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
+        """Show the row's ``solution`` as reasoning, then the target.
+
+        Raises:
+            ConfigError: A wrong demonstration is asked for, which the data does not have.
+            DataError: The row has no solution, or its solution or answer holds tags.
+        """
+        if wrong:
+            raise ConfigError("task math has no wrong demonstrations; set method.wrong=0")
+        solution = problem.meta.get("solution")
+        if solution is None:
+            raise DataError(
+                f"{problem.id}: the row has no `solution`, so there is no demonstration to learn from; a "
+                "cold start needs data with worked solutions"
+            )
+        answer = problem.target if "options" in problem.meta else problem.meta["answer"]
+        text = f"<think>{solution}</think><answer>{answer}</answer>"
+        if not parse_tagged(text, ("think", "answer")).answer_ok:
+            raise DataError(
+                f"{problem.id}: the row's `solution` or `answer` holds tags of the answer's format"
+            )
+        return Demonstration([("answer", text)])
+
+
+def _options(problem: Problem) -> Mapping[str, str] | None:
+    """Return a problem's options by letter; None where there are none."""
+    options: Mapping[str, str] | None = problem.meta.get("options")
+    return _IMPLICIT if options is None and problem.target in _IMPLICIT else options
+
+
+def _judge_choice(problem: Problem, letter: str | None) -> Judged:
+    if letter is None:
+        return UNREADABLE
+    meta = problem.meta
+    right = letter in (meta["right"] if "right" in meta else (problem.target, *meta.get("alternatives", ())))
+    return Judged(float(right), right, letter, letter)
+
+
+def _expression(answer: str, name: str) -> str:
+    found = final_expression(answer)
+    if not found:
+        raise DataError(f"{name}: the answer {answer[:60]!r} holds no one expression to compare with")
+    return found
+
+
+def _targets(problem: Problem) -> list[Target]:
+    meta = problem.meta
+    form = (meta.get("answer_type"), meta.get("precision"), meta.get("unit", ""))
+    return [Target(text, *form) for text in (problem.target, *meta.get("alternatives", ()))]
+
+
+def _with_options(question: str, options: Mapping[str, str]) -> str:
+    """Return the question with its options, unless it lists them already."""
+    flat = " ".join(question.split())
+    listed = all(
+        any(f"{mark} {' '.join(text.split())}" in flat for mark in (f"{a}.", f"({a})", f"{a})", f"{a}:"))
+        for a, text in options.items()
+    )
+    return question if listed else "\n".join([question, *(f"{a}. {text}" for a, text in options.items())])
+
+
+def _hint(meta: Mapping[str, Any]) -> str:
+    if "options" in meta:
+        return "Answer with the letter of the right option."
+    match meta.get("answer_type"):
+        case "integer":
+            return "The answer is an integer."
+        case "float" if "precision" in meta:
+            return f"Give the answer as a decimal number, rounded to {meta['precision']} decimals."
+        case "list":
+            return "The answer is a list such as [1, 2, 3]."
+    return ""

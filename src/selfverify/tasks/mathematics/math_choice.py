@@ -1,0 +1,109 @@
+"""Multiple choice: which option an answer commits to.
+
+math-verify cannot do this (it finds no ``B`` in ``\\boxed{B}``), and searching a text for letters pays for
+"A or B". Here the whole answer has to be a letter, an option's text, or a letter with its own option's text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from selfverify.tasks.mathematics.math_numbers import Number, read_number, same_number
+from selfverify.tasks.mathematics.math_text import final_expression, plain, unwrap, words
+
+_LETTER = re.compile(
+    r"(?:(?:option|choice) +)?(?:\((?P<a>[A-Za-z])\)|\[(?P<b>[A-Za-z])\]|(?P<c>[A-Za-z])(?![A-Za-z]))\s*"
+    r"(?P<mark>[.):]?)\s*(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def read_choice(text: str, options: Mapping[str, str]) -> str | None:
+    """Return the letter of the option that ``text`` commits to; None if it commits to none, or to several.
+
+    ``B``, ``(b)``, ``B.``, ``\\boxed{B}``, ``Answer: B``, ``Option B``, an option's text, ``B. its text``. A
+    text that is another option's after the letter contradicts it; anything else after the letter must not
+    name another option.
+    """
+    content = final_expression(text)
+    if not content:
+        return None
+    by_text = _by_text(content, options)
+    letter = _only_letter(content, options)
+    if letter is not None and by_text is not None and letter != by_text:
+        # The options' texts are letters, so that the answer is a letter and a text. Letters were asked for.
+        return letter
+    if letter is not None or by_text is not None:
+        return letter or by_text
+    match = _LETTER.fullmatch(content)
+    letter = _letter(match, options) if match is not None else None
+    if match is None or letter is None:
+        return None
+    rest = unwrap(match["rest"])
+    said = _by_text(rest, options) or _by_text(rest.removeprefix("(").removesuffix(")"), options)
+    if said is not None:
+        return letter if _spelt_alike(options[said], options[letter]) else None
+    marked = bool(match["mark"]) or match["c"] is None
+    return letter if marked and _names_no_other(rest, letter, options) else None
+
+
+def right_letters(target: str, options: Mapping[str, str]) -> set[str]:
+    """Return the target's letter, and the letters of options with the same text."""
+    return {key for key, text in options.items() if key == target or _spelt_alike(text, options[target])}
+
+
+def _letter(match: re.Match[str], options: Mapping[str, str]) -> str | None:
+    letter = (match["a"] or match["b"] or match["c"]).upper()
+    return letter if letter in options else None
+
+
+def _only_letter(content: str, options: Mapping[str, str]) -> str | None:
+    match = _LETTER.fullmatch(content)
+    return _letter(match, options) if match is not None and not match["rest"] else None
+
+
+def _by_text(content: str, options: Mapping[str, str]) -> str | None:
+    """Return the option with this text, else the one that is this number; None if different ones are."""
+    for same in (_spelt_alike, _same_number):
+        found = [letter for letter, text in options.items() if same(text, content)]
+        if found:
+            return found[0] if all(_spelt_alike(options[f], options[found[0]]) for f in found) else None
+    return None
+
+
+def _spelt_alike(a: str, b: str) -> bool:
+    (words_a, compact_a, _), (words_b, compact_b, _) = _read(a), _read(b)
+    return bool(words_a) and (words_a == words_b or compact_a == compact_b)
+
+
+def _same_number(a: str, b: str) -> bool:
+    x, y = _read(a)[2], _read(b)[2]
+    # Two options may differ in the percent sign only: here nothing is forgiven but spelling and a unit.
+    return x is not None and y is not None and x.percent == y.percent and same_number(x, y)
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str) -> tuple[str, str, Number | None]:
+    """Return a text as words, as LaTeX and as a number."""
+    text = unwrap(plain(text))
+    return words(text), _compact(text), read_number(text)
+
+
+def _compact(text: str) -> str:
+    """Return LaTeX without spaces, dollars and braces around single characters."""
+    return re.sub(r"\{(\w)\}", r"\1", re.sub(r"[\s$]", "", text))
+
+
+def _names_no_other(rest: str, letter: str, options: Mapping[str, str]) -> bool:
+    """Whether an explanation after "B." names neither another letter nor another option's text."""
+    capitals = set(re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", rest))
+    if capitals & (set(options) - {letter}):
+        return False
+    said, own = f" {words(rest)} ", words(options[letter])
+    for other, text in options.items():
+        spelt = words(text)
+        if other != letter and spelt and spelt not in own and spelt in said:
+            return False
+    return True

@@ -1,0 +1,191 @@
+"""Tasks whose problems are the rows of data files."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.splits import Split
+from selfverify.data import Rows, validated
+from selfverify.data.fields import Convert, Images, Place, Row
+from selfverify.tasks.base import Space, Task, TaskConfig
+from selfverify.tasks.coordinates import Size
+from selfverify.tasks.data_file import DataFile, File
+
+
+class RowSequence(Protocol):
+    """Rows by number; a row's images may be read when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+class RowTaskConfig(TaskConfig):
+    """Where a task's rows are. A path alone is enough; `DataFile` has what else can be said."""
+
+    train: File = Field(None, description="Data file or folder of the training problems.")
+    validation: File = Field(
+        None, description="Data file or folder of the validation problems, read in the file's order."
+    )
+    test: File = Field(
+        None, description="Data file or folder of the test problems, read in the file's order."
+    )
+
+    def file(self, split: Split) -> DataFile | None:
+        """Return the data file of a split."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[split]
+
+
+class RowTask(Task):
+    """A task over rows: given as they are, or opened from a split's file when first asked for.
+
+    Rows in memory pass through the same converter as a file's records, so that tasks see rows of one form.
+
+    Args:
+        config: The task's options, the data files among them.
+        rows: Rows in memory by split, instead of files.
+    """
+
+    config: RowTaskConfig
+    convert: Convert
+    """The reader's converter for the task's kind of rows."""
+    needs: tuple[str, ...]
+    """Fields by which the task's kind of rows is recognised."""
+
+    def __init__(
+        self, config: RowTaskConfig | None = None, rows: Mapping[Split, RowSequence] | None = None
+    ) -> None:
+        super().__init__(config)
+        self._rows: dict[Split, RowSequence] = dict(rows or {})
+        self._space: Space | None = None
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task.problem`; `row` says which row, `ask` what is asked about it."""
+        return self.ask(*self.row(split, seed, index))
+
+    @abstractmethod
+    def ask(self, row: Row, id: str) -> Problem:
+        """Return the problem that a row makes.
+
+        Raises:
+            ConfigError: How the policy writes places is not known (`use_space`).
+            DataError: The row's image cannot be read, or what it has does not fit together.
+            NotCounted: The task's scoring leaves rows like this one out.
+        """
+
+    def rows(self, split: Split) -> RowSequence:
+        """Return the rows of a split.
+
+        Raises:
+            ConfigError: The split has neither rows nor a path.
+            DataError: The split's file cannot be read, or has no rows.
+        """
+        if split not in self._rows:
+            file = self.config.file(split)
+            if file is None:
+                raise ConfigError(f"the task has no {split} data; set task.{split} to a file or folder")
+            self._rows[split] = file.open()
+        rows = self._rows[split]
+        if not len(rows):
+            raise DataError(f"the {split} data{self._named(split)} has no rows")
+        return rows
+
+    def row(self, split: Split, seed: int, index: int) -> tuple[Row, str]:
+        """Return the row that is problem ``index``, and the problem's id.
+
+        Training goes through all rows again and again, each time in another order (`training_place`). Ids
+        name the pass, since one step may need the same row of two passes. The other splits come once, in
+        the file's order.
+
+        Raises:
+            ConfigError: The split has no path.
+            DataError: The row cannot be read or is of another kind, or the split has fewer rows.
+        """
+        rows = self.rows(split)
+        count = len(rows)
+        if split == "train":
+            place, turn = training_place(seed, index, count)
+        elif index < count:
+            place, turn = index, 0
+        else:
+            raise DataError(f"the {split} data{self._named(split)} has {count} rows, not {index + 1}")
+        given = dict(rows[place])
+        name = given.get("id")
+        id = f"{self.name}/{split}/{place if name is None else name}" + (f"/pass-{turn + 1}" if turn else "")
+        found: Row | DataError = given
+        if not isinstance(rows, Rows):
+            # Errors about images begin with the place, here the problem's id.
+            [found] = validated(self.convert, given, Place(Path(id), unit=""), Images(Path()))
+        if isinstance(found, DataError):
+            raise DataError(f"{id}: {found}")
+        if missing := [name for name in self.needs if found.get(name) is None]:
+            raise DataError(
+                f"{id}: the row has no {' and no '.join(missing)}; task {self.name} takes rows with "
+                f"{' and '.join(self.needs)}"
+            )
+        return found, id
+
+    def count(self, split: Split) -> int:
+        """Return the number of rows of a split."""
+        return len(self.rows(split))
+
+    def check_files(self, split: Split) -> None:
+        """See `Task.check_files`."""
+        if self.config.file(split) is not None:
+            try:
+                self.rows(split)
+            except ConfigError as error:
+                raise ConfigError(f"task.{split}: {error}") from None
+
+    def broken(self, split: Split) -> list[str]:
+        """See `Task.broken`."""
+        rows = self.rows(split)
+        return [str(bad) for bad in rows.bad] if isinstance(rows, Rows) else []
+
+    def use_space(self, space: Space) -> None:
+        """See `Task.use_space`."""
+        self._space = space
+
+    def space_of(self, size: Size, name: str) -> Size:
+        """Return the space in which the policy writes places in an image of ``size``.
+
+        Raises:
+            ConfigError: `use_space` was not called yet.
+            DataError: The image processor refuses images of this size; the error begins with ``name``.
+        """
+        if self._space is None:
+            raise ConfigError(
+                f"task {self.name}: how the policy writes places is not known; call "
+                "task.use_space(policy.coordinate_space) before making problems (learn and evaluate do)"
+            )
+        try:
+            return self._space(size)
+        except ValueError as error:
+            raise DataError(f"{name}: an image of {size[0]} x {size[1]} pixels: {error}") from None
+
+    def _named(self, split: Split) -> str:
+        file = self.config.file(split)
+        return f" ({file.path})" if file else ""
+
+
+def training_place(seed: int, index: int, count: int) -> tuple[int, int]:
+    """Return which of ``count`` rows problem ``index`` is, and in which pass (from 0) over all rows.
+
+    Each pass has an order of its own, which ``seed`` decides.
+    """
+    turn, place = divmod(index, count)
+    return int(_order(seed, turn, count)[place]), turn
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, turn: int, count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([seed, turn, count]).permutation(count)

@@ -1,0 +1,193 @@
+"""Verifiers that run a policy of this library: the one that wrote the answers, or another one."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from selfverify.core.errors import DataError
+from selfverify.core.requests import CHECK, RATE
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
+from selfverify.core.trajectory import Group
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.policy.scores import read_scores
+from selfverify.policy.turns import longer_prompt
+from selfverify.rollouts.single_turn import Rollout, read_rollout
+from selfverify.verifiers.base import CLOSING, OPENING, Scores, answers, no_scores
+
+logger = logging.getLogger(__name__)
+
+Form = Literal["continue", "ask"]
+"""How a judge sees an answer. ``continue``: as its own words, and the score comes next; this fits policies
+that were trained to rate themselves. ``ask``: as a turn of the conversation, followed by a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """The score that the policy wrote after its answer: free, coarse, and noisy if it was sampled."""
+
+    name: str = "inline"
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `Verifier.score`."""
+        return [[t.scores.get("sampled") for t in group.trajectories] for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Soft:
+    """The expected score (or the likeliest one) after the policy's own answer.
+
+    This takes one forward pass of the answers on their shared prompt and no sampling; ties practically
+    disappear. An answer whose own score is malformed has none, as in training and evaluation.
+    """
+
+    policy: Policy
+    decoding: Literal["soft", "greedy"] = "soft"
+
+    @property
+    def name(self) -> str:
+        """``soft`` or ``greedy``."""
+        return self.decoding
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `Verifier.score`."""
+        problems = [group.problem for group in groups]
+        read_rollout(self.policy, Rollout(self.policy.encode(problems), list(groups)))
+        return [[t.scores.get(self.decoding) for t in group.trajectories] for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The expected score that any policy, the judge, gives to answers which another one wrote.
+
+    The judge reads the text up to the score, never the score that the writer gave itself. ``continue`` shares
+    the prompt among a problem's answers; ``ask`` has one prompt per answer.
+    """
+
+    policy: Policy
+    name: str = "judge"
+    form: Form = "continue"
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `Verifier.score`. Answers that the judge cannot read or encode have no score."""
+        if self.form == "ask":
+            found = no_scores(groups)
+            opened = [_tokens(self.policy, OPENING)]
+            asked = _ask(self.policy, groups, RATE)
+            readings = read_scores(self.policy, [prompt for _, _, prompt in asked], [opened] * len(asked))
+            for (b, g, _), [reading] in zip(asked, readings, strict=True):
+                found[b][g] = reading.soft if reading else None
+            return found
+        prefixes: list[list[list[int] | None]] = [[None] * len(group.trajectories) for group in groups]
+        for b, g, text in answers(groups):
+            prefixes[b][g] = _tokens(self.policy, text + OPENING)
+        prompts = self.policy.encode([group.problem for group in groups])
+        read = read_scores(self.policy, prompts, prefixes)
+        return [[reading.soft if reading else None for reading in row] for row in read]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The mean of K sampled scores of each answer.
+
+    ``continue`` samples nothing but the score again. With many samples it becomes `Soft`, which costs less:
+    it is for engines that show no probabilities. With ``ask`` each sample may think first, so that K
+    different trains of thought are averaged (GenRM, arXiv:2408.15240).
+    """
+
+    policy: Policy
+    repeats: int = 4
+    form: Form = "continue"
+    temperature: float = 1.0
+    max_new_tokens: int = 64
+    seed: int = 0
+    name: str = "repeated"
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `Verifier.score`. Malformed scores are left out; an answer with only such scores has none."""
+        asked = _ask(self.policy, groups, CHECK) if self.form == "ask" else _continue(self.policy, groups)
+        length = 8 if self.form == "continue" else self.max_new_tokens
+        sampling = rescoring(self.repeats, self.temperature, length)
+
+        def read(sample: Sample, group: Group, g: int) -> float | None:
+            return self._parse(token_ends(self.policy.tokenizer, sample.tokens)[0])
+
+        return mean_of_samples(self.policy, groups, asked, sampling, self.seed, read)
+
+    def _parse(self, text: str) -> float | None:
+        if self.form == "continue":
+            return parse_score(text.partition(CLOSING)[0]) if CLOSING in text else None
+        return parse_tagged(text.partition(CLOSING)[0] + CLOSING, ("think", SCORE_TAG)).score
+
+
+Asked = list[tuple[int, int, Prompt]]
+"""The places of a group and of a trajectory, and a prompt that asks about it."""
+
+
+def rescoring(repeats: int, temperature: float, max_new_tokens: int) -> SamplingConfig:
+    """Return the settings for sampling K scores of an answer."""
+    return SamplingConfig(
+        group_size=repeats, temperature=temperature, top_p=1.0, max_new_tokens=max_new_tokens
+    )
+
+
+def mean_of_samples(
+    policy: Policy,
+    groups: Sequence[Group],
+    asked: Asked,
+    sampling: SamplingConfig,
+    seed: int,
+    read: Callable[[Sample, Group, int], float | None],
+) -> Scores:
+    """Sample answers to the prompts; each score is the mean of what ``read`` finds in the samples.
+
+    Samples in which it finds nothing are left out; a trajectory with none but those has no score.
+    """
+    found = no_scores(groups)
+    seeds = [zlib.crc32(f"{seed}/{prompt.problem_id}/{g}".encode()) for _, g, prompt in asked]
+    drawn = policy.sample([prompt for _, _, prompt in asked], sampling, seeds=seeds)
+    for (b, g, _), samples in zip(asked, drawn, strict=True):
+        values = [value for sample in samples if (value := read(sample, groups[b], g)) is not None]
+        found[b][g] = sum(values) / len(values) if values else None
+    return found
+
+
+def _tokens(policy: Policy, text: str) -> list[int]:
+    ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _continue(policy: Policy, groups: Sequence[Group]) -> Asked:
+    """Return each answer's prompt followed by the answer, up to where the score is written."""
+    prompts = policy.encode([group.problem for group in groups])
+    return [
+        (b, g, longer_prompt(policy, prompts[b], _tokens(policy, text + OPENING)))
+        for b, g, text in answers(groups)
+    ]
+
+
+def _ask(policy: Policy, groups: Sequence[Group], request: str) -> Asked:
+    """Return a conversation per answer: the problem, the answer, the request.
+
+    An answer that cannot stand in a prompt, because it spells an image token or is too long, is left out.
+    """
+    asked = []
+    for b, g, text in answers(groups):
+        turns: list[dict[str, Any]] = [
+            {"role": "assistant", "content": [{"type": "text", "text": text}]},
+            {"role": "user", "content": [{"type": "text", "text": request}]},
+        ]
+        problem = replace(groups[b].problem, messages=[*groups[b].problem.messages, *turns])
+        try:
+            [prompt] = policy.encode([problem])
+        except DataError as error:
+            logger.warning("answer %d of problem %s is not judged: %s", g, problem.id, error)
+            continue
+        asked.append((b, g, prompt))
+    return asked

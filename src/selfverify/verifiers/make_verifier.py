@@ -1,0 +1,49 @@
+"""Makes verifiers from the descriptions that commands and requests use."""
+
+from __future__ import annotations
+
+from selfverify.core.errors import ConfigError
+from selfverify.policy.policy import Policy
+from selfverify.policy.turns import SECOND_TURN
+from selfverify.tasks.base import Task
+from selfverify.verifiers.base import Verifier
+from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft
+from selfverify.verifiers.second_turns import SecondTurns
+from selfverify.verifiers.server_judge import ServerJudge
+
+
+def make_verifier(
+    spec: str, policy: Policy, task: Task | None = None, second_turn: str = SECOND_TURN
+) -> Verifier:
+    """Make a verifier from its description.
+
+    Args:
+        spec: ``inline``, ``soft``, ``greedy``, ``repeated`` or ``repeated:K``, ``judge:MODEL``,
+            ``ask:MODEL``, ``judge:URL#MODEL`` for a model behind a server, or, with a ``task``, ``turns`` or
+            ``turns:K``.
+        policy: Writes the answers.
+        task: Reads the answers.
+        second_turn: The request that opens the second turns of ``turns``.
+
+    Raises:
+        ConfigError: The description is none of these.
+    """
+    kind, _, rest = spec.partition(":")
+    if spec == "inline":
+        return Inline()
+    if spec in ("soft", "greedy"):
+        return Soft(policy, "soft" if spec == "soft" else "greedy")
+    counted = not rest or (rest.isascii() and rest.isdigit() and 0 < int(rest) <= 256)
+    if kind == "repeated" and counted:
+        return Repeated(policy, int(rest or 4), name=spec)
+    if kind == "turns" and counted and task is not None:
+        return SecondTurns(policy, task, second_turn, int(rest or 4), name=spec)
+    if kind in ("judge", "ask") and rest.startswith(("http://", "https://")):
+        return ServerJudge.of(rest, spec)
+    if kind in ("judge", "ask") and rest:
+        judge = policy if rest == policy.config.path else Policy.load(policy.config.for_model(rest))
+        return Judge(judge, spec, "ask" if kind == "ask" else "continue")
+    raise ConfigError(
+        f"there is no verifier {spec!r}; verifiers: inline, soft, greedy, repeated:K and turns:K (K at "
+        "most 256), judge:MODEL, ask:MODEL, judge:URL#MODEL"
+    )

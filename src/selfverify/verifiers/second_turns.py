@@ -1,0 +1,79 @@
+"""A verifier that re-examines: how often does the model keep its answer in a second turn?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selfverify.core.trajectory import Finish, Group
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.policy.turns import SECOND_TURN, follow_up, inserted_tokens, longer_prompt
+from selfverify.rollouts.single_turn import read_response, verdict
+from selfverify.selection.rules import box_iou
+from selfverify.tasks.base import Judged, Task
+from selfverify.verifiers.base import Scores
+from selfverify.verifiers.by_policy import Asked, mean_of_samples, rescoring
+
+SAME_BOX = 0.5
+"""IoU above which two boxes count as one answer, as in votes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondTurns:
+    """The share of K second turns (AdaPO Eq. 1) whose answer is the candidate's own.
+
+    The share estimates π(y₂ = y₁ | q, y₁, x). It says something only for a policy that keeps right answers
+    (low M₁→₀) and changes wrong ones (M₀→₁): look at the policy's M₀→₁ first. A policy that repeats whatever
+    it said gives every candidate 1, and a choice by such scores is random. Second turns that were cut off or
+    cannot be read are left out. A candidate with only such second turns has no score, nor has one that was
+    cut off itself.
+
+    Args:
+        policy: Writes the second turns.
+        task: Reads their answers.
+        words: The request that opens a second turn.
+        repeats: K, the number of second turns per candidate.
+        temperature: The sampling temperature.
+        max_new_tokens: The length limit of a second turn.
+        seed: The seed of the sampling.
+        name: The name that the scores are stored under.
+    """
+
+    policy: Policy
+    task: Task
+    words: str = SECOND_TURN
+    repeats: int = 4
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+    seed: int = 0
+    name: str = "turns"
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        """See `Verifier.score`. Every conversation is prefilled once for its K second turns."""
+        asked: Asked = []
+        encoded = self.policy.encode([group.problem for group in groups])
+        for b, (group, prompt) in enumerate(zip(groups, encoded, strict=True)):
+            between = follow_up(self.policy.loaded, group.problem, self.words)
+            for g, trajectory in enumerate(group.trajectories):
+                if (
+                    trajectory.finish == Finish.STOP
+                    and trajectory.parsed
+                    and trajectory.parsed.answer is not None
+                ):
+                    inserted = inserted_tokens(trajectory.segments[-1].tokens, between)
+                    asked.append((b, g, longer_prompt(self.policy, prompt, trajectory.tokens + inserted)))
+        sampling = rescoring(self.repeats, self.temperature, self.max_new_tokens)
+
+        def kept(sample: Sample, group: Group, g: int) -> float | None:
+            if sample.finish != Finish.STOP:
+                return None
+            again = verdict(self.task, group.problem, read_response(self.policy, self.task, sample)[1])
+            return None if again.answer is None else self._same(group.trajectories[g].parsed, again)
+
+        return mean_of_samples(self.policy, groups, asked, sampling, self.seed, kept)
+
+    def _same(self, first: Judged, second: Judged) -> bool:
+        if self.task.kind == "continuous":
+            return bool(box_iou(first.answer, second.answer) > SAME_BOX)
+        return first.key == second.key

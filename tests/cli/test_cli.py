@@ -1,0 +1,254 @@
+"""The command line: what is passed on, what is printed, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+from typer.testing import CliRunner
+
+from selfverify import __version__
+from selfverify.cli.main import app
+from selfverify.core.errors import CheckpointError
+from selfverify.experiments import recipe as recipe_module
+from selfverify.experiments.recipe import load_recipe
+
+SOURCE = Path(recipe_module.__file__).parents[2]
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    beta: float = Field(0.04, description="Strength of [the KL term].")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the commands called, with the work itself replaced."""
+    made: list[tuple[Any, ...]] = []
+
+    def train(recipe: Any, resume: bool = False, on_step: Any = None, on_phase: Any = None) -> Path:
+        made.append(("train", recipe, resume))
+        on_phase("before", 1, 2)
+        on_step(1, {"accuracy": 0.25, "other": 1.0}, {"tokens_per_s": 1234.5})
+        return recipe.folder
+
+    def evaluate_recipe(recipe: Any, model: str | None = None, output: Path | None = None) -> dict[str, Any]:
+        made.append(("eval", recipe, model, output))
+        return {"pass@1": 0.51234, "auc": {"value": 0.7, "low": None}, "problems": 8}
+
+    def quickstart(output: Path, seed: int, fast: bool) -> Path:
+        made.append(("quickstart", output, seed, fast))
+        return output / "report.html"
+
+    def write_report(runs: list[Path], out: Path) -> Path:
+        made.append(("report", runs, out))
+        return out
+
+    class Adpo(SimpleNamespace):
+        config_class, summary = Options, "[two] rewards"
+
+        def __init__(self, config: Options) -> None:
+            super().__init__(config=config, faults=lambda *settings: [])
+
+    for name, functions in {
+        "selfverify.experiments.run": {
+            "train": train,
+            "evaluate_recipe": evaluate_recipe,
+            "start_processes": lambda recipe: None,
+        },
+        "selfverify.experiments.quickstart": {"quickstart": quickstart},
+        "selfverify.reports.report": {"write_report": write_report},
+        "selfverify.experiments.registry": {"METHODS": {"adpo": Adpo}},
+    }.items():
+        module = ModuleType(name)
+        module.__dict__.update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(recipe_module, "_tasks", lambda: {"digits": Options})
+    monkeypatch.setattr(recipe_module, "_methods", lambda: {"adpo": Options})
+    return made
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, calls: list[tuple[Any, ...]]) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"name: mine\ntask: digits\nmethod: adpo\noutput: {tmp_path}/run\nlearner: {{steps: 10}}\n"
+    )
+    return path
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def one_run(folder: Path, recipe: Path, best: bool) -> Path:
+    """A folder as a training leaves it."""
+    checkpoint = folder / "checkpoints" / "checkpoint-000010"
+    for model in (folder / "model", checkpoint / "model"):
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+    manifest = {"format": 1, "step": 10, "best": None, "files": {"model/config.json": 2}}
+    (checkpoint / "complete.json").write_text(json.dumps(manifest))
+    if best:
+        pointer = {"checkpoint": checkpoint.name, "value": 0.5}
+        (folder / "checkpoints" / "best.json").write_text(json.dumps(pointer))
+    (folder / "metrics.jsonl").write_text('{"step": 10}\n')
+    (folder / "recipe.yaml").write_text(recipe.read_text())
+    return folder
+
+
+def test_train_passes_the_recipe_on_and_shows_how_it_goes(recipe: Path, calls: list[Any]) -> None:
+    result = run("train", recipe, "learner.steps=20", "method.beta=0")
+    ((_, passed, resume),) = calls
+    assert (passed.learner.steps, passed.method.options, resume) == (20, {"beta": 0.0}, False)
+    assert f"run: {passed.folder}" in result.stdout.replace("\n", "")
+    assert "accuracy 0.250" in result.stderr or "measuring before" in result.stderr
+
+
+def test_train_says_at_its_end_what_happened(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
+    assert "what happened" not in run("train", recipe).stderr
+    (tmp_path / "run").mkdir()
+    event = {"time": "2026-01-01T00:00:00.000+00:00", "step": 3}
+    events = [
+        {**event, "event": "resumed", "steps_again": 2},
+        {**event, "event": "problem_skipped", "problem": "digits/7", "reason": "no [red]image"},
+    ]
+    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    told = run("train", recipe, "--resume").stderr
+    assert "what happened:\n  resumed at step 3 (2026-01-01 00:00:00 UTC); 2 steps were done again\n" in told
+    assert "1 problem skipped\n    digits/7: no [red]image\n" in told
+
+
+def test_a_run_is_not_deleted_by_accident(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
+    one_run(tmp_path / "run", recipe, best=False)
+    message = run("train", recipe, code=2).stderr
+    assert "already holds a run" in message
+    assert "--resume" in message
+    assert not calls
+    run("train", recipe, "--overwrite")
+    run("train", tmp_path / "run", "--resume")
+    assert [call[2] for call in calls] == [False, True]
+
+
+def test_a_dry_run_prints_a_recipe_and_trains_nothing(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
+    result = run("train", recipe, "sampling.group_size=4", "--dry-run")
+    assert not calls
+    assert "# 10 steps x 24 problems x 4 samples = 960 trajectories, 10 updates" in result.stdout
+    (tmp_path / "again.yaml").write_text(result.stdout)
+    assert load_recipe(tmp_path / "again.yaml").sampling.group_size == 4
+    one_run(tmp_path / "run", recipe, best=False)
+    assert "needs --resume or --overwrite" in run("train", recipe, "--dry-run").stdout
+    assert "resumes from checkpoint-000010" in run("train", recipe, "--dry-run", "--resume").stdout
+
+
+def test_eval_of_a_recipe(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
+    table = run("eval", recipe, "evaluation.samples=12", "--output", tmp_path / "o").stdout
+    assert calls[0][1].evaluation.samples == 12
+    assert calls[0][2:] == (None, tmp_path / "o")
+    assert "0.5123" in table
+    assert "auc.value" in table
+    assert json.loads(run("eval", recipe, "--model", "org/name", "--json").stdout)["pass@1"] == 0.51234
+    assert calls[1][2] == "org/name"
+
+
+def test_eval_of_a_run_takes_what_it_trained(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
+    plain = one_run(tmp_path / "plain", recipe, best=False)
+    best = one_run(tmp_path / "best", recipe, best=True)
+    unfinished = one_run(tmp_path / "unfinished", recipe, best=False)
+    (unfinished / "model" / "config.json").unlink()
+    checkpoint_model = Path("checkpoints", "checkpoint-000010", "model")
+    for target in (plain, best, unfinished, plain / checkpoint_model):
+        run("eval", target)
+    assert [call[2] for call in calls] == [
+        str(plain / "model"),
+        str(best / checkpoint_model),
+        str(unfinished / checkpoint_model),
+        str(plain / checkpoint_model),
+    ]
+    assert {call[1].name for call in calls} == {"mine"}
+    (unfinished / "checkpoints" / "checkpoint-000010" / "complete.json").unlink()
+    assert "holds no trained model" in run("eval", unfinished, code=2).stderr
+
+
+def test_eval_of_a_model_that_belongs_to_no_run_needs_a_recipe(
+    recipe: Path, calls: list[Any], tmp_path: Path
+) -> None:
+    model = tmp_path / "downloaded"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert "--recipe NAME" in run("eval", model, code=2).stderr
+    run("eval", model, "--recipe", recipe)
+    assert calls[0][2] == str(model)
+
+
+def test_quickstart_and_report(calls: list[Any], tmp_path: Path) -> None:
+    assert "report.html" in run("quickstart", "--fast", "--seed", 3, "--output", tmp_path).stdout
+    run("quickstart")
+    run("report", tmp_path, tmp_path, "--out", tmp_path / "r.html")
+    assert calls == [
+        ("quickstart", tmp_path, 3, True),
+        ("quickstart", Path("runs/quickstart"), 0, False),
+        ("report", [tmp_path, tmp_path], tmp_path / "r.html"),
+    ]
+    assert "there is no run in" in run("report", tmp_path / "none", code=2).stderr
+
+
+def test_lists(calls: list[Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "[two] rewards" in run("methods").stdout
+    options = run("methods", "adpo").stdout
+    assert "method.beta" in options
+    assert "0.04" in options
+    assert "[the KL term]" in options
+    assert "there is no method 'x'" in run("methods", "x", code=2).stderr
+    recipe.write_text("# What it is [for].\n" + recipe.read_text())
+    monkeypatch.setattr(recipe_module, "recipe_folder", lambda: recipe.parent)
+    listed = run("recipes").stdout
+    assert "mine" in listed
+    assert "What it is [for]." in listed
+
+
+def test_faults_are_one_clean_message(
+    recipe: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run("train", recipe, "learner.step=1", code=2)
+    assert "did you mean learner.steps?" in result.stderr
+    assert "Traceback" not in result.output
+    assert not result.stdout
+
+    def fail(error: BaseException) -> Any:
+        def train(*_: Any, **__: Any) -> Path:
+            raise error
+
+        monkeypatch.setattr(sys.modules["selfverify.experiments.run"], "train", train)
+
+    fail(CheckpointError("no room in [bold]/disk[/bold]"))
+    assert "error: no room in [bold]/disk[/bold]" in run("train", recipe, code=2).stderr
+    fail(KeyboardInterrupt())
+    assert "--resume" in run("train", recipe, code=130).stderr
+    fail(ZeroDivisionError())  # a fault of ours keeps its traceback
+    assert isinstance(run("train", recipe, code=1).exception, ZeroDivisionError)
+
+
+def test_help_teaches_by_example() -> None:
+    for command in ("quickstart", "train", "eval", "report", "methods", "recipes"):
+        assert command in run("--help").stdout
+        assert f"selfverify {command}" in run(command, "--help").stdout
+    assert run("--version").stdout.strip() == __version__
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = (
+        "import sys, selfverify.cli.main as m; sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}, timeout=60
+    )

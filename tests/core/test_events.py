@@ -1,0 +1,113 @@
+"""What a run writes down besides its numbers, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from selfverify.core.errors import DataError
+from selfverify.core.events import EventLog, note, read_events, story
+
+logger = logging.getLogger("selfverify.somewhere")
+
+
+def names(path: Path) -> list[str]:
+    return [event["event"] for event in read_events(path)]
+
+
+def test_warnings_become_events_while_the_log_is_open(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.step = 7
+    logger.warning("before")
+    with log:
+        note(logger, "image_retried", "100 % read", path="a.png", tries=2)
+        logger.warning("%s is odd", "this")
+        logger.info("nothing")
+        logging.getLogger("elsewhere").warning("not ours")
+    logger.warning("after")
+    first, second = read_events(log.path)
+    assert {k: first[k] for k in ("step", "event", "message", "path", "tries")} == {
+        "step": 7,
+        "event": "image_retried",
+        "message": "100 % read",
+        "path": "a.png",
+        "tries": 2,
+    }
+    assert (second["event"], second["message"]) == ("warning", "this is odd")
+
+
+def test_warnings_are_printed_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints them where nobody has set up logging, and stops when it finds a handler, such as ours."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    with EventLog(tmp_path / "events.jsonl"):
+        logger.warning("once")
+    assert capsys.readouterr().err.count("once") == 1
+
+
+def test_a_line_that_a_kill_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append("started")
+    with log.path.open("a") as file:
+        file.write('{"time": "20')
+    log = EventLog(log.path)  # of the process that goes on
+    log.append("resumed", text="\ud800 from a model", long="x" * 10_000)
+    assert names(log.path) == ["started", "resumed"]
+    assert len(log.path.read_bytes()) < 1000
+
+
+def test_a_full_disk_does_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    with EventLog(tmp_path / "file" / "events.jsonl") as log:
+        log.append("started")
+        logger.warning("still here")
+    assert "cannot write" in caplog.text and "still here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "event"), [(KeyboardInterrupt(), "interrupted"), (DataError("no data"), "failed")]
+)
+def test_how_a_run_ended_is_written(error: BaseException, event: str, tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    with pytest.raises(type(error)), log:
+        raise error
+    assert names(log.path) == [event]
+
+
+def test_a_story_names_what_was_skipped_and_counts_the_rest(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append("problem_skipped", problem="of an older run", reason="?")
+    log.append("started", resume=False)
+    assert story(read_events(log.path)) == []
+    log.append("started", resume=True)
+    log.step = 4
+    log.append("resumed", steps_again=3)
+    for problem in ("p/1", "p/2", "p/1", "p/3"):
+        log.append("problem_skipped", problem=problem, reason="no image")
+    for message in ("odd", "odd"):
+        log.append("warning", message=message)
+    log.append("worker_restarted")
+    log.append("finished")
+    again, resumed, *told = story(read_events(log.path), named=2)
+    assert again.startswith("started again from the beginning")
+    assert resumed.startswith("resumed at step 4 (") and resumed.endswith("3 steps were done again")
+    assert told == [
+        "1 worker process replaced",
+        "2 other warnings",
+        "  odd",
+        "3 problems skipped",
+        "  p/1: no image",
+        "  p/2: no image",
+        "  and 1 more, see events.jsonl",
+    ]
+
+
+def test_a_file_that_holds_no_events_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text(json.dumps({"step": 1}) + "\n")
+    with pytest.raises(DataError, match="not an event"):
+        read_events(tmp_path / "events.jsonl")
+    assert read_events(tmp_path / "none.jsonl") == []

@@ -1,0 +1,202 @@
+"""Journals: round trips, going on after a kill, refusing what cannot be right."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from selfverify.core.atomic_files import write_json, write_text
+from selfverify.core.differences import differences, flatten
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.journal import STRICT, Journal, open_journal, read_journal, read_rows
+
+SETTINGS = {"model": "tiny", "sampling": {"temperature": 1.0, "stop": ["</score>"]}}
+
+
+@dataclass
+class Found:
+    """A row."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    index: int
+    text: str
+    scores: dict[str, float | None]
+
+
+def found(index: int, **changes: Any) -> Found:
+    return Found(index, **({"text": "7 + 2 = 9", "scores": {"soft": 0.5, "greedy": None}} | changes))
+
+
+def fill(path: Path, *indices: int) -> Path:
+    journal, rows = open_journal(path, Found, SETTINGS)
+    journal.append(*(asdict(found(i)) for i in indices if i not in rows))
+    return path
+
+
+def test_header_and_lines_are_plain_json(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in fill(tmp_path / "deep" / "j.jsonl", 4).read_text().splitlines()]
+    assert lines[0] == {"rows": "Found", "format": 1, "settings": SETTINGS}
+    assert lines[1] == {"index": 4, "text": "7 + 2 = 9", "scores": {"soft": 0.5, "greedy": None}}
+
+
+def test_reopening_goes_on(tmp_path: Path) -> None:
+    path = fill(tmp_path / "j.jsonl", 0, 1)
+    fill(path, 0, 1, 2)
+    assert read_journal(path, Found) == (SETTINGS, {0: found(0), 1: found(1), 2: found(2)})
+
+
+def test_a_kill_at_any_byte_loses_only_the_unfinished_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cut the file at every length: reopening and writing what is missing gives the unbroken file."""
+    whole = fill(tmp_path / "whole.jsonl", 0, 1).read_bytes()
+    path = tmp_path / "cut.jsonl"
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        assert fill(path, 0, 1).read_bytes() == whole, length
+    assert "cut off" in caplog.text
+
+
+def test_reading_a_torn_file_warns_and_leaves_it_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = fill(tmp_path / "j.jsonl", 0, 1)
+    torn = path.read_bytes()[:-5]
+    path.write_bytes(torn)
+    with caplog.at_level(logging.WARNING):
+        assert read_journal(path, Found)[1].keys() == {0}
+    assert path.read_bytes() == torn
+    assert "last line was cut off" in caplog.text
+
+
+def test_other_settings_are_named(tmp_path: Path) -> None:
+    path = fill(tmp_path / "j.jsonl", 0)
+    changed = {"model": "tiny", "sampling": {"temperature": 0.2, "stop": ["</score>"]}}
+    with pytest.raises(ConfigError, match=r"sampling\.temperature was 1\.0 and is now 0\.2") as error:
+        open_journal(path, Found, changed)
+    assert "model" not in str(error.value)
+    assert "another path" in str(error.value)
+
+
+def test_tuples_in_settings_equal_the_lists_they_are_stored_as(tmp_path: Path) -> None:
+    for _ in range(2):
+        journal, _ = open_journal(tmp_path / "j.jsonl", Found, {"betas": (0.9, 0.99)})
+        journal.append(asdict(found(len(read_journal(journal.path, Found)[1]))))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{not json", b"[1]", b'{"index": 1}', b"\xff\xfe", b'{"a": NaN}', b"", b"[" * 100_000,
+        json.dumps(asdict(found(1)) | {"text": 5}).encode(),
+        json.dumps(asdict(found(1)) | {"index": "1"}).encode(),
+        json.dumps(asdict(found(1)) | {"scores": {"soft": "0.5"}}).encode(),
+        json.dumps(asdict(found(1)) | {"scores": {"soft": float("nan")}}).encode(),
+        json.dumps(asdict(found(1)) | {"more": 1}).encode(),
+        json.dumps(asdict(found(0))).encode(),
+    ],
+)  # fmt: skip
+def test_a_corrupt_line_is_named(tmp_path: Path, line: bytes) -> None:
+    path = fill(tmp_path / "j.jsonl", 0, 1, 2)
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = line
+    path.write_bytes(b"\n".join(lines))
+    for open_it in (lambda: read_journal(path, Found), lambda: open_journal(path, Found, SETTINGS)):
+        with pytest.raises(DataError, match=r"j\.jsonl, line 3: "):
+            open_it()
+    assert path.read_bytes() == b"\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"my thesis", b'{"step": 1}\n', b"hello\n", b"[1]\n",
+        b'{"rows": "Other", "format": 1, "settings": {}}\n',
+        b'{"rows": "Found", "format": 2, "settings": {}}\n',
+    ],
+)  # fmt: skip
+def test_somebody_elses_file_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="line 1: not"):
+        open_journal(path, Found, SETTINGS)
+    assert path.read_bytes() == content
+
+
+def test_what_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    for bad in (float("nan"), {1, 2}):
+        with pytest.raises(DataError, match="cannot be stored as JSON"):
+            journal.append({"fine": 1}, {"bad": bad})
+    assert journal.sync() == 0
+
+
+def test_without_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    assert read_rows(path) == []
+    Journal(path).append({"a": 1}, {"a": "ü\n\ud800"})
+    with path.open("a") as file:
+        file.write('{"a": 3')
+    assert read_rows(path) == [{"a": 1}, {"a": "ü\n?"}]
+    Journal(path, repair=False)
+    assert path.read_bytes().endswith(b'{"a": 3')
+    Journal(path).append({"a": 4})
+    assert [row["a"] for row in read_rows(path)] == [1, "ü\n?", 4]
+    path.write_text('{"a": 1}\n[2]\n')
+    with pytest.raises(DataError, match="line 2: "):
+        read_rows(path)
+
+
+def test_differences_are_named_by_dots() -> None:
+    assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": {}}) == {"a.b.c": 1, "a.d": [2]}
+    old, new = {"a": {"b": 1, "c": 2}, "d": None}, {"a": {"b": 1, "c": {"x": 3}}}
+    assert differences(old, new) == ["a.c was 2 and is now None", "a.c.x was None and is now 3"]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"ä": [1]})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"ä": [1]}
+
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="No space"):
+        write_text(path, "other")
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_cut_off_line_is_told_once_when_a_journal_is_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = fill(tmp_path / "found.jsonl", 0, 1)
+    with path.open("ab") as file:
+        file.write(b'{"index": 2')
+    open_journal(path, Found, SETTINGS)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: the last line was cut off while it was written; removed"
+    ]
+
+
+def test_a_write_that_fails_half_way_leaves_no_half_line(tmp_path: Path) -> None:
+    """The disk may have room again later, and what is appended then must not stand behind half a line."""
+    journal = Journal(tmp_path / "rows.jsonl")
+    journal.append({"event": "before"})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 10, hard))
+    try:
+        with pytest.raises(OSError):
+            journal.append({"event": "does not fit"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal.append({"event": "after"})
+    assert [row["event"] for row in read_rows(journal.path)] == ["before", "after"]

@@ -1,0 +1,257 @@
+"""Reading tagged output: worked examples, damaged output, and whatever hypothesis can think of."""
+
+import sys
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from selfverify.core import tags
+from selfverify.core.tags import Tagged, parse_score, parse_tagged
+
+GOOD = "<think>2+2</think><answer>4</answer><score>0.9</score>"
+MOBILE = ("tool_call", "score")
+PIECES = [
+    *("<think>", "</think>", "<answer>", "</answer>", "<score>", "</score>", "<tool_call>", "</tool_call>"),
+    *("0.9", "1", " ", "\n", "x", "<", ">", "/", "<score", "score>", "nan", "1e400", "０.９", "0.9.9", "-0"),
+]
+SOUP = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
+
+
+# ----------------------------------------------------------------------------------------------- scores
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        *(("0", 0.0), ("1", 1.0), ("0.9", 0.9), ("1.0", 1.0), ("1.000", 1.0), ("0.0", 0.0), ("0.25", 0.25)),
+        *((" 0.9 ", 0.9), ("\n0.9\t\r\f\v", 0.9), ("0." + "1" * 14, 0.11111111111111)),
+    ],
+)
+def test_scores_that_are_read(text, score):
+    assert parse_score(text) == score
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            " ",
+            "nan",
+            "NaN",
+            "inf",
+            "1e400",
+            "1e-3",
+            "0.9.9",
+            "-0",
+            "+1",
+            "-0.5",
+            "1.2",
+            "1.01",
+            "2",
+            "10",
+        ),
+        *(".9", "1.", "0.", ".", "00.5", "01", "0,9", "0x1", "1_0", "0.9 0.9", "90%", "0.9/1", "1/2", "0 .9"),
+        *(
+            "０.９",
+            "0.９",
+            "٠.٥",
+            "०",
+            "½",
+            "\u00a00.9",
+            "0.9\u2003",
+            "0.9\u200b",
+            "\x000.9",
+            "0.9\x00",
+            "\ud800",
+        ),
+        *("0." + "1" * 15, "0" * 10_000, "0." + "9" * 1_000_000, "true", "None", "<score>0.9", "0.9</score>"),
+    ],
+)
+def test_scores_that_are_not(text):
+    assert parse_score(text) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=20) | st.text("0123456789.eE+-naif \n０", max_size=20))
+def test_any_text_gives_a_score_in_range_or_none(text):
+    score = parse_score(text)
+    assert score is None or 0 <= score <= 1
+    if score is not None:
+        assert float(text) == score
+
+
+# ------------------------------------------------------------------------------------------------- tags
+
+
+def test_a_well_formed_output():
+    """`<think>2+2</think>` has 7 + 3 + 8 = 18 characters, the answer 8 + 1 + 9 = 18, `<score>` 7: 43."""
+    fields = {"think": "2+2", "answer": "4", "score": "0.9"}
+    assert parse_tagged(GOOD) == Tagged(fields, score=0.9, answer_ok=True, score_ok=True, score_start=43)
+    spaced = "\n<think>2+2</think>\n <answer>4</answer>\r\n<score> 0.9 </score>\n"
+    read = parse_tagged(spaced)
+    assert (read.score, read.answer_ok, read.score_ok) == (0.9, True, True)
+    assert spaced[read.score_start :] == " 0.9 </score>\n"
+
+
+def test_other_sets_of_tags():
+    read = parse_tagged('<tool_call>{"a": 1}</tool_call><score>1</score>', MOBILE)
+    assert (read.fields["tool_call"], read.score, read.answer_ok) == ('{"a": 1}', 1.0, True)
+    read = parse_tagged("<score>0.5</score>", ("score",))
+    assert (read.score, read.answer_ok, read.score_start) == (0.5, True, 7)
+    read = parse_tagged("<answer>a <score> b</answer>", ("answer",))
+    assert read == Tagged({"answer": "a <score> b"}, answer_ok=True)
+
+
+@pytest.mark.parametrize("order", [(), ("score", "answer"), ("answer", "answer"), ("score", "score")])
+def test_an_order_that_cannot_work_is_an_error(order):
+    with pytest.raises(ValueError, match="order"):
+        parse_tagged("", order)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer_ok", "score_ok", "opened"),
+    [
+        # the score is missing, unclosed, unreadable, repeated, or followed by something
+        ("<think>t</think><answer>4</answer>", True, False, False),
+        ("<think>t</think><answer>4</answer>\n", True, False, False),
+        ("<think>t</think><answer>4</answer><score>", True, False, True),
+        ("<think>t</think><answer>4</answer><score>0.9", True, False, True),
+        ("<think>t</think><answer>4</answer><score></score>", True, False, True),
+        ("<think>t</think><answer>4</answer><score>nan</score>", True, False, True),
+        ("<think>t</think><answer>4</answer><score>0.9</score>!", True, False, True),
+        ("<think>t</think><answer>4</answer><score>0.9</score><score>0.9</score>", True, False, True),
+        ("<think>t</think><answer>4</answer><score>0.9</score></score>", True, False, True),
+        ("<think>t</think><answer>4</answer><score><score>0.9</score>", True, False, True),
+        ("<think>t</think><answer>4</answer><score>0.9</score><answer>5</answer>", True, False, True),
+        ("<think>t</think><answer>4</answer><score>0.9<|im_end|></score>", True, False, True),
+        # something between answer and score: written by the answer, and the score is not right behind it
+        ("<think>t</think><answer>4</answer>so<score>0.9</score>", False, False, True),
+        ("<think>t</think><answer>4</answer>\u00a0<score>0.9</score>", False, False, True),
+        ("<think>t</think><answer>4</answer></score><score>0.9</score>", False, False, True),
+        ("<think>t</think><answer>4</answer> and", False, False, False),
+        # the answer part is wrong, the score block in its place and readable
+        ("<answer>4</answer><score>0.9</score>", False, True, True),
+        ("<think>t<answer>4</answer><score>0.9</score>", False, True, True),
+        ("hm<think>t</think><answer>4</answer><score>0.9</score>", False, True, True),
+        ("<think>t</think>hm<answer>4</answer><score>0.9</score>", False, True, True),
+        ("<think><think>t</think><answer>4</answer><score>0.9</score>", False, True, True),
+        ("<think>t</think><think>t</think><answer>4</answer><score>0.9</score>", False, True, True),
+        ("<think>t</think><answer><answer>4</answer><score>0.9</score>", False, True, True),
+        ("<think>t <score>1</score></think><answer>4</answer><score>0.9</score>", False, True, True),
+        ("<think>t</think><answer>4<score></answer><score>0.9</score>", False, True, True),
+        ("<answer><think>t</think>4</answer><score>0.9</score>", False, True, True),
+        ("<think>t</think><answer>4</answer><answer>5</answer><score>0.9</score>", False, True, True),
+        # nothing is where it should be
+        ("", False, False, False),
+        ("4", False, False, False),
+        ("<score>0.9</score>", False, False, False),
+        ("<score>0.9</score><think>t</think><answer>4</answer>", False, False, False),
+        ("<answer>4</answer><think>t</think><score>0.9</score>", False, False, True),
+        ("<think>t</think><answer>4<score>0.9</score></answer>", False, False, False),
+        ("<think><answer>4</answer></think><score>0.9</score>", False, False, True),
+        ("</think><think></answer><answer></score><score>", False, False, True),
+        ("<think>t</think><answer>4</answer><Score>0.9</Score>", False, False, False),
+    ],
+)
+def test_malformed_outputs(text, answer_ok, score_ok, opened):
+    read = parse_tagged(text)
+    assert (read.answer_ok, read.score_ok, read.score_start is not None) == (answer_ok, score_ok, opened)
+    assert (read.score is not None) == score_ok
+
+
+def test_an_answer_inside_another_tag_is_still_found_but_not_ok():
+    read = parse_tagged("<answer>4</answer><score>0.9</score>")
+    assert read.fields == {"answer": "4", "score": "0.9"}
+    assert not read.answer_ok
+
+
+def check(text, order=("think", "answer", "score")):
+    """What holds for every text."""
+    read = parse_tagged(text, order)
+    assert read.score is None or 0 <= read.score <= 1
+    assert read.score_ok == (read.score is not None)
+    if read.score_start is not None:
+        assert text[: read.score_start].endswith("<score>")
+        assert f"</{order[-2]}>" in text[: read.score_start]
+    for tag, content in read.fields.items():
+        assert f"<{tag}>{content}</{tag}>" in text
+    if read.answer_ok:
+        assert set(order[:-1]) <= set(read.fields)
+        head = text if read.score_start is None else text[: read.score_start - len("<score>")]
+        tagged = [f"<{tag}>{read.fields[tag]}</{tag}>" for tag in order[:-1]]
+        assert "".join(head.split()) == "".join("".join(tagged).split())
+        assert not any(
+            f"<{tag}" in field for field in map(read.fields.get, order[:-1]) for tag in ("score>", "/score>")
+        )
+    if read.answer_ok and read.score_ok:
+        assert text.count("<score>") == text.count("</score>") == 1
+    return read
+
+
+@settings(max_examples=300, deadline=None)
+@given(SOUP | st.text(max_size=60))
+@example("<score>" * 10_000)
+@example("<think>" * 10_000)
+@example("<answer>" * 10_000 + "</answer>" * 10_000)
+@example("<think><answer><score>" * 3_000 + "</score></answer></think>" * 3_000)
+@example("<think>\ud800</think><answer>\udfff</answer><score>1</score>")
+@example("<" * 100_000)
+@example("<think></think><answer></answer><score>0</score>")
+def test_no_text_is_an_error(text):
+    check(text)
+    check(text, MOBILE)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(GOOD)), st.integers(0, 12), st.sampled_from(["", *PIECES]))
+def test_a_damaged_output_is_read_as_it_is(start, cut, inserted):
+    check(GOOD[:start] + inserted + GOOD[start + cut :])
+
+
+@settings(max_examples=200, deadline=None)
+@given(SOUP)
+def test_what_follows_the_score_tag_never_changes_the_answers_format(tail):
+    head = "<think>2+2</think><answer>4</answer><score>"
+    read = check(head + tail)
+    assert read.answer_ok
+    assert read.score_start == len(head)
+    assert read.fields["answer"] == "4"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<score>",
+        "<answer>",
+        "<think><answer>",
+        "</answer>",
+        "<answer></answer>",
+        "<",
+        "</answer><score>",
+        " ",
+    ],
+)
+def test_work_grows_with_the_text_and_not_faster(unit):
+    """As many lines run for 20,000 repeats as for 200: no loop over the text, only find and count."""
+
+    def lines_run(text):
+        seen = 0
+
+        def trace(frame, event, arg):
+            nonlocal seen
+            if frame.f_code.co_filename != tags.__file__:  # a collector's callback may run in between
+                return None
+            seen += event == "line"
+            return trace
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            parse_tagged(text)
+        finally:
+            sys.settrace(previous)
+        return seen
+
+    assert 10 < lines_run(unit * 200) == lines_run(unit * 20_000) < 200

@@ -1,0 +1,105 @@
+"""The generator by verifier matrix, and calibrations of stored samples."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from samples import sample
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.evaluation.calibrate import calibrate, chosen_confidence
+from selfverify.evaluation.verifier_pairs import as_markdown, matrix
+from selfverify.selection.rules import best_weights
+from selfverify.selection.strategies import Options
+
+
+def generator(seed, problems=30, total=4, judge=0.3):
+    """Samples with a judge's scores that are higher for right answers."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for p in range(problems):
+        for k in range(total):
+            right = bool(rng.random() < (0.8 if p % 2 else 0.3))
+            soft = float(rng.random())
+            scores = {"soft": soft, "judge": float(rng.random() + judge * right)}
+            key = "right" if right else f"wrong {rng.integers(3)}"
+            name = f"{'hard' if p % 2 == 0 else 'easy'}/{p}"
+            rows.append(sample(name, k, right, soft, scores=scores, key=key, answer=key))
+    return rows
+
+
+def test_cells_are_the_metrics():
+    first, second = generator(0), generator(1)
+
+    def kind(problem):
+        return problem.split("/")[0]
+
+    cells = matrix(
+        {"a": first, "b": second[::-1]}, ["soft", "judge"], category=lambda p: p.split("/")[0], draws=50
+    )
+    rows = {(c.generator, c.verifier, c.n, c.category): c for c in cells}
+    # N = 1 once per generator, N = 4 by majority and two verifiers; 8 and 12 were not sampled. 3 categories.
+    assert len(cells) == 2 * (1 + 3) * 3
+    correct = np.array([s.correct for s in first], dtype=float).reshape(-1, 4)
+    judged = np.array([s.scores["judge"] for s in first]).reshape(-1, 4)
+    whole = rows["a", "judge", 4, "all"]
+    assert whole.accuracy == pytest.approx((best_weights(judged) * correct).sum(-1).mean())
+    assert whole.interval[0] <= whole.accuracy <= whole.interval[1]
+    assert rows["a", "none", 1, "hard"].accuracy == pytest.approx(correct[::2].mean())
+    assert rows["a", "judge", 4, "hard"].problems == 15
+    assert rows["b", "none", 1, "all"].accuracy == pytest.approx(np.mean([s.correct for s in second]))
+    page = as_markdown(cells)
+    assert "| N | generator | verifier | all | easy | hard |" in page
+    assert page.count("\n") == 2 + 8
+    assert f"| 4 | a | judge | {100 * whole.accuracy:.1f} (" in page
+
+
+def test_generators_must_share_their_problems():
+    with pytest.raises(DataError, match="generator b answered other problems"):
+        matrix({"a": generator(0), "b": generator(0, problems=29)}, ["soft"])
+
+
+def test_choices_of_stored_samples():
+    """Best by the judge: the confidence is its score, the verdict that of the sample."""
+    rows = generator(2)
+    confidence, correct = chosen_confidence(rows, "judge", "best")
+    judged = np.array([s.scores["judge"] for s in rows]).reshape(-1, 4)
+    right = np.array([s.correct for s in rows], dtype=float).reshape(-1, 4)
+    np.testing.assert_allclose(confidence, judged.max(1))
+    np.testing.assert_allclose(correct, right[np.arange(30), judged.argmax(1)])
+    with pytest.raises(ConfigError, match="'mine'; scores: judge, soft"):
+        chosen_confidence(rows, "mine", "best")
+
+
+def test_calibration_improves_and_keeps_the_risk():
+    """On other problems the calibrated error is small, and about the target risk at most remains."""
+    fitted = calibrate(
+        generator(3, problems=1500),
+        "judge",
+        "majority",
+        target_risk=0.2,
+        held_out=generator(4, problems=1500),
+    )
+    assert fitted.after["ece"] < min(0.05, fitted.before["ece"])
+    assert fitted.after["brier"] <= fitted.before["brier"] + 1e-6
+    assert 0 < fitted.coverage < 1
+    assert 0 < fitted.risk <= 0.23  # votes have five levels: the risk falls in steps
+    assert fitted.calibration.fitted_on == {
+        "verifier": "judge", "strategy": "majority", "options": asdict(Options()),
+        "problems": 1500, "samples_per_problem": 4,
+    }  # fmt: skip
+
+
+def test_calibration_without_held_out_problems_splits_them():
+    fitted = calibrate(generator(5, problems=200), "judge", "weighted")
+    assert (fitted.coverage, fitted.risk) == (None, None)
+    assert fitted.calibration.fitted_on["problems"] == 200
+    assert fitted.after["ece"] is not None
+
+
+def test_what_cannot_be_calibrated():
+    with pytest.raises(DataError, match="no threshold keeps the risk"):
+        calibrate(generator(6, judge=0.0), "soft", "best", target_risk=0.0)
+    boxes = [sample("p", k, True, 0.5, key=None, answer=[0, 0, 1, 1]) for k in range(2)]
+    with pytest.raises(DataError, match="boxes of its own"):
+        chosen_confidence(boxes, "soft", "majority")

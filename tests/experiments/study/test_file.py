@@ -1,0 +1,105 @@
+"""Study files: what is accepted and refused, and which recipes come out of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.recipe import (
+    builtin_recipes,
+    builtin_studies,
+    load_recipe,
+    recipe_folder,
+)
+from selfverify.experiments.study.study_file import load_study, overrides_of, plan
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("baseline: adpo", "baselin: adpo", "small.yaml:4: baselin: there is no such key; did you mean base"),
+        ("overrides: [method.name=grpo]", "override: []", "variants.grpo.override: there is no such key"),
+        ("recipe: base.yaml", "", "recipe: is missing"),
+        ("recipe: base.yaml", "recipe: bose.yaml", "bose.yaml: there is no such recipe file"),
+        ("seeds: [0, 1]", "seeds: [0, x]", "small.yaml:3: seeds.1: should be a whole number"),
+        ("seeds: [0, 1]", "seeds: [1, 1]", "a seed stands twice"),
+        ("seeds: [0, 1]", "seeds: []", "seeds"),
+        ("baseline: adpo", "baseline: adop", "baseline: there is no variant 'adop'"),
+        ("tasks: [locate]", "tasks: [find]", "variants.wide.tasks: there is no task 'find'"),
+        ("  wide:", "  a/b:", "'a/b' cannot name a folder"),
+        ("  wide:", "  before:", "'before' cannot name a folder"),
+        ("method.gamma=0.25", "gamma", "variants.wide.overrides.1: override 'gamma': write section."),
+        ("method.gamma=0.25", "seed=3", "cannot override 'seed': it comes from `seeds`"),
+        ("[method.name=grpo]", "[method=grpo]", "cannot override 'method': write method.name=NAME"),
+        ("[method.name=grpo]", "[method.name=gppo]", "did you mean grpo?"),
+        ("[method.name=grpo]", "[method.name=grpo, method.gamma=0]", "variants.grpo on tasks.pick: "),
+        ("method.gamma=0.1", "method.gama=0.1", "tasks.locate: 'method.gama=0.1' is an option of no variant"),
+        ("method.gamma=0.25", "evaluation.samples=3", "cannot be compared with variants.grpo: evaluation."),
+        ("  pick: []", "  pick: []\n  sum: [task.name=digits-sumo]", "did you mean digits-sum?"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(file: Path, old: str, new: str, said: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        plan(load_study(file), Path("out"))
+    assert said in str(caught.value)
+
+
+def test_a_variant_replaces_the_method_section(file: Path) -> None:
+    study = load_study(file)
+    runs = {run.label: run.recipe for run in plan(study, Path("out"))}
+    assert list(runs)[:6] == [
+        "pick/grpo/seed-0", "pick/adpo/seed-0", "locate/grpo/seed-0", "locate/adpo/seed-0",
+        "locate/wide/seed-0", "pick/grpo/seed-1",
+    ]  # fmt: skip
+    assert runs["pick/adpo/seed-0"].method.options["kl"] == 0.01, "the recipe's 0.5 belongs to its own method"
+    assert runs["locate/adpo/seed-1"].method.options["gamma"] == 0.1
+    assert runs["locate/wide/seed-1"].method.options["gamma"] == 0.25
+    assert "gamma" not in runs["locate/grpo/seed-1"].method.options
+    recipe = runs["locate/grpo/seed-1"]
+    assert (recipe.name, recipe.seed, recipe.output) == ("small-locate-grpo", 1, "out/locate/grpo/seed-1")
+    assert load_recipe(study.recipe, overrides_of(study, "locate", "wide")).task.name == "digits-locate"
+
+
+def test_a_variant_without_a_method_keeps_the_recipes(file: Path) -> None:
+    file.write_text(file.read_text().replace("[method.name=adpo, method.gamma=0.25]", "[learner.steps=9]"))
+    recipe = plan(load_study(file, seeds="7"), Path("out"))[-1].recipe
+    assert (recipe.method.options["kl"], recipe.method.options["gamma"]) == (0.5, 0.1)
+    assert (recipe.learner.steps, recipe.seed) == (9, 7)
+
+
+def test_studies_are_no_recipes(file: Path) -> None:
+    for name in (str(file), "study-adpo-digits"):
+        with pytest.raises(ConfigError, match="run it with `selfverify study"):
+            load_recipe(name)
+    assert "study-adpo-digits" in builtin_studies()
+    assert not builtin_studies().keys() & builtin_recipes().keys()
+
+
+def test_the_built_in_study_is_complete() -> None:
+    study = load_study(recipe_folder() / "study-adpo-digits.yaml")
+    runs = [run for run in plan(study, Path("out")) if run.seed == 0]
+    margins = sorted(run.recipe.method.options.get("gamma", -1) for run in runs if run.task == "locate")
+    assert margins == [-1, 0.025, 0.05, 0.1, 0.2, 0.25]
+    assert [run.variant for run in runs if run.task == "sum"] == [
+        "grpo", "adpo", "binary", "entangled", "class_mean", "concordance",
+    ]  # fmt: skip
+
+
+def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cold start is another recipe's work, and need not be there."""
+    monkeypatch.setattr("selfverify.experiments.recipe._model_path_faults", lambda path: [])
+    runs = plan(load_study("study-adapo-digits"), Path("out"))
+    assert len({run.seed for run in runs}) == 3
+    methods = {run.variant: run.recipe.method for run in runs}
+    assert {method.name for method in methods.values()} == {
+        "sft", "star", "grpo", "score", "adapo", "adapo-adpo",
+    }  # fmt: skip
+    assert [methods[v].options["reward"] for v in ("fixed-correction", "fixed-preservation", "no-arm")] == [
+        "fixed-correction", "fixed-preservation", "fixed",
+    ]  # fmt: skip
+    assert methods["no-dynamic-kl"].options["kl_scale"] == 0
+    assert {m.options.get("second_turn") for m in methods.values()} == {None, "Check the answer."}

@@ -1,0 +1,171 @@
+"""`selfverify data check`: one pass, a summary for people and programs, problems as a model sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from data_files import (
+    ANDROID_ACTIONS,
+    android_episode,
+    base64_png,
+    png,
+    write_android_control,
+    write_jsonl,
+    write_odyssey,
+    write_reasonseg,
+)
+from selfverify.cli.main import app
+from selfverify.core.policy_settings import PolicyConfig
+from selfverify.data import open_rows
+from selfverify.experiments.data_check import check_rows, summary
+from selfverify.experiments.registry import make_task
+from selfverify.policy.policy import Policy
+from selfverify.tasks.mathematics.math import Math
+
+ROW = {"question": "How many?", "answer": "3"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "text.png").write_text("no picture")
+    return write_jsonl(
+        tmp_path / "a.jsonl",
+        [
+            {**ROW, "id": "one", "image": base64_png(32, 32), "category": "x"},
+            {**ROW, "id": "same", "image": base64_png(32, 32), "category": "y"},
+            {**ROW, "id": "two", "images": [base64_png(32, 32), base64_png(64, 48)], "category": "x"},
+            {**ROW, "id": "other", "image": base64_png(32, 32, 9)},
+            {**ROW, "id": "words", "options": ["3", "4"]},
+            {**ROW, "image": "text.png"},
+            {"question": "?"},
+            {**ROW, "question": "what is <|image_pad|>?"},
+        ],
+    )
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["data", "check", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_what_is_counted(file: Path, tiny_folder: Path) -> None:
+    checked = check_rows(open_rows(file, note_bad=False), PolicyConfig(path=str(tiny_folder)), samples=1)
+    assert (checked.rows, checked.kinds) == (5, {"question": 4, "options": 1})
+    assert checked.categories == {"x": 2, "(none)": 2, "y": 1} and checked.images == {0: 1, 1: 3, 2: 1}
+    assert checked.distinct_images == 3 and checked.image_bytes == sum(
+        map(len, (png(32, 32), png(64, 48), png(32, 32, 9)))
+    )
+    assert checked.width is not None and (checked.width.min, checked.width.max) == (32, 64)
+    assert (checked.duplicate_count, checked.duplicates) == (1, [("a/same", "a/one")])
+    assert [(bad.line, bad.reason.split(":")[0]) for bad in checked.broken] == [
+        (6, "the image cannot be read"),
+        (7, "its answer is missing"),
+        (8, "problem a/7"),
+    ]
+
+
+def test_tokens_are_those_of_the_model(file: Path, tiny_folder: Path, policy: Policy) -> None:
+    """Counted without weights, and the same as a policy with weights encodes."""
+    rows = open_rows(file, note_bad=False)
+    checked = check_rows(rows, PolicyConfig(path=str(tiny_folder)))
+    prompt = policy.encoder.prompt(Math(rows={"test": rows}).problem("test", 0, 2))
+    assert [entry["tokens"] for entry in checked.longest] == sorted(
+        (entry["tokens"] for entry in checked.longest), reverse=True
+    )
+    [longest] = [entry for entry in checked.longest if entry["id"] == "a/two"]
+    assert longest["place"].endswith("a.jsonl, line 3")
+    assert longest["tokens"] == len(prompt.ids)
+    assert longest["image_tokens"] == sum(image.placeholders for image in prompt.images)
+    first = checked.samples[0]
+    marks = checked.samples[0].text.count("image tokens]")
+    assert (first.id, first.images, first.target, marks) == ("a/one", [(32, 32)], "3", 1)
+    assert "How many?" in first.text and "image_pad" not in first.text
+
+
+def test_the_summary_names_what_matters(file: Path) -> None:
+    out = run(file, "--model", "builtin:digits", "--samples", 1, code=1)
+    for said in (
+        "jsonl, 5 usable rows, 3 broken",
+        "asks for: question 4, options 1",
+        "images per row: 0 1, 1 3, 2 1",
+        "duplicates: 1 row\n  a/same asks what a/one does",
+        "a.jsonl, line 6: the image cannot be read: it is in none of the formats",
+        "--- a/one: ",
+    ):
+        assert (
+            said in out
+            or said.replace("the image cannot", f"the image {file.parent / 'text.png'} cannot") in out
+        )
+
+
+def test_json_is_for_programs(file: Path, tmp_path: Path) -> None:
+    found = json.loads(run(file, "--json", "--limit", 3))
+    assert found["rows"] == 3 and found["broken"] == [] and len(found["samples"]) == 2
+    assert found["prompt_tokens"]["max"] == found["longest"][0]["tokens"]
+    found = json.loads(run(file, "--json", code=1))
+    assert [bad["line"] for bad in found["broken"]] == [6, 7, 8]
+
+
+def test_a_file_without_a_usable_row_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1cut")
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "a.parquet")])
+    assert result.exit_code == 2 and "was it cut off" in result.output.replace("\n", " ")
+
+
+def test_every_kind_of_file(tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {}
+    for path in (
+        write_reasonseg(tmp_path / "r"),
+        write_odyssey(tmp_path / "o"),
+        write_android_control(tmp_path / "android_control-0", [android_episode(1, ANDROID_ACTIONS[:3])]),
+    ):
+        found = json.loads(run(path, "--json"))
+        kinds[found["format"]] = (found["kinds"], found["distinct_images"])
+    assert kinds == {
+        "reasonseg": ({"box": 2}, 1),
+        "gui-odyssey": ({"step": 9}, 9),
+        "android-control": ({"step": 4}, 4),
+    }
+
+
+def test_tasks_open_the_files_themselves(tmp_path: Path, file: Path) -> None:
+    for name, path, target in (
+        ("math", file, "3"),
+        ("grounding", write_reasonseg(tmp_path / "r"), [10, 10, 100, 80]),
+        ("mobile", write_odyssey(tmp_path / "o"), {"action": "click", "coordinate": [540, 600]}),
+    ):
+        task = make_task(name, test=str(path))
+        task.use_space(lambda size: (1000, 1000))
+        problem = task.problem("test", 0, 0)
+        assert problem.target == target and len(problem.images) == 1
+
+
+def test_sizes_that_the_file_says_wrongly_are_named(tmp_path: Path, tiny_folder: Path) -> None:
+    box = {"question": "it", "image": base64_png(64, 48), "box": [0, 0, 60, 40]}
+    step = {"goal": "g", "image": base64_png(64, 48), "action": {"action": "wait"}}
+    path = write_jsonl(
+        tmp_path / "a.jsonl",
+        [
+            {**box, "width": 64, "height": 48},
+            {**box, "width": 128, "height": 96},
+            {**step, "screen": [640, 480]},
+            {**step, "screen": [480, 640]},
+        ],
+    )
+    checked = check_rows(open_rows(path), PolicyConfig(path=str(tiny_folder)))
+    assert [bad.line for bad in checked.broken] == [2, 4] and checked.rows == 2
+    assert "is 64 x 48, the file says 128 x 96" in checked.broken[0].reason
+    assert "one of them is turned" in checked.broken[1].reason
+
+
+def test_prompts_longer_than_the_model_reads_are_counted(tmp_path: Path, tiny_folder: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [ROW, {**ROW, "question": "word " * 5000}])
+    checked = check_rows(open_rows(path), PolicyConfig(path=str(tiny_folder)))
+    assert checked.rows == 2 and checked.too_long == 1 and not checked.broken
+    assert any(f"longer than the {checked.model_reads} that it reads: 1" in line for line in summary(checked))

@@ -1,0 +1,268 @@
+"""`selfverify data filter`: verdicts, going on after a kill, and training on what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from data_files import base64_png, write_jsonl
+from selfverify import Policy, make_method, make_task
+from selfverify.cli.main import app
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.journal import open_journal
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.data.verdicts import Verdict, read_verdicts, why_dropped
+from selfverify.experiments.data_filter import filter_problems, summary
+from selfverify.experiments.run import learn
+from selfverify.learner.kept import Kept
+from selfverify.methods.base import MethodConfig
+from selfverify.rollouts.single_turn import Rollout
+from selfverify.tasks.base import Task
+
+SAMPLING = SamplingConfig(group_size=4, max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "why"),
+    [
+        (["1", "1"], "all right"),
+        (["0", "0"], "all wrong"),
+        (["0", "1"], ""),
+        (["1->1", "1->1"], "all right"),
+        (["0->0", "0->0"], "all wrong"),
+        (["1->0", "1->0"], ""),
+        (["0->1", "0->1"], ""),
+        (["1->1", "0->1"], ""),
+        ([], "unjudged"),
+    ],
+)
+def test_what_teaches_nothing(kinds: list[str], why: str) -> None:
+    assert why_dropped(kinds) == why
+
+
+class Scripted:
+    """A method whose trajectories are known: problem k's come from the k-th list of (first, second)."""
+
+    name, objective, config = "scripted", "surrogate", MethodConfig()
+
+    def __init__(self, outcomes: Sequence[Sequence[tuple[int | None, int]]]) -> None:
+        self.outcomes, self.asked = outcomes, 0
+
+    def rollout(self, policy: Any, task: Any, problems: Any, seeds: Any, sampling: Any) -> Rollout:
+        self.asked += len(problems)
+        groups = []
+        for problem in problems:
+            place = int(problem.id.rpartition("/")[2])
+            rows = []
+            for first, second in self.outcomes[place]:
+                rewards = {"correct": float(second == 1)} | (
+                    {} if first is None else {"correct_1": float(first)}
+                )
+                finish = "error" if second < 0 else "stop"
+                rows.append(Trajectory([Segment("answer", [], finish=finish)], rewards=rewards))  # type: ignore[arg-type]
+            groups.append(Group(problem, rows))
+        return Rollout([], groups)
+
+
+OUTCOMES = [
+    [(1, 1), (1, 1)],
+    [(0, 0), (0, 0)],
+    [(1, 0), (1, 0)],
+    [(0, 1), (1, 1)],
+    [(None, 1), (None, 0)],
+    [(None, -1), (None, -1)],
+    [(None, -1), (None, 1)],
+]
+
+
+def test_the_file_and_the_summary(policy: Policy, tmp_path: Path) -> None:
+    method: Any = Scripted(OUTCOMES)
+    path = tmp_path / "deep" / "kept.jsonl"
+    found = filter_problems(policy, make_task("digits-pick"), method, SAMPLING, path, problems=7, batch=3)
+    assert [v.dropped for v in found] == ["all right", "all wrong", "", "", "", "unjudged", "all right"]
+    assert [v.samples for v in found[2:5]] == [{"1->0": 2}, {"0->1": 1, "1->1": 1}, {"0": 1, "1": 1}]
+    assert read_verdicts(path)[1] == found and method.asked == 7
+    lines = summary(found)
+    assert lines[0] == "kept 3 of 7 problems; dropped: 2 all right, 1 all wrong, 1 unjudged"
+    assert lines[2] == "problems by right samples: 0: 2, 1: 2, 2: 2"
+    # Called again nothing is sampled; under other settings it is refused.
+    assert filter_problems(policy, make_task("digits-pick"), method, SAMPLING, path, problems=7) == found
+    assert method.asked == 7
+    longer = SAMPLING.model_copy(update={"max_new_tokens": 9})
+    with pytest.raises(ConfigError, match="max_new_tokens was 8 and is now 9"):
+        filter_problems(policy, make_task("digits-pick"), method, longer, path, problems=7)
+
+
+@pytest.mark.parametrize("left", [0, 40, "header", 700, 1000, -10])
+def test_a_killed_filter_goes_on_with_the_same_result(
+    policy: Policy, tmp_path: Path, left: int | str
+) -> None:
+    """Cut anywhere, in the middle of a line too, and before the end of the first one."""
+    task, method = make_task("digits-sum"), make_method("adpo")
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    filter_problems(policy, task, method, SAMPLING, whole, problems=6, batch=3)
+    written = whole.read_bytes()
+    end = written.index(b"\n") if isinstance(left, str) else left
+    cut.write_bytes(written[:end])
+    if end > written.index(b"\n") or end < 0:
+        with pytest.raises(ConfigError, match="of 6 verdicts"):
+            read_verdicts(cut)
+    filter_problems(policy, task, method, SAMPLING, cut, problems=6, batch=3)
+    assert cut.read_bytes() == whole.read_bytes()
+
+
+def test_going_on_with_other_data_or_another_rule_is_refused(policy: Policy, tmp_path: Path) -> None:
+    """Verdicts by two rules, or on two files of as many rows, do not belong together."""
+    files = [str(write_jsonl(tmp_path / name, rows(2))) for name in ("a.jsonl", "b.jsonl")]
+    path, method = tmp_path / "k.jsonl", make_method("adpo")
+
+    def filtered(file: str, **options: Any) -> None:
+        filter_problems(policy, make_task("math", train=file, **options), method, SAMPLING, path)
+
+    filtered(files[0])
+    filtered(files[0], workers=2, test=files[1])  # these decide nothing
+    with pytest.raises(ConfigError, match=r"options\.train was '.*a\.jsonl' and is now '.*b\.jsonl'"):
+        filtered(files[1])
+    with pytest.raises(ConfigError, match=r"options\.max_answer_chars was 2000 and is now 5\. Set"):
+        filtered(files[0], max_answer_chars=5)
+
+
+def test_two_turns_and_what_cannot_be_filtered(policy: Policy, tmp_path: Path) -> None:
+    task = make_task("digits-pick")
+    found = filter_problems(
+        policy, task, make_method("adapo"), SAMPLING, tmp_path / "a.jsonl", problems=2, batch=2
+    )
+    assert all("->" in kind for verdict in found for kind in verdict.samples)
+    with pytest.raises(ConfigError, match="method sft does not learn from samples"):
+        filter_problems(policy, task, make_method("sft"), SAMPLING, tmp_path / "b.jsonl", problems=2)
+    with pytest.raises(ConfigError, match="without end: say how many"):
+        filter_problems(policy, task, make_method("adpo"), SAMPLING, tmp_path / "b.jsonl")
+
+
+def rows(count: int = 5, **changes: Any) -> list[dict[str, Any]]:
+    return [
+        {"image": base64_png(28, 28), "question": f"q {i}", "answer": str(i), **changes} for i in range(count)
+    ]
+
+
+def keep(path: Path, task: Task, dropped: Sequence[int], total: int, policy: Policy) -> Path:
+    """Verdicts of a scripted policy that is uniformly right at ``dropped``."""
+
+    class ByIndex(Scripted):
+        def rollout(self, policy: Any, task: Any, problems: Any, seeds: Any, sampling: Any) -> Rollout:
+            made = [
+                Group(
+                    p,
+                    [Trajectory([Segment("answer", [], finish="stop")], rewards={"correct": c}) for c in cs],
+                )
+                for p, cs in zip(problems, outcomes, strict=True)
+            ]
+            return Rollout([], made)
+
+    outcomes = [[1.0, 1.0] if i in dropped else [1.0, 0.0] for i in range(total)]
+    method: Any = ByIndex([])
+    filter_problems(policy, task, method, SAMPLING, path, problems=total, seed=3)
+    return path
+
+
+def test_only_kept_problems_are_trained_on(policy: Policy, tmp_path: Path) -> None:
+    """Every pass has each kept problem once, whatever the run's seed; the second pass says so in its ids."""
+    task = make_task("math", train=str(write_jsonl(tmp_path / "a.jsonl", rows())))
+    path = keep(tmp_path / "k.jsonl", task, [0, 3], 5, policy)
+    wanted = {v.problem for v in read_verdicts(path)[1] if not v.dropped}
+    kept = Kept(str(path), task)
+    assert len(kept) == 3 == len(wanted)
+    for seed in (0, 1):
+        ids = [kept.problem(seed, index).id for index in range(6)]
+        assert set(ids[:3]) == wanted and set(ids[3:]) == {f"{id}/pass-2" for id in wanted}
+    # The file is about this data, and says so when it is not.
+    for other, said in (
+        (rows(6), "of 5 training problems, where task math has 6"),
+        (rows(answer="7"), "asks something else now"),
+        ([{**row, "id": f"x{i}"} for i, row in enumerate(rows())], "is math/train/a/x. now"),
+    ):
+        changed = make_task("math", train=str(write_jsonl(tmp_path / "a.jsonl", other)))
+        with pytest.raises(ConfigError, match=said):
+            Kept(str(path), changed)
+    with pytest.raises(ConfigError, match="about task math, this is digits-pick"):
+        Kept(str(path), make_task("digits-pick"))
+    with pytest.raises(ConfigError, match="keeps none of 5"):
+        Kept(str(keep(tmp_path / "n.jsonl", task, range(5), 5, policy)), task)
+    with pytest.raises(ConfigError, match="there are no verdicts"):
+        Kept(str(tmp_path / "no.jsonl"), task)
+
+
+def test_a_run_keeps_to_it(load_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, task = load_policy(), make_task("digits-pick")
+    path = keep(tmp_path / "k.jsonl", task, [0, 1, 2, 5], 8, policy)
+    seen: list[str] = []
+    make = type(task).problem
+
+    def problem(self: Any, split: Any, seed: int, index: int) -> Problem:
+        made = make(self, split, seed, index)
+        seen.append(made.id)
+        return made
+
+    monkeypatch.setattr(type(task), "problem", problem)
+    config = LearnerConfig(steps=2, groups_per_step=4, keep=str(path))
+    learn(policy, task, make_method("adpo"), config, SAMPLING, output=tmp_path / "run", seed=9)
+    # Once more for the check at the beginning.
+    assert Counter(seen) == {f"digits-pick/train/3/{i}": 2 + (i == 3) for i in (3, 4, 6, 7)}
+    other = make_task("digits-pick", count=5)
+    with pytest.raises(ConfigError, match="with other options"):
+        learn(policy, other, make_method("adpo"), config, SAMPLING, output=tmp_path / "other")
+
+
+def test_broken_problems_are_named_and_dropped(policy: Policy, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no picture")
+    file = write_jsonl(tmp_path / "a.jsonl", [*rows(2), {**rows(1)[0], "image": "text.png"}])
+    task = make_task("math", train=str(file))
+    found = filter_problems(policy, task, make_method("adpo"), SAMPLING, tmp_path / "k.jsonl")
+    [broken] = [verdict for verdict in found if verdict.dropped == "broken"]
+    assert "a.jsonl, line 3" in broken.reason and any("a.jsonl, line 3" in line for line in summary(found))
+
+
+def test_steps_that_a_profile_does_not_count_are_not_broken(policy: Policy, tmp_path: Path) -> None:
+    step = {"goal": "g", "image": base64_png(54, 120)}
+    acts = [{"action": "wait"}, {"action": "click", "coordinate": [5, 5]}]
+    file = write_jsonl(tmp_path / "a.jsonl", [{**step, "action": action} for action in acts])
+    task = make_task("mobile", train=str(file), profile="ui-r1")
+    found = filter_problems(policy, task, make_method("adpo"), SAMPLING, tmp_path / "k.jsonl")
+    [left_out] = [verdict for verdict in found if not verdict.samples]
+    assert left_out.dropped == "not counted" and "does not count wait steps" in left_out.reason
+    assert "1 not counted" in summary(found)[0] and "broken" not in " ".join(summary(found))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for text, said in (("hello\n", "line 1"), ('{"a": 1}\n', "line 1: not the header")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=said):
+            read_verdicts(path)
+    journal, _ = open_journal(tmp_path / "b.jsonl", Verdict, {"problems": 2})
+    journal.append(asdict(Verdict(0, "p", "d", {"1": 1}, "all right")), {"index": 1})
+    with pytest.raises(DataError, match="line 3: problem"):
+        read_verdicts(journal.path)
+
+
+def test_the_command(tiny_folder: Path, tmp_path: Path) -> None:
+    common = ["data", "filter", "quickstart", f"policy.path={tiny_folder}", "sampling.max_new_tokens=8"]
+    out = tmp_path / "k.jsonl"
+    common += ["--problems", "3", "--samples", "2", "--output", str(out)]
+    first = CliRunner().invoke(app, common)
+    assert first.exit_code == 0, first.output
+    assert f"learner.keep={out}" in first.output and "of 3 problems" in first.output
+    again = CliRunner().invoke(app, [*common, "--json"])
+    assert [row["index"] for row in json.loads(again.stdout)] == [0, 1, 2]
+    refused = CliRunner().invoke(app, [*common, "seed=5"])
+    assert refused.exit_code == 2 and "seed was 0 and is now 5" in refused.output.replace("\n", " ")

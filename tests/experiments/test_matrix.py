@@ -1,0 +1,95 @@
+"""`selfverify matrix` and `calibrate` from one end to the other, with tiny policies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.evaluation.test_verifier_pairs import generator
+from tests.samples import sample, write_samples
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.evaluation.verifier_pairs import matrix
+from selfverify.experiments.matrix import judge_samples, run_matrix
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import make_task
+from selfverify.policy.policy import Policy
+from selfverify.selection.calibration import Calibration
+from selfverify.verifiers.by_policy import Judge
+
+
+def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> None:
+    """An untrained model writes nothing readable: pass@1 0, no judge's row. Called again, it loads."""
+    small = ["evaluation.problems=4", "evaluation.samples=2", "sampling.max_new_tokens=8"]
+    recipe = load_recipe("quickstart", [*small, "policy.device=cpu"])
+    said: list[str] = []
+    cells = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
+    assert said == ["a answers", "a judges the answers of a"]
+    assert [(c.n, c.verifier) for c in cells] == [(1, "none"), (2, "majority")]
+    scores = tmp_path / "a-by-a.json"
+    written = scores.stat().st_mtime_ns
+    again = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
+    assert again == cells and scores.stat().st_mtime_ns == written
+    assert "| 1 | a | none | 0.0" in (tmp_path / "matrix.md").read_text()
+    assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
+
+
+def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
+    """Shuffled samples of two problems, one unreadable: every score is that of its own answer."""
+    task = make_task("digits-pick")
+    problems = [task.problem("test", 0, i) for i in range(2)]
+    text = "<think>.</think><answer>{0} 2 3</answer><score>0.{0}</score><|im_end|>"
+    rows = [sample(p.id, k, False, 0.5, text=text.format(k)) for p in problems for k in range(3)]
+    rows[4].answer = None
+    judge = Judge(Policy.load(str(tiny_folder), device="cpu"))
+    straight = judge_samples(judge, task, problems, rows)
+    order = [5, 0, 3, 1, 4, 2]
+    shuffled = judge_samples(judge, task, problems, [rows[i] for i in order], batch=1)
+    assert straight[4] is None and None not in [*straight[:4], straight[5]]
+    assert len(set(straight)) > 3
+    for place, i in enumerate(order):
+        assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-6))
+    for row, score in zip(rows, straight, strict=True):
+        row.scores["judge"] = score
+    assert {c.verifier for c in matrix({"g": rows}, ["judge"], sizes=(1, 2), draws=10)} == {
+        "none", "majority", "judge"
+    }  # fmt: skip
+
+
+def run(*words: str) -> tuple[int, str]:
+    shown = CliRunner().invoke(app, list(words))
+    return shown.exit_code, " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["builtin:digits"], "NAME=MODEL"),
+        (["a=x", "a=y"], "each name once"),
+        (["../a=x"], "NAME=MODEL"),
+        (["majority=x"], "rows of the table"),
+        (["a=x", "--sizes", "1,b"], "--sizes"),
+        (["a=x", "--strategy", "bst"], "no strategy"),
+    ],
+)
+def test_bad_requests(words: list[str], complaint: str) -> None:
+    code, text = run("matrix", *words)
+    assert code == 2 and complaint in text
+
+
+def test_calibrate_writes_beside_the_model(tmp_path: Path) -> None:
+    rows = generator(3, problems=200)
+    path = tmp_path / "samples.jsonl"
+    write_samples(path, {"task": "digits-pick", "weights": "abc"}, rows)
+    code, text = run(
+        "calibrate", str(path), "--output", str(tmp_path), "--target-risk", "0.4", "--verifier", "judge"
+    )
+    assert code == 0, text
+    assert "ece" in text and "answers" in text
+    found = Calibration.load(tmp_path / "calibration.json")
+    assert found.threshold is not None
+    assert found.fitted_on is not None and found.fitted_on["weights"] == "abc"
+    code, text = run("calibrate", str(tmp_path / "no.jsonl"), "--output", str(tmp_path))
+    assert code == 2 and "no.jsonl" in text

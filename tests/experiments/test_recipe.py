@@ -1,0 +1,302 @@
+"""Recipes: what is accepted, what is refused, and that the message says where and what was meant."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from selfverify.core.credit import Credit
+from selfverify.core.errors import ConfigError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
+from selfverify.experiments import recipe as recipe_module
+from selfverify.experiments import registry
+from selfverify.experiments.recipe import (
+    builtin_recipes,
+    load_recipe,
+    recipe_summary,
+    to_yaml,
+)
+from selfverify.experiments.recipe_yaml import _load, dump_yaml
+from selfverify.methods.base import Method, MethodConfig
+
+GOOD = """\
+# Counting, for the tests.
+name: counting
+task:
+  name: counting
+  digits: 4
+method: pairs
+learner:
+  steps: 10
+  learning_rate: 3e-4
+policy:
+  shared_prefix: off
+"""
+
+
+LETTERS = "abcdefghijklmnopqr"
+
+
+class CountingConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    digits: int = 6
+    sizes: tuple[int, int] = (1, 2)
+
+
+class PairsConfig(MethodConfig):
+    beta: float = 0.04
+    credit: Literal["normalised", "concordance"] = "normalised"
+
+
+class Plain(Method):
+    config_class = PairsConfig
+
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        raise NotImplementedError
+
+
+class Pairs(Plain):
+    def faults(
+        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
+    ) -> list[str]:
+        if sampling.group_size < 2:
+            return ["sampling.group_size=1 leaves method pairs nothing to compare; use 2 or more"]
+        return []
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "TASKS", {"counting": SimpleNamespace(config_class=CountingConfig)})
+    monkeypatch.setattr(registry, "METHODS", {"pairs": Pairs, "plain": Plain})
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "counting.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def refusal(path: Path | str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path, overrides)
+    return str(caught.value)
+
+
+def test_a_good_recipe_is_completed_with_defaults(good: Path) -> None:
+    recipe = load_recipe(good)
+    assert recipe.learner.learning_rate == 3e-4
+    assert recipe.policy.shared_prefix == "off"
+    assert recipe.task.options == {"digits": 4, "sizes": (1, 2)}
+    assert (recipe.method.name, recipe.method.options["beta"]) == ("pairs", 0.04)
+    assert recipe.output == "runs/counting" and recipe.folder == Path("runs/counting")
+    assert load_recipe(good, ["output=~/{name}"]).folder == Path.home() / "counting"
+
+
+def test_a_resolved_recipe_reads_back_equal(good: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(good, ["learner.betas=[0.5, 0.6]", "learner.learning_rate=1e-5"])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(to_yaml(recipe))
+    again = load_recipe(tmp_path / "run")
+    assert again.model_dump(mode="json") == recipe.model_dump(mode="json")
+    assert to_yaml(again) == to_yaml(recipe)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [("3e-4", 3e-4), ("1E-3", 1e-3), ("0.5", 0.5), ("1", 1.0), (".5", 0.5)],
+)
+def test_overrides_read_numbers_as_people_write_them(good: Path, override: str, value: float) -> None:
+    assert load_recipe(good, [f"learner.learning_rate={override}"]).learner.learning_rate == value
+
+
+def test_overrides_reach_every_kind_of_key(good: Path) -> None:
+    recipe = load_recipe(
+        good, ["name=other", "method.beta=0", "task.digits=9", "learner.trackers=[a]", "sampling.top_p=1"]
+    )
+    assert recipe.output == "runs/other"
+    assert recipe.method.name == "pairs" and recipe.method.options["beta"] == 0
+    assert recipe.task.options["digits"] == 9
+    assert recipe.learner.trackers == ["a"]
+
+
+def test_an_override_does_not_leak_through_a_yaml_alias(tmp_path: Path) -> None:
+    path = tmp_path / "alias.yaml"
+    path.write_text(GOOD.replace("method: pairs", "method: &m {name: pairs}").replace("  digits: 4\n", ""))
+    assert load_recipe(path, ["method.beta=1"]).task.options["digits"] == 6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("learning_rate: 3e-4", "learning_rat: 3e-4", ":9: learner.learning_rat: there is no such key; "
+         "did you mean learner.learning_rate?"),
+        ("learner:", "lerner:", ":7: lerner: there is no such key; did you mean learner?"),
+        ("  digits: 4", "  digit: 4", ":5: task.digit (task counting): there is no such key; did you mean "
+         "task.digits?"),
+        ("steps: 10", "steps: ten", ":8: learner.steps: should be a whole number, but is 'ten'"),
+        ("steps: 10", "steps: 0", ":8: learner.steps: should be greater than or equal to 1, but is 0"),
+        ("  steps: 10\n", "", ":7: learner.steps: is missing"),
+        ("method: pairs", "method: pears", ":6: there is no method called 'pears'; did you mean pairs?"),
+        ("steps: 10", "steps: 10\n  steps: 20", ":9: learner.steps stands twice (first in line 8)"),
+        ("steps: 10", "steps: [10", ": broken YAML"),
+        ("name: counting\ntask", "name: ../up\ntask", ":2: name: "),
+        ("policy:\n  shared_prefix: off", "policy: off", ":10: policy: should be a section"),
+        ("steps: 10", "5: 10", ":8: '5' cannot be a key"),
+    ],
+)  # fmt: skip
+def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expected: str) -> None:
+    assert old in GOOD
+    good.write_text(GOOD.replace(old, new))
+    assert expected in refusal(good)
+    assert str(good) in refusal(good)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("learning_rate=1", "override 'learning_rate=1': learning_rate: there is no such key; did you mean "
+         "learner.learning_rate?"),
+        ("learner.step=1", "did you mean learner.steps?"),
+        ("method.bta=1", "did you mean method.beta?"),
+        ("method.credit=ranks", "override 'method.credit=ranks': method.credit (method pairs): should be "),
+        ("sampling.top_p=0", "sampling.top_p: should be greater than 0"),
+        ("sampling.top_p=1.2", "sampling.top_p: should be less than or equal to 1"),
+        ("sampling.temperature=0", "makes all samples of a group equal"),
+        ("sampling.group_size=1", "leaves method pairs nothing to compare"),
+        ("learner.best_metric=best@8", "learner: best_metric=best@8 needs evaluate_every >= 1"),
+        ("learner.warmup_steps=11", "more than steps=10"),
+        ("learner.updates_per_rollout=25", "some minibatches would be empty"),
+        ("learner.steps", "write section.key=value"),
+        ("=3", "write section.key=value"),
+        ("learner.steps=[", "broken YAML"),
+        ("name.first=x", "name is a text, not a section"),
+        ("seed.x=1", "seed.x"),
+        ("policy.path=./nowhere", "policy.path=./nowhere: there is no such model folder"),
+        ("policy.path=a/b/c", "there is no such model folder"),
+        ("task.name=conting", "override 'task.name=conting': there is no task called 'conting'; did you mean "
+         "counting?"),
+        ("learner.betas=[0.9, 1.0]", "learner.betas.1: should be less than 1"),
+    ],
+)  # fmt: skip
+def test_faults_in_overrides(good: Path, override: str, expected: str) -> None:
+    assert expected in refusal(good, override)
+
+
+def test_all_faults_are_reported_at_once(good: Path) -> None:
+    assert len(refusal(good, "learner.steps=0", "sampling.top_p=7", "polcy.path=x").splitlines()) == 3
+    first, second = refusal(good, "learner.best_metric=best@8", "learner.warmup_steps=11").splitlines()
+    assert "best_metric" in first and "warmup_steps" in second
+
+
+def test_hub_ids_and_saved_models_are_accepted(good: Path, tmp_path: Path) -> None:
+    assert load_recipe(good, ["policy.path=org/name"]).policy.path == "org/name"
+    model = tmp_path / "model"
+    model.mkdir()
+    assert "holds no config.json" in refusal(good, f"policy.path={model}")
+    (model / "config.json").write_text("{}")
+    assert load_recipe(good, [f"policy.path={model}"]).policy.path == str(model)
+
+
+def test_a_method_finds_no_faults_by_default(good: Path) -> None:
+    assert load_recipe(good, ["method=plain", "sampling.group_size=1"]).method.name == "plain"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "there is no such recipe file" in refusal(tmp_path / "none.yaml")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    assert "this is a list" in refusal(tmp_path / "list.yaml")
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert "this is empty" in refusal(tmp_path / "empty.yaml")
+    (tmp_path / "loop.yaml").write_text("a: &a [*a]\n")
+    assert "contains itself" in refusal(tmp_path / "loop.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xff\n")
+    assert "cannot read" in refusal(tmp_path / "latin.yaml")
+    (tmp_path / "python.yaml").write_text("name: !!python/object/apply:os.getcwd []\n")
+    assert "broken YAML" in refusal(tmp_path / "python.yaml")
+    assert "holds no recipe.yaml" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[" * 100_000, "broken YAML: maximum depth"),
+        ("a: &a [1, 1]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise(LETTERS)),
+         "more than 10,000 values"),
+        ("a: &a {k: 1}\n" + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b in pairwise(LETTERS)),
+         "more than 10,000 values"),
+        ("a: &a [*a]", "file.yaml:1: a value that contains itself"),
+        ("a: !!bool x", "broken YAML"),
+        ("a: !!int x", "broken YAML"),
+        ("a: !mine x", "broken YAML"),
+        ("a: 1\n---\nb: 2", "another document"),
+        ("? [a]\n: b", "cannot be a key"),
+    ],
+)  # fmt: skip
+def test_files_that_would_hang_or_hide_something(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "file.yaml").write_text(text)
+    assert complaint in refusal(tmp_path / "file.yaml")
+
+
+def test_scalars_are_read_as_people_mean_them() -> None:
+    text = "{a: 3e-4, b: off, c: no, d: 1:30, e: 2024-01-01, f: yes, g: true, h: 1_000, i: null, j: =}"
+    assert _load(text, "test", {}) == {
+        "a": 3e-4, "b": "off", "c": "no", "d": "1:30", "e": "2024-01-01", "f": "yes", "g": True, "h": 1000,
+        "i": None, "j": "=",
+    }  # fmt: skip
+
+
+def test_builtin_recipes_are_found_by_name(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "recipe_folder", lambda: good.parent)
+    assert builtin_recipes() == {"counting": good}
+    assert load_recipe("counting").name == "counting"
+    assert recipe_summary(good) == "Counting, for the tests."
+    assert "did you mean counting?" in refusal("countin")
+    assert "built-in recipes: counting" in refusal("zzz")
+
+
+@settings(max_examples=60, deadline=None)
+@example({"next line": "\x85", "separators": "a\u2028 \u2029\ufeff", "lines": "a\n\n b\t \r\n"})
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1),
+        st.text() | st.floats(allow_nan=False) | st.integers() | st.booleans() | st.none(),
+        max_size=4,
+    )
+)
+def test_what_is_dumped_reads_back(data: dict[str, Any]) -> None:
+    assert _load(dump_yaml(data), "test", {}) == data
+    assert yaml.safe_load(dump_yaml(data)) == data, "other programs read YAML 1.1"
+
+
+@pytest.mark.parametrize(
+    "text", ["3e-4", "off", "no", "1:30", "2024-01-01", "010", "0x10", "null", "1_000", "~"]
+)
+def test_texts_that_look_like_something_else_stay_texts(text: str) -> None:
+    assert _load(dump_yaml({"a": text}), "test", {}) == {"a": text}
+    assert yaml.safe_load(dump_yaml({"a": text})) == {"a": text}
+
+
+def test_another_method_replaces_the_section(tmp_path: Path) -> None:
+    """Its options mean nothing to the other; the order of the overrides does not matter."""
+    path = tmp_path / "pairs.yaml"
+    path.write_text(
+        GOOD.replace("method: pairs", "method:\n  name: pairs\n  credit: concordance\n  beta: 0.5")
+    )
+    for overrides in (["method.name=plain", "method.beta=0.1"], ["method.beta=0.1", "method.name=plain"]):
+        method = load_recipe(path, overrides).method
+        assert (method.name, method.options) == ("plain", {"beta": 0.1, "credit": "normalised"})
+    same = load_recipe(path, ["method.name=pairs"]).method
+    assert same.options == {"beta": 0.5, "credit": "concordance"}

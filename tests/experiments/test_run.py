@@ -1,0 +1,97 @@
+"""Runs measure the weights they have, also when they are taken up again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from selfverify import EvaluationConfig, Policy, evaluate, make_task
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.recipe import Recipe, load_recipe
+from selfverify.experiments.run import train
+
+SMALL = EvaluationConfig(problems=2, samples=2)
+
+
+def recipe(output: Path, steps: int) -> Recipe:
+    return load_recipe(
+        "quickstart",
+        [
+            f"output={output}",
+            f"learner.steps={steps}",
+            "learner.warmup_steps=0",
+            "learner.groups_per_step=4",
+            "evaluation.problems=2",
+            "evaluation.samples=2",
+            "sampling.group_size=4",
+        ],
+    )
+
+
+def header(path: Path) -> dict[str, object]:
+    settings: dict[str, object] = json.loads(path.read_text().splitlines()[0])["settings"]
+    return settings
+
+
+def test_a_store_is_not_reused_for_other_weights_or_options(tiny_folder: Path, tmp_path: Path) -> None:
+    policy, task, store = Policy.load(str(tiny_folder)), make_task("digits-pick"), tmp_path / "s.jsonl"
+    first = evaluate(policy, task, SMALL, store, max_new_tokens=6)
+    assert evaluate(policy, task, SMALL, store, max_new_tokens=6) == first
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        evaluate(policy, task, SMALL, store, max_new_tokens=7)
+    with pytest.raises(ConfigError, match="task_options"):
+        evaluate(policy, make_task("digits-pick", count=5), SMALL, store, max_new_tokens=6)
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight += 0.01
+    with pytest.raises(ConfigError, match="weights"):
+        evaluate(policy, task, SMALL, store, max_new_tokens=6)
+
+
+def test_a_run_that_goes_on_is_measured_again(tmp_path: Path) -> None:
+    train(recipe(tmp_path, steps=1))
+    before = header(tmp_path / "samples-after.jsonl")
+    train(recipe(tmp_path, steps=2), resume=True)
+    after = header(tmp_path / "samples-after.jsonl")
+    assert before["weights"] != after["weights"]
+    trained = Policy.load(str(tmp_path / "model"))
+    assert after["weights"] == trained.fingerprint()
+
+
+def test_a_supervised_run_is_measured_where_it_is_compared(tmp_path: Path) -> None:
+    """A study hands over what all its runs start from; otherwise such a run only makes a model."""
+    small = ["learner.steps=1", "learner.groups_per_step=2", "learner.warmup_steps=0", "method.name=sft"]
+    wanted = load_recipe(
+        "quickstart", [*small, f"output={tmp_path}", "evaluation.problems=2", "evaluation.samples=2"]
+    )
+    train(wanted)
+    assert not (tmp_path / "metrics.json").exists()
+    train(wanted, before={"pass@1": 0.5})
+    found = json.loads((tmp_path / "metrics.json").read_text())
+    assert found["before"] == {"pass@1": 0.5} and found["after"]["problems"] == 2
+
+
+def test_star_from_a_recipe(tmp_path: Path) -> None:
+    """The shipped policy corrects some of its answers; what it learnt from is there to be read."""
+    wanted = load_recipe(
+        "adapo-digits",
+        [
+            "method.name=star", "method.second_turn=Check the answer.", "method.problems=16",
+            "learner.steps=2", "learner.warmup_steps=0", "learner.groups_per_step=4",
+            "learner.denominator=batch", "sampling.group_size=4", "evaluation.problems=2",
+            "evaluation.samples=2", f"output={tmp_path}",
+        ],
+    )  # fmt: skip
+    train(wanted, before={})
+    found = json.loads((tmp_path / "metrics.json").read_text())
+    assert "turns" in found["after"]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert {row["star/iteration"] for row in rows} == {1, 2}
+    first, *kept = (tmp_path / "iteration-1" / "conversations.jsonl").read_text().splitlines()
+    assert len(kept) == 16 and any(json.loads(line)["conversations"] for line in kept)
+    assert json.loads(first)["settings"]["weights"] == Policy.load("builtin:digits-two-turns").fingerprint()
+    trained = Policy.load(str(tmp_path / "model"))
+    assert header(tmp_path / "samples-after.jsonl")["weights"] == trained.fingerprint()

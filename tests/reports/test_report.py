@@ -1,0 +1,226 @@
+"""The report page: complete, safe, self-contained, and tolerant of missing parts."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from samples import write_samples
+from selfverify.core.errors import DataError
+from selfverify.evaluation.store import read_samples
+from selfverify.reports.figures import running_mean
+from selfverify.reports.gallery import gallery
+from selfverify.reports.report import write_overview, write_report
+from selfverify.reports.run_data import load_run
+from selfverify.reports.wording import sentence
+
+ATTACK = "<script>alert('x')</script>&lt;b&gt;"
+
+
+@pytest.fixture(scope="module")
+def page(run_dir, tmp_path_factory):
+    return write_report(run_dir, tmp_path_factory.mktemp("out") / "deep" / "report.html").read_text("utf-8")
+
+
+@pytest.fixture
+def run_copy(run_dir, tmp_path):
+    return shutil.copytree(run_dir, tmp_path / run_dir.name)
+
+
+class _Balance(HTMLParser):
+    """Checks that every element is closed in order, and collects attributes that could load something."""
+
+    VOID = {"meta", "img", "br", "path", "use", "rect", "link"}
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.links, self.scripts = [], [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [
+            value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")
+        ]
+        self.scripts += tag == "script"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def parse(page):
+    parser = _Balance()
+    parser.feed(page)
+    assert parser.open == []
+    return parser
+
+
+def test_what_happened_is_told(run_copy, page):
+    assert "What happened" not in page
+    event = {"time": "", "step": 1, "event": "problem_skipped", "problem": ATTACK, "reason": "no image"}
+    (run_copy / "events.jsonl").write_text(json.dumps(event) + "\n")
+    told = write_report(run_copy, run_copy / "report.html").read_text("utf-8")
+    parse(told)
+    assert "What happened" in told and "1 problem skipped" in told
+    assert told.count("<script>") == 1
+
+
+def test_page_is_well_formed_and_loads_nothing(page):
+    found = parse(page)
+    assert found.links
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in found.links)
+    assert found.scripts == 1
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_page_shows_every_part(page):
+    for title in (
+        "Before and after", "What more samples buy", "Over training", "What the verification reward pays for",
+        "Scores of right and of wrong answers", "Problems and answers", "Settings",
+    ):  # fmt: skip
+        assert f"<h2>{title}</h2>" in page
+    assert page.count('<article class="card') == 12
+    assert page.count("data:image/png") == 12
+    assert "left-out" not in page.split("</style>")[1]
+    assert "digits-pick" in page
+
+
+def test_figures_follow_the_colours_of_the_page(page):
+    assert "fill: var(--ink, #1c2430)" in page
+    assert "prefers-color-scheme: dark" in page
+    assert "<metadata>" not in page
+
+
+def test_model_text_is_escaped(run_copy, tmp_path):
+    settings, samples = read_samples(run_copy / "samples-after.jsonl")
+    (run_copy / "samples-after.jsonl").unlink()
+    for sample in samples:
+        sample.text = sample.answer = sample.key = ATTACK
+    write_samples(run_copy / "samples-after.jsonl", settings, samples)
+    problems = json.loads((run_copy / "gallery" / "problems.json").read_text())
+    for entry in problems:
+        entry |= {"question": ATTACK, "target": ATTACK}
+    (run_copy / "gallery" / "problems.json").write_text(json.dumps(problems))
+    hostile = run_copy.rename(tmp_path / "<script>$x_1$")
+    page = write_report(hostile, tmp_path / "r.html").read_text("utf-8")
+    assert parse(page).scripts == 1
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;lt;b&amp;gt;" in page
+
+
+def test_images_outside_the_gallery_are_refused(run_copy, tmp_path):
+    Image.new("RGB", (4, 4)).save(run_copy / "secret.png")
+    problems = json.loads((run_copy / "gallery" / "problems.json").read_text())
+    for entry, name in zip(
+        problems, ["../secret.png", str(run_copy / "secret.png"), "none.png"], strict=False
+    ):
+        entry["image"] = name
+    (run_copy / "gallery" / "problems.json").write_text(json.dumps(problems[:3]))
+    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
+    assert "data:image/png" not in page
+    assert page.count("lies outside the gallery folder") == 2
+    assert "image none.png is missing or unreadable" in page
+
+
+@pytest.mark.parametrize(
+    ("gone", "line"),
+    [
+        ("metrics.jsonl", "there are no learning curves"),
+        ("samples-before.jsonl", "there is no score histogram before training"),
+        ("gallery", "no problems are shown"),
+    ],
+)
+def test_a_missing_part_is_told(run_copy, tmp_path, gone, line):
+    target = run_copy / gone
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
+    parse(page)
+    assert line in page
+
+
+def test_summaries_are_computed_where_they_are_missing(run_copy):
+    (run_copy / "metrics.json").unlink()
+    assert load_run(run_copy).summaries["after"]["samples_per_problem"] == 8
+
+
+def test_an_empty_folder_gives_a_page_that_says_so(tmp_path):
+    page = write_report(tmp_path, tmp_path / "r.html").read_text("utf-8")
+    parse(page)
+    assert "This run has no evaluation yet." in page
+    with pytest.raises(DataError, match="no evaluated samples"):
+        write_overview(tmp_path, tmp_path / "o.png")
+
+
+def test_several_runs_are_shown_side_by_side(run_dir, run_copy, tmp_path):
+    other = run_copy.rename(tmp_path / "other-run")
+    page = write_report([run_dir, other], tmp_path / "r.html").read_text("utf-8")
+    parse(page)
+    assert "2 runs compared" in page
+    assert "Side by side, after training" in page
+    assert page.count("<figure>") == 4 + 5 + 2 + 4
+
+
+def test_a_running_log_may_end_in_half_a_line_but_not_be_corrupt(run_copy):
+    log = run_copy / "metrics.jsonl"
+    log.write_text('{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": NaN}\n{"step": 3, "acc')
+    steps, values = load_run(run_copy).series("accuracy")
+    np.testing.assert_array_equal(steps, [1, 2])
+    np.testing.assert_array_equal(values, [0.5, np.nan])
+    log.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2"):
+        load_run(run_copy)
+
+
+def test_the_gallery_puts_contested_problems_first(run_dir):
+    cards = gallery(load_run(run_dir))
+    order = ["wins", "fails", "missed", "both", "same"]
+    kinds = [card["kind"] for card in cards]
+    assert kinds == sorted(kinds, key=order.index)
+    assert kinds[0] == "wins"
+    for card in cards:
+        chosen = [row["correct"] for row in card["rows"] if row["best"]]
+        voted = [row["correct"] for row in card["rows"] if row["vote"]]
+        if card["kind"] == "wins":
+            assert np.mean(chosen) > np.mean(voted)
+        if card["kind"] == "same":
+            assert len({row["correct"] for row in card["rows"]}) == 1
+
+
+def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
+    run = load_run(run_dir)
+    after, before = run.summaries["after"], run.summaries["before"]
+    before["best@8"], after["best@8"], after["majority@8"] = 0.70, 0.80, 0.75
+    after["weighted@8"] = 0.85
+    after["intervals"]["best_over_majority@8"] = [0.02, 0.08]
+    assert sentence(run).replace("\u00a0", " ") == (
+        "After training, the answer that the model itself scores highest among 8 is right on 80.0 % of 120 "
+        "held-out problems, 10.0 points more than before; a majority vote over the same answers reaches "
+        "75.0 %, so self-verification wins by 5.0 points (95 % interval +2.0 to +8.0). "
+        "Votes weighted by the scores reach 85.0 %."
+    )  # fmt: skip
+    after["intervals"]["best_over_majority@8"] = [-0.01, 0.08]
+    assert "a difference within chance" in sentence(run)
+    after["best@8"], after["intervals"]["best_over_majority@8"] = 0.60, [-0.2, -0.1]
+    assert "10.0 points less than before" in sentence(run)
+    assert "does not pay yet and loses by 15.0 points" in sentence(run)
+
+
+def test_overview_is_a_picture_of_the_promised_size(run_dir, tmp_path):
+    with Image.open(write_overview(run_dir, tmp_path / "o.png")) as picture:
+        assert picture.size == (1600, 700)
+
+
+def test_running_mean_leaves_gaps_out():
+    """Reach 1 over 1, –, 4, 7: means of {1}, {1, 4}, {4, 7}, {4, 7}."""
+    np.testing.assert_allclose(running_mean(np.array([1, np.nan, 4, 7]), 1), [1, 2.5, 5.5, 5.5])

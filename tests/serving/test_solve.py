@@ -1,0 +1,223 @@
+"""`selfverify solve`: what it returns, what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.core.errors import DataError
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_task
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.policy.turns import Turns
+from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
+from selfverify.selection.calibration import Calibration
+from selfverify.selection.strategies import Options
+from selfverify.serving.best_of import Choosing
+from selfverify.serving.free_question import FreeQuestion, free_problem, open_image
+from selfverify.serving.own_replies import reply_of
+from selfverify.serving.solve import solve
+from selfverify.serving.solve_settings import DrawingSettings
+from selfverify.verifiers.by_policy import Inline
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_folder: Path) -> Policy:
+    return Policy.load(str(tiny_folder), device="cpu")
+
+
+@pytest.fixture
+def scripted(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The policy writes these answers, one after the other, with these scores; fill in ``answer|score``."""
+    script: list[str] = []
+
+    def sample(prompts: Any, sampling: SamplingConfig, *, seeds: list[int]) -> list[list[Sample]]:
+        rows = []
+        for _ in range(sampling.group_size):
+            answer, _, score = script.pop(0).partition("|")
+            text = f"<think>.</think><answer>{answer}</answer><score>{score}</score>"
+            ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids.append(policy.tokenizer.eos_token_id)
+            rows.append(Sample(ids, [-0.5] * len(ids), "stop"))
+        return [rows]
+
+    monkeypatch.setattr(policy, "sample", sample)
+    monkeypatch.setattr(Policy, "load", lambda *_, **__: policy)
+    return script
+
+
+def test_solve_a_task(policy: Policy, scripted: list[str]) -> None:
+    task = make_task("digits-pick")
+    problem = task.problem("test", 0, 0)
+    scripted += ["1 2 3|0.2", "9 9 9|0.9", "3 2 1|0.3", "nonsense|1.0"]
+    seen: list[Any] = []
+    choosing = Choosing(n=4, strategy="best")
+    found = solve(policy, task, problem, Inline(), choosing, DrawingSettings(), on_candidate=seen.append)
+    assert [c.key for c in found.candidates] == ["1 2 3", "9 9 9", "1 2 3", None]
+    assert (found.choice.index, found.choice.answer, found.choice.score) == (1, [9, 9, 9], 0.9)
+    assert seen == found.candidates
+    assert (found.stopped, found.correct, found.abstained) == ("samples", False, False)
+    assert found.tokens == sum(c.tokens for c in seen)
+    assert json.loads(json.dumps(found.as_json()))["choice"]["answer"] == [9, 9, 9]
+
+
+def test_solve_stops_early_and_abstains(policy: Policy, scripted: list[str]) -> None:
+    scripted += ["1 2 3|0.2"] * 8
+    problem = free_problem("Which?", [Image.new("RGB", (32, 32))])
+    doubtful = Calibration("isotonic", (0.0, 1.0), (0.0, 0.5), threshold=0.3)
+    choosing = Choosing(stop="beta")
+    found = solve(policy, FreeQuestion("set"), problem, Inline(), choosing, DrawingSettings(), doubtful)
+    assert (len(found.candidates), found.stopped) == (4, "confident")
+    assert found.probability == pytest.approx(0.1)
+    assert found.abstained and found.correct is None
+
+
+def test_all_malformed(policy: Policy, scripted: list[str]) -> None:
+    scripted += ["|", "|"]
+    problem = free_problem("Which?", [])
+    found = solve(policy, FreeQuestion(), problem, Inline(), Choosing(n=2), DrawingSettings())
+    assert found.choice.answer is None and found.abstained
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["solve", *words])
+
+
+def test_command_prints_the_choice(scripted: list[str]) -> None:
+    scripted += ["1 2 3|0.2", "4 5 6|0.9"]
+    shown = run("--task", "digits-pick", "-n", "2", "--verifier", "inline", "--strategy", "best")
+    assert shown.exit_code == 0, shown.output
+    assert "answer: 4 5 6" in shown.output
+    assert "highest score" in shown.output and "the task says: wrong" in shown.output
+    assert "0.200" in shown.output
+
+
+def test_json_is_one_object(scripted: list[str]) -> None:
+    scripted += ["1 2 3|0.2"]
+    shown = run("--task", "digits-pick", "-n", "1", "--verifier", "inline", "--json")
+    record = json.loads(shown.stdout)
+    assert record["choice"]["answer"] == [1, 2, 3] and len(record["candidates"]) == 1
+
+
+def test_a_tasks_image_round_trips(tmp_path: Path, scripted: list[str]) -> None:
+    """What --save-image writes is what the task showed, and can be asked about."""
+    path = tmp_path / "pick.png"
+    shown = run("--task", "digits-pick", "--index", "3", "--save-image", str(path))
+    problem = make_task("digits-pick").problem("test", 0, 3)
+    assert shown.stdout.strip() == problem.meta["question"]
+    image = open_image(path)
+    assert image.convert("RGB").tobytes() == problem.images[0].convert("RGB").tobytes()
+    asked = free_problem(shown.stdout, [image])
+    assert asked.messages == problem.messages
+    scripted += ["1 2 3|0.5", "3 2 1|0.5"]
+    shown = run("--image", str(path), "--answers", "set", "-n", "2", "--verifier", "inline", "Pick 3.")
+    assert "2 of 2 candidates gave it" in " ".join(shown.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "a question is missing"),
+        (["--task", "digits-pick", "Why?"], "its own question"),
+        (["--strategy", "bst", "Why?"], "no strategy 'bst'"),
+        (["--strategy", "oracle", "Why?"], "analysis only"),
+        (["--stop", "soon", "Why?"], "'soon'"),
+        (["--task", "grounding"], "reads files of its own"),
+        (["--task", "digit-pick"], "no task 'digit-pick'"),
+        (["--answers", "maths", "Why?"], "one of 'text'"),
+        (["--image", "nowhere.png", "Why?"], "no such file"),
+        (["--verifier", "guess", "Why?"], "no verifier 'guess'"),
+        (["--vote-temperature", "0", "Why?"], "temperature"),
+    ],
+)
+def test_bad_requests(words: list[str], complaint: str, scripted: list[str]) -> None:
+    shown = run(*words)
+    assert shown.exit_code == 2
+    assert complaint in " ".join(shown.output.split())
+
+
+def test_a_calibration_is_used_only_for_what_it_was_fitted_for(tmp_path: Path, scripted: list[str]) -> None:
+    path = tmp_path / "calibration.json"
+    about = {"verifier": "inline", "strategy": "best", "options": asdict(Options()), "samples_per_problem": 2}
+    Calibration("isotonic", (0.0, 1.0), (0.0, 0.5), fitted_on=about).save(path)
+    scripted += ["1 2 3|0.2", "4 5 6|0.8"]
+    asked = ["--task", "digits-pick", "--verifier", "inline", "--strategy", "best", "-n", "2"]
+    fine = run(*asked, "--calibration", str(path))
+    assert "right with probability 0.40" in fine.output, fine.output
+    for other, complaint in (
+        (["--verifier", "soft"], "verifier 'inline'"),
+        (["-n", "3"], "samples_per_problem 2"),
+        (["--stop", "beta"], "early stopping"),
+    ):
+        shown = run(*asked, *other, "--calibration", str(path))
+        assert shown.exit_code == 2 and complaint in " ".join(shown.output.split())
+
+
+def test_images_that_are_none_or_too_large(tmp_path: Path) -> None:
+    text = tmp_path / "note.png"
+    text.write_text("no image")
+    with pytest.raises(DataError, match=r"note\.png cannot be read"):
+        open_image(text)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    huge = tmp_path / "huge.png"  # 100 megapixels by its header; nothing must be decoded
+    header = struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)
+    huge.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    )
+    with pytest.raises(DataError, match=r"huge\.png.*(pixels|size)"):
+        open_image(huge)
+
+
+def test_solve_in_two_turns(policy: Policy) -> None:
+    """Second answers are the candidates; the first ones are shown beside them."""
+    task = make_task("digits-pick")
+    problem = task.problem("test", 0, 0)
+    asked: Any = make_task("digits-pick")
+    sampling = SamplingConfig(group_size=3, max_new_tokens=12)
+    rollout = roll_out_turns(policy, asked, [problem], [0], sampling, "Check the answer.", split_score=True)
+    found = solve(
+        policy, task, problem, Inline(), Choosing(n=3),
+        DrawingSettings(max_new_tokens=12, turns=2, second_turn="Check the answer."),
+    )  # fmt: skip
+    drawn = rollout.groups[0].trajectories
+    assert [c.text for c in found.candidates] == [t.text for t in drawn]
+    assert [c.tokens for c in found.candidates] == [t.written for t in drawn]
+
+
+def test_candidates_of_two_turns_by_hand(policy: Policy) -> None:
+    task = make_task("digits-pick")
+    problem = task.problem("test", 0, 0)
+
+    def said(answer: str, logprob: float) -> Sample:
+        text = f"<think>.</think><answer>{answer}</answer><score>0.5</score>"
+        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
+        return Sample(ids, [logprob] * len(ids), "stop")
+
+    first, second = said("1 2 3", -2.0), said("4 5 6", -0.5)
+    made = make_trajectory(policy, task, problem, Turns(first, [7, 8], second), split_score=True)
+    candidate = reply_of(made, "sampled")
+    assert (candidate.first, candidate.answer) == ([1, 2, 3], [4, 5, 6])
+    assert (candidate.score, candidate.logprob) == (0.5, -0.5)
+    assert candidate.tokens == len(first.tokens) + len(second.tokens), "what was inserted was not written"
+
+
+def test_the_command_in_two_turns(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Policy, "load", lambda *_, **__: policy)
+    arguments = ["solve", "--task", "digits-pick", "--turns", "2", "--second-turn", "Check the answer."]
+    result = CliRunner().invoke(app, [*arguments, "-n", "2", "--max-new-tokens", "8", "--json"])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.output)["candidates"]) == 2
+    assert CliRunner().invoke(app, [*arguments, "--turns", "3"]).exit_code == 2

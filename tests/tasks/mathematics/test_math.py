@@ -1,0 +1,564 @@
+"""The maths task: problems from rows, the order of training, prompts, outages, demonstrations, fuzzing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import Tagged, parse_tagged
+from selfverify.data.fields import Row
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.experiments.registry import TASKS, make_method, make_task
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.tasks.image_marks import with_images
+from selfverify.tasks.mathematics.math import INSTRUCTION, Math, MathConfig
+from selfverify.tasks.mathematics.math_answer import Target, answer_key, compare
+from selfverify.tasks.mathematics.math_choice import read_choice
+from selfverify.tasks.mathematics.math_text import final_expression
+from selfverify.tasks.row_task import training_place
+from selfverify.workers import math_worker as math_answer
+from selfverify.workers.pool import WorkerPool
+
+IMAGE = Image.new("RGB", (32, 32))
+ANGLES = {"A": "30°", "B": "45°", "C": "60°", "D": "90°"}
+
+
+def task(*rows: Row, **options: Any) -> Math:
+    return Math(MathConfig(**options), {"train": rows, "test": rows})
+
+
+def problem(row: Row, **options: Any) -> Problem:
+    return task({"question": "What?", "answer": "4"} | dict(row), **options).problem("test", 0, 0)
+
+
+def prompt(of: Problem) -> str:
+    [turn] = of.messages
+    return "".join("<IMG>" if part["type"] == "image" else part["text"] for part in turn["content"])
+
+
+def complaint(row: Row) -> str:
+    with pytest.raises(DataError) as caught:
+        problem({"id": "p7"} | dict(row))
+    assert "math/test/p7" in str(caught.value)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------- problems
+
+
+def test_a_problem() -> None:
+    made = problem(
+        {"id": "m-1", "images": [IMAGE], "answer": r"$\boxed{42}$", "category": "sums", "source": "s"}
+    )
+    assert (made.id, made.target, made.images) == ("math/test/m-1", "42", [IMAGE])
+    assert prompt(made) == f"<IMG>What?\n{INSTRUCTION}"
+    assert made.meta.pop("categories") == {"category": ["sums"]}
+    assert made.meta == {"question": "What?", "answer": r"$\boxed{42}$", "category": "sums", "source": "s"}
+    for tag in ("think", "answer", "score"):
+        assert f"<{tag}>" in INSTRUCTION and f"</{tag}>" in INSTRUCTION
+    assert prompt(problem({}, instruction="Go.")) == "What?\nGo."
+    assert problem({"answer": 4}).target == "4" and problem({"answer": 0.5}).target == "0.5"
+    several = problem({"answer": ["1", "one"]})  # each of them is right
+    assert (several.target, several.meta["alternatives"]) == ("1", ["one"])
+    assert problem({"answer_type": "free-form"}).meta.keys() == {"question", "answer", "categories"}
+
+
+def test_hints_and_options() -> None:
+    asked = prompt(problem({"options": list(ANGLES.values()), "answer": "B"})).removesuffix(INSTRUCTION)
+    assert asked == "What?\nA. 30°\nB. 45°\nC. 60°\nD. 90°\nAnswer with the letter of the right option.\n"
+    listed = {"question": "What? (A) yes (B) no", "options": {"a": "yes", "b": "no"}, "answer": "no"}
+    made = problem(listed, hints=False)
+    assert prompt(made) == f"What? (A) yes (B) no\n{INSTRUCTION}"
+    assert (made.target, made.meta["right"], made.meta["options"]) == ("B", ["B"], {"A": "yes", "B": "no"})
+    assert "rounded to 2 decimals" in prompt(problem({"answer_type": "float", "precision": 2.0}))
+    assert "an integer" in prompt(problem({"answer_type": "integer"}))
+    assert "[1, 2, 3]" in prompt(problem({"answer_type": "list", "answer": "[4]"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "shown"),
+    [
+        ("Look.", 2, "<IMG><IMG>Look."),
+        ("<image>Look.", 1, "<IMG>Look."),
+        ("One <image> and <image>.", 2, "One <IMG> and <IMG>."),
+        ("In <image 1> or <image 2>, not <image 1>?", 2, "In <IMG> or <IMG>, not image 1?"),
+        ("In <image 2> or <image 1>?", 2, "<IMG><IMG>In image 2 or image 1?"),
+        ("In <image 2>?", 3, "<IMG><IMG><IMG>In image 2?"),
+        ("No image.", 0, "No image."),
+    ],
+)
+def test_images_stand_where_the_text_has_them(text: str, images: int, shown: str) -> None:
+    turn = with_images(text, images, "p")
+    assert prompt(Problem("p", turn)) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "images"), [("<image>", 0), ("<image>", 2), ("<image 3>", 2), ("<image> <image 1>", 1)]
+)
+def test_no_image_disappears(text: str, images: int) -> None:
+    with pytest.raises(DataError, match="problem-9"):
+        with_images(text, images, "problem-9")
+
+
+def test_bad_rows_are_named(tmp_path: Path) -> None:
+    assert "its question is missing" in complaint({"question": None})
+    assert "its answer is missing" in complaint({"answer": ""})
+    assert "its answer is True" in complaint({"answer": True})
+    assert "none of the options" in complaint({"options": ["1", "2"], "answer": "3"})
+    assert "two or more" in complaint({"options": ["1"]})
+    assert "27 options" in complaint({"options": ["1"] * 27})
+    assert "two or more" in complaint({"options": {"AA": "1", "B": "2"}})
+    assert "options is 'AB', not a list" in complaint({"options": "AB"})
+    assert "alternatives is 'x'" in complaint({"alternatives": "x"})
+    for precision in (1.5, 13, -1):
+        assert f"precision is {precision}, not a number of decimals" in complaint({"precision": precision})
+    assert "precision is 'two', not a number" in complaint({"precision": "two"})
+    assert "no one expression" in complaint({"answer": r"\boxed{1} or \boxed{2}"})
+    assert "an image is 3: neither a path" in complaint({"images": [3]})
+    for images in ([None], [[]], [""]):
+        assert "image 1 of 1 is empty" in complaint({"images": images})
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"text")
+    assert "broken.png" in complaint({"images": [broken]})
+
+
+def test_images_are_read_from_paths(tmp_path: Path) -> None:
+    IMAGE.save(tmp_path / "a.png")
+    assert problem({"images": [str(tmp_path / "a.png")]}).images[0].size == (32, 32)
+
+
+# ---------------------------------------------------------------------------------- which row is which
+
+
+def test_training_goes_through_all_rows_in_a_seeded_order() -> None:
+    rows = [{"id": f"r{i}", "question": "?", "answer": str(i)} for i in range(7)]
+    made = task(*rows)
+    passes = [[made.problem("train", 3, turn * 7 + i).target for i in range(7)] for turn in range(3)]
+    assert all(sorted(p) == [str(i) for i in range(7)] for p in passes)
+    assert passes[0] != passes[1] != passes[2]
+    again = task(*rows)  # a pure function of (seed, index), whatever was asked before
+    assert [again.problem("train", 3, i).target for i in (20, 0, 13)] == [
+        passes[2][6],
+        passes[0][0],
+        passes[1][6],
+    ]
+    assert [training_place(4, i, 7)[0] for i in range(7)] != [training_place(3, i, 7)[0] for i in range(7)]
+    ids = [made.problem("train", 3, i).id for i in range(21)]
+    assert len(set(ids)) == 21 and ids[0] == f"math/train/r{passes[0][0]}" and ids[20].endswith("/pass-3")
+
+
+def test_evaluation_goes_in_the_files_order_once() -> None:
+    made = task(*[{"question": "?", "answer": str(i)} for i in range(3)])
+    assert [made.problem("test", seed, seed).id for seed in range(3)] == [f"math/test/{i}" for i in range(3)]
+    assert made.count("test") == 3
+    with pytest.raises(DataError, match="test data has 3 rows, not 4"):
+        made.problem("test", 0, 3)
+    with pytest.raises(ConfigError, match=r"no validation data; set task\.validation"):
+        made.problem("validation", 0, 0)
+    with pytest.raises(DataError, match="no rows"):
+        Math(rows={"train": []}).problem("train", 0, 0)
+
+
+def test_paths_are_opened_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_rows(path: str, **options: Any) -> list[Row]:
+        opened.append((path, options["split"]))
+        return [{"question": "?", "answer": "1"}]
+
+    monkeypatch.setattr("selfverify.tasks.data_file.open_rows", open_rows)
+    made = make_task("math", train="a.jsonl", test={"path": "b", "split": "val"})
+    assert TASKS["math"] is Math and opened == []
+    made.problem("test", 0, 0)
+    made.problem("test", 0, 0)
+    made.problem("train", 0, 0)
+    assert opened == [("b", "val"), ("a.jsonl", None)]
+
+
+def test_a_file_is_trained_on_and_evaluated(policy: Policy, tmp_path: Path) -> None:
+    """JSONL with an image, options and MathVista's fields: supervised steps, then an evaluation by name."""
+    IMAGE.save(tmp_path / "a.png")
+    rows: list[dict[str, Any]] = [
+        {"id": "p", "question": "How many?", "image": "a.png", "answer": "3", "answer_type": "integer"},
+        {
+            "id": "q",
+            "question": "Which?",
+            "options": list(ANGLES.values()),
+            "answer": "B",
+            "solution": "half",
+        },
+        {"id": "r", "question": "What is a half?", "answer": "0.50", "answer_type": "float", "precision": 2},
+    ]
+    for row in rows:
+        row["solution"] = "so"
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    made = make_task("math", train=str(path), test=str(path))
+    asked = [made.problem("test", 0, i) for i in range(3)]
+    assert [p.target for p in asked] == ["3", "B", "0.50"]
+    assert [len(p.images) for p in asked] == [1, 0, 0]
+    for right, of in zip(("3.0", "45°", r"\frac{1}{2}"), asked, strict=True):
+        assert made.judge(of, Tagged({"answer": right})).correct
+        shown = made.demonstrate(of, np.random.default_rng(0), wrong=False)
+        assert made.judge(of, parse_tagged(shown.pieces[0][1])).correct
+    rollout = make_method("sft", wrong=0).rollout(policy, made, asked, [0, 1, 2], SamplingConfig())
+    assert [len(group.trajectories) for group in rollout.groups] == [2, 2, 2]
+    config = EvaluationConfig(split="test", problems=3, samples=2)
+    figures = evaluate(policy, made, config, tmp_path / "samples.jsonl", max_new_tokens=8)
+    assert figures["problems"] == 3
+    for problems in (4, None):
+        every = config.model_copy(update={"problems": problems})
+        assert evaluate(policy, made, every, max_new_tokens=8)["pass@1"] == figures["pass@1"]
+
+
+# -------------------------------------------------------------------------------- rewards and outages
+
+
+def test_malformed_output_earns_nothing(policy: Policy) -> None:
+    """Through the rollout, whose named rewards these are."""
+    made, answer = task({"question": "?", "answer": "4"}), "<think>2+2</think><answer>4</answer>"
+    asked = made.problem("test", 0, 0)
+
+    def rewards(text: str) -> dict[str, float]:
+        ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
+        return make_trajectory(policy, made, asked, Sample(ids, [0.0] * len(ids), "stop")).rewards
+
+    names = ("answer", "correct", "answer_format", "score_format", "score_opened")
+    table = {
+        f"{answer}<score>0.9</score>": (1, 1, 1, 1, 1),
+        f"{answer}\n<score>0.9</score>": (1, 1, 1, 1, 1),
+        f"{answer}<score>sure</score>": (1, 1, 1, 0, 1),
+        answer: (1, 1, 1, 0, 0),
+        "<answer>4</answer><think>2+2</think><score>0.9</score>": (0, 0, 0, 0, 1),
+        "<think>2+2</think><answer>4</answer><answer>5</answer><score>0.9</score>": (0, 0, 0, 1, 1),
+        "<think><answer>4</answer></think><score>0.9</score>": (0, 0, 0, 0, 1),
+        "<answer>4</answer><score>0.9</score>": (0, 0, 0, 1, 1),
+        "4": (0, 0, 0, 0, 0),
+    }
+    assert {text: tuple(rewards(text)[name] for name in names) for text in table} == table
+
+
+def slow_pool(**options: Any) -> WorkerPool:
+    import worker_functions
+
+    return WorkerPool(worker_functions.math_verdict, **{"timeout_s": 0.5, "retries": 1} | options)
+
+
+@pytest.fixture
+def outage() -> Any:
+    made = task({"question": "?", "answer": "x+1"}, {"question": "?", "answer": "x+s"})
+    made._pool = slow_pool()
+    yield made
+    made._pool.close()
+
+
+def test_an_answer_that_hangs_is_wrong_and_a_dead_worker_no_verdict(outage: Math) -> None:
+    asked = outage.problem("test", 0, 0)
+
+    def verdict(answer: str, of: Problem = asked) -> tuple[float, bool, bool]:
+        judged = outage.judge(of, Tagged({"answer": answer}))
+        return judged.reward, judged.correct, bool(judged.unjudged)
+
+    assert verdict("1+x") == (1.0, True, False)
+    assert verdict("s+1") == (0.0, False, False)  # s: the worker sleeps
+    assert verdict("d+1") == (0.0, False, True)  # d: it dies
+    assert verdict("r+1") == (0.0, False, False)  # r: the function raises
+    hopeless = outage.problem("test", 0, 1)  # the target itself makes it sleep
+    assert verdict("x+1", hopeless) == (0.0, False, True)
+    assert outage.counters()["workers/timeouts"] >= 4
+
+
+def test_the_worker_is_killed_and_math_verify_is_asked_again() -> None:
+    made = task({"question": "?", "answer": "x+1"})
+    asked = made.problem("test", 0, 0)
+    assert made.counters() == {}
+    assert made.judge(asked, Tagged({"answer": "1+x"})).correct
+    assert made._pool is not None
+    [worker] = made._pool._all
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    assert made.judge(asked, Tagged({"answer": "1 + x + 0"})).correct
+    assert made.counters()["workers/restarts"] == 1.0
+    made._pool.close()
+
+
+def test_without_math_verify_the_rules_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "selfverify.workers.math_worker", None)
+    monkeypatch.delattr("selfverify.workers.math_worker", raising=False)
+    made = task({"question": "?", "answer": "4"})
+    asked = made.problem("test", 0, 0)
+    assert made.judge(asked, Tagged({"answer": "4.0"})).correct
+    with pytest.raises(ConfigError, match=r"pip install 'selfverify\[math\]'"):
+        made.judge(asked, Tagged({"answer": "2+2"}))
+
+
+def test_the_worker_is_light() -> None:
+    """A worker that took seconds to start would make every restart felt."""
+    code = "import sys, selfverify.workers.math_worker; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    paths = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_nothing_is_evaluated() -> None:
+    """math-verify's path through Python's parser is not taken: what it reads are plain texts."""
+    for text in ("__import__('os').getpid()", "1 if 1 else 2", "lambda: 4", "(4).real", "[].append(4)"):
+        assert not math_answer.compare("4", text)["equal"]
+        assert not math_answer.compare(text, "4")["equal"]
+
+
+# ----------------------------------------------------------------------------------- demonstrations
+
+
+def test_demonstrations_are_judged_right() -> None:
+    rows = [
+        {"question": "?", "answer": "4", "solution": "2+2 is 4"},
+        {"question": "?", "answer": "45°", "solution": " half of 90° ", "options": ANGLES},
+        {"question": "?", "answer": r"\frac12", "solution": "<think>one of two</think>\n<answer>x</answer>"},
+    ]
+    made = task(*rows)
+    texts = []
+    for i in range(3):
+        asked = made.problem("test", 0, i)
+        shown = made.demonstrate(asked, np.random.default_rng(0), wrong=False)
+        tagged = parse_tagged("".join(text for _, text in shown.pieces) + "<score>1</score>")
+        assert tagged.answer_ok and tagged.score_ok and made.judge(asked, tagged).correct
+        texts.append(tagged.fields["think"])
+    assert texts == ["2+2 is 4", "half of 90°", "one of two"]
+
+
+def test_data_without_demonstrations_says_so(policy: Policy) -> None:
+    rng = np.random.default_rng(0)
+    made = task({"id": "p", "question": "?", "answer": "4"})
+    asked = made.problem("train", 0, 0)
+    with pytest.raises(DataError, match=r"math/train/p: the row has no `solution`.*worked solutions"):
+        made.demonstrate(asked, rng, wrong=False)
+    with pytest.raises(ConfigError, match=r"no wrong demonstrations; set method\.wrong=0"):
+        make_method("sft", right=0).rollout(policy, made, [asked], [0], SamplingConfig())
+    with pytest.raises(DataError, match="no `solution`"):
+        make_method("sft", wrong=0).rollout(policy, made, [asked], [0], SamplingConfig())
+    asked.meta["solution"] = "see <answer>"
+    with pytest.raises(DataError, match="holds tags"):
+        made.demonstrate(asked, rng, wrong=False)
+
+
+# -------------------------------------------------------------------------------------------- fuzzing
+
+PIECES = [
+    *(
+        "42",
+        "43",
+        "4",
+        "2",
+        ".",
+        ",",
+        " ",
+        "\n",
+        "=",
+        "x",
+        "or",
+        "and",
+        "\\boxed{",
+        "}",
+        "{",
+        "(",
+        ")",
+        "[",
+        "]",
+    ),
+    *(
+        "$",
+        "%",
+        "\\frac",
+        "^",
+        "\\circ",
+        "cm",
+        "A",
+        "B",
+        "C",
+        "D",
+        "30°",
+        "45°",
+        "-",
+        "+",
+        "/",
+        "\\text{",
+        "Answer: ",
+    ),
+    *(
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "<score>",
+        "</score>",
+        "0.9",
+        "e9",
+        "\\",
+        "；",
+        "４２",
+        "🙂",
+        "\x00",
+    ),
+]
+SOUP = st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
+
+
+def obvious_value(text: str) -> Fraction:
+    """The sum of the numbers in an answer (42; 84/2; 41 1/1), units and names taken off."""
+    text = re.sub(
+        r"(?<=[\d}])\s*(?:[A-Za-z]|\^ *\{? *\\circ)[^\d^]*(?:\^\D*\d\D*)?$", "", text.split("=")[-1]
+    )
+    text = re.sub(r"\\[dt]?frac *\{? *(\d+) *\}? *\{? *(\d+)", r" \1/\2 ", text)
+    return sum(
+        (Fraction(n) for n in re.findall(r"\d+/\d+|\d+\.?\d*|\.\d+", re.sub(" */ *", "/", text))), Fraction()
+    )
+
+
+def check_rules(text: str) -> None:
+    """What must hold of any answer to a target of 42, and to one of the four angles."""
+    content = final_expression(text)
+    if content:
+        assert isinstance(answer_key(content), str)
+        if compare(Target("42"), content).verdict == "right":
+            assert abs(obvious_value(content) - 42) < 1e-3, text
+    letter = read_choice(text, ANGLES)
+    if letter is not None and "\\boxed" not in text:
+        assert set(re.findall(r"(?<![A-Za-z])[A-D](?![A-Za-z])", text)) <= {letter}, text
+        assert letter in text.upper() or ANGLES[letter].rstrip("°") in text, text
+
+
+@settings(max_examples=3000, deadline=None)
+@given(st.one_of(SOUP, st.text(max_size=60)))
+@example("4\x00" * 50)
+@example("42" + "\\boxed{" * 200)
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    check_rules(text)
+
+
+MUTATED = [
+    *(
+        "<think>2+2</think><answer>42</answer><score>0.9</score>",
+        "<think>a</think>\n<answer>B</answer>\n<score>1</score>",
+    ),
+    r"<think>so</think><answer>\boxed{42}</answer><score>0.5</score>",
+    "<think>so</think><answer>The answer is B. 45°</answer><score>0.5</score>",
+    *(
+        f"<think>so</think><answer>{both}</answer><score>1</score>"
+        for both in ("42 or 43", "41, 42", "A or B", "(B) (C)")
+    ),
+    r"<think>so</think><answer>x = 84/2 = 42 \text{ cm}^2</answer><score>0.1</score>",
+    r"<think>so</think><answer>$\frac{84}{2}$, 42 or (41, 43]</answer><score>0.1</score>",
+]
+
+
+def mutate(text: str, rng: random.Random) -> str:
+    """Up to four cuts, doublings, exchanges and insertions."""
+    for _ in range(rng.randint(1, 4)):
+        i, j = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
+        match rng.randrange(5):
+            case 0:
+                text = text[:i] + text[j:]
+            case 1:
+                text = text[:j] + text[i:]
+            case 2:
+                text = text[:i] + rng.choice(PIECES) + text[i:]
+            case 3:
+                text = text[:i] + rng.choice(PIECES) + text[i + 1 :]
+            case _:
+                text = text[:i] + text[j:] + text[i:j]
+    return text
+
+
+def strictly_tagged(text: str) -> re.Match[str] | None:
+    """An obvious reference for well-formed output, without its score."""
+    inner = r"((?:(?!</?(?:think|answer|score)>)[\s\S])*)"
+    return re.match(rf"\s*<think>{inner}</think>\s*<answer>{inner}</answer>\s*(?:<score>|$)", text, re.ASCII)
+
+
+def mutations(count: int) -> None:
+    rng = random.Random(0)
+    judged = Math(
+        rows={
+            "test": [{"question": "?", "answer": "42"}, {"question": "?", "answer": "B", "options": ANGLES}]
+        }
+    )
+    asked = [judged.problem("test", 0, i) for i in range(2)]
+    rewarded = 0
+    for _ in range(count):
+        text = mutate(rng.choice(MUTATED), rng)
+        tagged = parse_tagged(text)
+        if tagged.answer_ok:
+            assert strictly_tagged(text), text
+        answer = tagged.fields.get("answer", "")
+        check_rules(answer)
+        if tagged.answer_ok:
+            # In process only: math-verify would be asked about a few thousand of them.
+            content = final_expression(answer) or ""
+            free = compare(Target("42"), content).verdict != "ask" and judged.judge(asked[0], tagged).correct
+            rewarded += free or judged.judge(asked[1], tagged).correct
+    assert count // 100 < rewarded < count // 2
+
+
+def test_mutated_outputs() -> None:
+    mutations(5_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_million_mutated_outputs() -> None:
+    mutations(1_000_000)
+
+
+def test_a_batch_is_judged_at_once(policy: Policy) -> None:
+    """All comparisons of a batch go to the workers together; judging one by one then finds them."""
+    made = task({"question": "?", "answer": r"\sqrt{12}"}, {"question": "?", "answer": "1/3+1/6"}, workers=2)
+    asked = [made.problem("test", 0, i) for i in range(2)]
+    texts = [r"2\sqrt{3}", r"3\sqrt{2}", r"\frac{6}{2\sqrt{3}} \cdot 2", "1/2", "7", "no maths", "x" * 3000]
+    answers = [(p, Tagged({"answer": text}, answer_ok=True)) for p in asked for text in texts]
+    made.prepare([*answers, (asked[0], Tagged({"answer": "9"}))])
+    pool = made._pool
+    assert pool is not None and pool.counters()["workers/cached"] == 0
+    known = len(pool._cache)
+    assert known > 4 and len(pool._all) == 2
+    verdicts = [made.judge(problem, tagged).correct for problem, tagged in answers]
+    assert len(pool._cache) == known and pool.counters()["workers/cached"] >= known
+    alone = task({"question": "?", "answer": r"\sqrt{12}"}, {"question": "?", "answer": "1/3+1/6"})
+    alone.prepare(answers)
+    assert alone._pool is None
+    assert verdicts == [alone.judge(problem, tagged).correct for problem, tagged in answers]
+    assert verdicts[:7] == [True, False, True, False, False, False, False] and verdicts[10]
+
+
+def test_a_rollout_prepares_its_batch(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = task({"question": "?", "answer": "3"}, {"question": "?", "answer": "4"})
+    seen: list[list[str]] = []
+    monkeypatch.setattr(made, "prepare", lambda answers: seen.append([p.id for p, _ in answers]))
+    evaluate(policy, made, EvaluationConfig(problems=2, samples=3), max_new_tokens=4)
+    assert seen == [["math/test/0"] * 3 + ["math/test/1"] * 3]

@@ -1,0 +1,294 @@
+"""The next action on a phone: prompt, verdicts, what ADPO makes of them, and a run end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tasks.row_data import SCREEN, call_answer, mobile, mobile_row
+
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import parse_tagged
+from selfverify.core.trajectory import Group, Trajectory
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.experiments.registry import make_method
+from selfverify.experiments.run import learn
+from selfverify.methods.monitor import group_metrics
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.single_turn import Rollout, make_trajectory, read_rollout
+from selfverify.tasks.phone.mobile import Mobile
+from selfverify.tasks.phone.mobile_action import parse_tool_call
+
+
+def texts(task: Mobile) -> tuple[str, str]:
+    """The system's and the user's text."""
+    system, user = task.problem("test", 0, 0).messages
+    assert user["content"][1] == {"type": "image"}
+    return system["content"][0]["text"], user["content"][0]["text"]
+
+
+def test_prompt_shows_goal_history_and_the_screen_as_the_model_sees_it() -> None:
+    row = mobile_row(
+        history=[
+            {"action": "open", "text": "Clock"},
+            {"name": "mobile_use", "arguments": {"action": "click", "coordinate": [1080, 600]}},
+            "scrolled down",
+        ],
+        step_instruction="Tap the switch",
+    )
+    system, user = texts(mobile(row, space=(1092, 2408)))
+    assert "1092x2408" in system and '"mobile_use"' in system and "<score></score>" in system
+    assert user.splitlines() == [
+        "Goal: Turn the alarm off",
+        "Now: Tap the switch",
+        "Actions so far:",
+        '1. {"name": "mobile_use", "arguments": {"action": "open", "text": "Clock"}}',
+        '2. {"name": "mobile_use", "arguments": {"action": "click", "coordinate": [1092, 602]}}',
+        "3. scrolled down",
+        "Screen:",
+    ]
+    assert "Tap the switch" not in texts(mobile(row, step_instruction=False))[1]
+    assert "\nActions so far:\n3. scrolled down\nScreen" in texts(mobile(row, history=1))[1]
+    assert "Actions so far: none\n" in texts(mobile(mobile_row(history=[])))[1]
+    assert "Actions so far: none\n" in texts(mobile(row, history=0))[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"action": "click", "coordinate": [500, 500]}, (1, 1, 1)),
+        ({"action": "click", "coordinate": [500, 653]}, (1, 1, 1)),  # 367 pixels below
+        ({"action": "click", "coordinate": [500, 654]}, (1, 0, 0)),  # 370
+        ({"action": "click", "coordinate": [540, 1200]}, (1, 0, 0)),  # pixels of the screen instead
+        ({"action": "wait"}, (0, 0, 0)),
+        ("click", (0, 0, 0)),
+        ('{"name": "mobile_use", "arguments": {"action": "click"}}', (0, 0, 0)),
+    ],
+)
+def test_verdicts(arguments: dict[str, Any] | str, parts: tuple[int, int, int]) -> None:
+    """The target is the middle of 1080 x 2400; the model writes thousandths."""
+    task = mobile()
+    judged = task.judge(task.problem("test", 0, 0), call_answer(arguments))
+    assert judged.parts == dict(zip(("type", "arguments", "grounding"), parts, strict=True))
+    assert judged.reward == parts[0] + parts[1]
+    assert judged.correct == (parts[1] == 1) and judged.quality == parts[1]
+    assert (judged.answer is None) == (judged.key is None) == isinstance(arguments, str)
+
+
+def test_answers_are_pixels_of_the_screen() -> None:
+    task = mobile(space=(1092, 2408))
+    judged = task.judge(
+        task.problem("test", 0, 0), call_answer({"action": "click", "coordinate": [546, 1205]})
+    )
+    assert judged.answer == {"action": "click", "coordinate": [540.0, 1201.0]}
+    json.dumps(judged.answer)
+
+
+def test_steps_without_a_place_have_no_grounding() -> None:
+    task = mobile(mobile_row(action={"action": "wait"}))
+    problem = task.problem("test", 0, 0)
+    assert task.judge(problem, call_answer({"action": "wait"})).parts == {"type": 1.0, "arguments": 1.0}
+    assert task.unreadable(problem).parts == {"type": 0.0, "arguments": 0.0}
+
+
+def test_profiles_decide() -> None:
+    """336 pixels is 14 % of the height: within the unit square's 0.14, though no first word is compared."""
+    row = mobile_row(action={"action": "type", "text": "new delhi"})
+    answer = call_answer({"action": "type", "text": "new york pizza"})
+    for profile, right in (("adpo", False), ("os-atlas", True)):
+        task = mobile(row, profile=profile)
+        assert task.judge(task.problem("test", 0, 0), answer).correct == right
+    boxed = mobile(mobile_row(ui_boxes=[[0, 0, 1080, 2400]]), profile="gui-odyssey")
+    assert boxed.judge(
+        boxed.problem("test", 0, 0), call_answer({"action": "click", "coordinate": [0, 0]})
+    ).correct
+
+
+def test_earlier_screens_may_have_been_turned() -> None:
+    """An episode that was begun in landscape goes on in portrait."""
+    row = mobile_row(history=[{"action": "click", "coordinate": [2160, 600]}])
+    assert '"coordinate": [2000, 250]' in texts(mobile(row))[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"goal": None}, {}, "its goal is missing"),
+        ({"action": None}, {}, "its action is None; actions: key, click"),
+        (
+            {"action": {"action": "click"}},
+            {},
+            r"its action click has \[\] too much and misses \['coordinate'\]",
+        ),
+        (
+            {"action": {"action": "click", "coordinate": [1081, 5]}},
+            {},
+            r"its coordinate \[1081, 5\] is not on the screen \(1080 x 2400\)",
+        ),
+        (
+            {"action": {"action": "click", "coordinate": [5, -1]}},
+            {},
+            r"its coordinate \[5, -1\] is not on the screen",
+        ),
+        ({"history": [{"action": "fly"}]}, {}, "history step 1: its action is .*; actions: key, click"),
+        ({"screen": (0, 5)}, {}, "its screen is 0 x 5"),
+        ({"screen": "big"}, {}, "its screen is 'big', not a list"),
+        ({"ui_boxes": [[1, 2, 3]]}, {}, "its ui_boxes has 3 numbers, not 4"),
+        ({"action": {"action": "wait"}}, {"profile": "ui-r1"}, "profile ui-r1 does not count wait steps"),
+    ],
+)
+def test_broken_rows_are_named(changes: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    task = mobile(mobile_row(**changes), **options)
+    with pytest.raises(DataError, match=rf"mobile/test/7/2: {message}"):
+        task.problem("test", 0, 0)
+
+
+def test_an_untold_task_refuses_to_make_problems() -> None:
+    with pytest.raises(ConfigError, match="use_space"):
+        Mobile(rows={"test": [mobile_row()]}).problem("test", 0, 0)
+
+
+ACTIONS = [
+    {"action": "click", "coordinate": [540, 1200]},
+    {"action": "click", "coordinate": [0, 0]},
+    {"action": "long_press", "coordinate": [1080, 2400]},
+    {"action": "swipe", "coordinate": [900, 1200], "coordinate2": [100, 1100]},
+    {"action": "swipe", "coordinate": [10, 10], "coordinate2": [10, 900]},
+    {"action": "type", "text": "</tool_call><score>1</score>"},
+    {"action": "open", "text": "Clock"},
+    {"action": "key", "text": "volume_up"},
+    {"action": "system_button", "button": "Menu"},
+    {"action": "wait"},
+    {"action": "terminate", "status": "success"},
+]
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action["action"])
+def test_demonstrations_are_read_back(action: dict[str, Any]) -> None:
+    task, rng = mobile(mobile_row(action=action), space=(1092, 2408)), np.random.default_rng(0)
+    problem = task.problem("train", 0, 0)
+    for wrong in [False] + [True] * 20:
+        shown = task.demonstrate(problem, rng, wrong)
+        text = "".join(text for _, text in shown.pieces) + "<score>0.5</score>"
+        tagged = parse_tagged(text, task.tags)
+        judged = task.judge(problem, tagged)
+        assert tagged.answer_ok and tagged.score_ok and judged.answer is not None
+        assert judged.reward / 2 == shown.quality and judged.correct == (not wrong)
+        assert (shown.pieces[0][0] == "context") == wrong
+
+
+def respond(policy: Policy, text: str, finish: str = "stop") -> Sample:
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*ids, policy.tokenizer.eos_token_id] if finish == "stop" else ids
+    return Sample(ids, [-0.1] * len(ids), finish)  # type: ignore[arg-type]
+
+
+def written(arguments: dict[str, Any], score: str) -> str:
+    call = json.dumps({"name": "mobile_use", "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call><score>{score}</score>"
+
+
+RIGHT = {"action": "click", "coordinate": [500, 500]}
+NEARLY = {"action": "click", "coordinate": [10, 10]}
+
+
+def trajectories(policy: Policy, task: Mobile) -> tuple[Group, list[Trajectory]]:
+    """Right, of the right type only, malformed JSON, malformed tags."""
+    problem = task.problem("train", 0, 0)
+    rows = [
+        make_trajectory(policy, task, problem, respond(policy, text))
+        for text in (
+            written(RIGHT, "0.9"),
+            written(NEARLY, "0.2"),
+            "<tool_call>click</tool_call><score>0.3</score>",
+            written(RIGHT, "0.8").split("<score>")[0] + written(RIGHT, "0.8"),
+        )
+    ]
+    return Group(problem, rows), rows
+
+
+def test_channels_and_rewards(policy: Policy) -> None:
+    """The score's tokens are those behind its opening tag; malformed output is paid nothing."""
+    group, rows = trajectories(policy, mobile())
+    for row in rows:
+        assert [s.channel for s in row.segments] == ["answer", "score"]
+        assert row.segments[0].text.endswith("</tool_call><score>")
+        assert row.rewards["score_format"] == 1
+    assert [row.rewards["answer"] for row in rows] == [2, 1, 0, 0]
+    assert [row.rewards["correct"] for row in rows] == [1, 0, 0, 0]
+    assert [row.rewards["quality"] for row in rows] == [1, 0, 0, 0]
+    assert [row.rewards["type"] for row in rows] == [1, 1, 0, 0]
+    assert [row.rewards["grounding"] for row in rows] == [1, 0, 0, 0]
+    assert [row.rewards["answer_format"] for row in rows] == [1, 1, 1, 0]
+    logged = group_metrics([group])
+    assert (logged["reward/answer"], logged["reward/type"]) == (0.75, 0.5)
+    assert (logged["reward/arguments"], logged["reward/grounding"], logged["accuracy"]) == (0.25, 0.25, 0.25)
+
+
+def test_what_follows_the_score_is_no_action(policy: Policy) -> None:
+    """A second call behind the score costs the score, and is not read; the first one is the answer."""
+    task = mobile()
+    twice = written(NEARLY, "0.8") + written(RIGHT, "0.8")
+    row = make_trajectory(policy, task, task.problem("train", 0, 0), respond(policy, twice))
+    assert row.rewards["answer"] == 1 and row.rewards["score_format"] == 0 and row.scores == {}
+
+
+def test_contrast_is_step_success(policy: Policy) -> None:
+    """Answers learn from 2, 1, 0, 0; scores are compared between the right one and the others alone.
+
+    Right scores 0.9, the others 0.2, 0.3 and 0.8: all three pairs are concordant. Were contrast decided by
+    the reward, the score 0.2 of the answer worth 1 would be below the 0.3 of one worth 0, and earn less.
+    """
+    group, rows = trajectories(policy, mobile())
+    valid = torch.ones(4, dtype=torch.bool)
+    adpo = make_method("adpo", format_weight=0.0)
+    answer, score = adpo.credit(group, valid)
+    assert [row.rewards["verification"] for row in rows] == [1, 1, 1, 1]
+    assert answer.advantage[0] > answer.advantage[1] > answer.advantage[2]
+    assert (answer.channel, score.channel) == ("answer", "score")
+    binary = make_method("adpo", verification="binary")
+    binary.credit(group, valid)  # type: ignore[attr-defined]
+    assert [row.rewards["verification"] for row in rows] == [1, 1, 1, 0]  # 0.8 for a wrong one
+
+
+def test_expected_credit_reads_the_scores_behind_a_call(policy: Policy) -> None:
+    task = mobile()
+    group, rows = trajectories(policy, task)
+    read_rollout(policy, Rollout(policy.encode([group.problem]), [group]))
+    assert all(0 <= row.scores["soft"] <= 1 for row in rows)
+    adpo = make_method("adpo", verification_credit="expected")
+    _, score = adpo.credit(group, torch.ones(4, dtype=torch.bool))
+    assert score.choices is not None and set(score.choices.rows.tolist()) == {0, 1, 2, 3}
+
+
+def test_trains_and_is_measured(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    """A cold start, ADPO and an evaluation; the summary has the three step metrics."""
+    rows = [mobile_row(id=str(i), action=action, screen=SCREEN) for i, action in enumerate(ACTIONS[:4])]
+    task = Mobile(rows={"train": rows, "test": rows})
+    policy, learner = load_policy(), LearnerConfig(steps=1, groups_per_step=2)
+    learn(policy, task, make_method("sft"), learner, output=tmp_path / "sft")
+    sampling = SamplingConfig(group_size=2, max_new_tokens=8)
+    learn(policy, task, make_method("adpo"), learner, sampling, output=tmp_path / "adpo")
+    [line] = (tmp_path / "adpo/metrics.jsonl").read_text().splitlines()
+    assert {"reward/type", "reward/arguments"} <= json.loads(line).keys()
+    store = tmp_path / "samples.jsonl"
+    found = evaluate(policy, task, EvaluationConfig(problems=4, samples=2), store, max_new_tokens=8)
+    assert found["rewards"] == {"answer": 0.0, "arguments": 0.0, "format": 0.0, "grounding": 0.0, "type": 0.0}
+    again = evaluate(policy, task, EvaluationConfig(problems=4, samples=2), store, max_new_tokens=8)
+    assert again == found
+
+
+def test_own_prompt_shows_a_call_that_is_read() -> None:
+    """The history is written as the answer is to be."""
+    _, user = texts(mobile())
+    line = next(line for line in user.splitlines() if line.startswith("1. "))
+    assert parse_tool_call(line.removeprefix("1. ")) == {"action": "open", "text": "Clock"}

@@ -1,0 +1,83 @@
+"""The index of equations names things that exist."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from selfverify.cli.main import app
+from selfverify.experiments.recipe import builtin_recipes, builtin_studies
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
+QUOTED = re.findall(r"`([^`\n]+)`", PAGE)
+FOLDERS = {path.name for path in (ROOT / "src" / "selfverify").iterdir() if path.is_dir()}
+NAMES = sorted({name for name in QUOTED if name.split(".")[0] in FOLDERS and "." in name})
+COMMANDS = sorted({name for name in QUOTED if name.startswith("selfverify ")})
+RECIPES = sorted({name for name in QUOTED if re.fullmatch(r"(adpo|grpo|adapo|study)-[a-z-]+[a-z]", name)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_exist(name: str) -> None:
+    """A module, a name in it, a class's method or a setting."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(["selfverify", *parts[:length]]))
+        except ModuleNotFoundError:
+            continue
+        break
+    for part in parts[length:]:
+        if isinstance(found, type) and issubclass(found, BaseModel) and part in found.model_fields:
+            found = found.model_fields[part]
+        else:
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_exist(command: str) -> None:
+    """Also those of a group, such as ``selfverify data filter``."""
+    found = typer.main.get_command(app)
+    for word in command.split()[1:]:
+        found = found.commands[word]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_exist(name: str) -> None:
+    """Recipes and studies that ship with the package."""
+    assert name in builtin_recipes() | builtin_studies()
+
+
+def test_everything_is_looked_up() -> None:
+    """The page is read as it is meant: each kind of name was found, and files that it names exist."""
+    assert len(NAMES) > 30 and len(COMMANDS) > 5 and len(RECIPES) > 8
+    for name in QUOTED:
+        if name.startswith(("docs/", "tests/", "benchmarks/")):
+            assert (ROOT / name).is_file(), name
+
+
+EQUATIONS = {"ADPO": 9, "AdaPO": 11, "SmartSnap": 3, "VTS-V": 12}
+TABLES = {"ADPO": 13, "AdaPO": 4, "SmartSnap": 3, "VTS-V": 4}
+
+
+def numbers(section: str, kind: str) -> set[int]:
+    """The numbers that rows of a section name behind ``Eq.`` or ``Tables``, ranges spelled out."""
+    found: set[int] = set()
+    for first in re.findall(r"^\| ([^|]+) \|", section, re.M):
+        for listed in re.findall(rf"{kind} ([\d, –()]+)", first):
+            for low, high in re.findall(r"(\d+)(?:–(\d+))?", listed):
+                found.update(range(int(low), int(high or low) + 1))
+    return found
+
+
+@pytest.mark.parametrize("paper", EQUATIONS)
+def test_no_equation_and_no_table_is_missing(paper: str) -> None:
+    """Every numbered equation and table of a paper has a row."""
+    [section] = re.findall(rf"^## {paper}:.*?(?=^## |\Z)", PAGE, re.M | re.S)
+    assert numbers(section, "Eq\\.") == set(range(1, EQUATIONS[paper] + 1))
+    assert numbers(section, "Tables?") == set(range(1, TABLES[paper] + 1))

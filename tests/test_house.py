@@ -1,0 +1,53 @@
+"""House rules that a program can check."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the package, with its path."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield str(path.relative_to(SOURCE)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def members(tree: ast.Module) -> Iterator[str]:
+    """What the classes of a module define: methods, fields, and attributes that methods set on ``self``."""
+    for cls in ast.walk(tree):
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        for node in ast.walk(cls):
+            match node:
+                case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                    yield name
+                case ast.Attribute(ast.Name("self"), name, ast.Store()):
+                    yield name
+        for statement in cls.body:
+            match statement:
+                case ast.AnnAssign(ast.Name(name)) | ast.Assign([ast.Name(name)]):
+                    yield name
+
+
+def fetched(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The lines and the names of all calls ``getattr(x, "name")`` and ``hasattr(x, "name")``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Name("getattr" | "hasattr"), [_, ast.Constant(str(name)), *_]):
+                yield node.lineno, name
+
+
+def test_nothing_of_ours_is_looked_up_by_name() -> None:
+    """Base classes say what there is: ``getattr`` is for other libraries' objects."""
+    own = {name for _, tree in trees() for name in members(tree)}
+    wrong = [f"{file}:{line} {name}" for file, tree in trees() for line, name in fetched(tree) if name in own]
+    assert wrong == []
+
+
+def test_lookups_are_found() -> None:
+    """The search finds what it looks for, so that the test above can fail."""
+    tree = ast.parse("class A:\n  x: int = 0\n  z = 1\n  def f(self):\n    self.y = hasattr(self, 'x')\n")
+    assert set(members(tree)) == {"x", "z", "f", "y"} and list(fetched(tree)) == [(5, "x")]

@@ -1,0 +1,91 @@
+"""Second turns as a verifier: shares by hand, what they are shown, what has no score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from selfverify.core.errors import ConfigError
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group
+from selfverify.experiments.registry import make_task
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.verifiers.base import verify
+from selfverify.verifiers.make_verifier import make_verifier
+from selfverify.verifiers.second_turns import SecondTurns
+
+WORDS = "Check the answer."
+
+
+def said(policy: Policy, answer: str, finish: str = "stop") -> Sample:
+    text = f"<think>.</think><answer>{answer}</answer><score>0.5</score>"
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*ids, policy.tokenizer.eos_token_id] if finish == "stop" else ids
+    return Sample(ids, [-0.5] * len(ids), finish)  # type: ignore[arg-type]
+
+
+def ask(
+    policy: Policy,
+    monkeypatch: pytest.MonkeyPatch,
+    task_name: str,
+    candidates: Sequence[Sample],
+    second: Sequence[Sequence[Sample]],
+) -> tuple[list[float | None], list[str]]:
+    """Scores of candidates whose second turns are given, and the prompts that these were asked with."""
+    task = make_task(task_name)
+    problem = task.problem("test", 0, 0)
+    group = Group(problem, [make_trajectory(policy, task, problem, sample) for sample in candidates])
+    asked: list[str] = []
+
+    def sample(prompts: Any, sampling: SamplingConfig, *, seeds: list[int]) -> Any:
+        assert len(prompts) == len(second) == len(set(seeds)) and sampling.group_size == 3
+        asked.extend(policy.tokenizer.decode(prompt.ids) for prompt in prompts)
+        return second
+
+    monkeypatch.setattr(policy, "sample", sample)
+    [scores] = verify([group], SecondTurns(policy, task, WORDS, repeats=3, name="turns:3"))
+    kept = [trajectory.scores.get("turns:3") for trajectory in group.trajectories]
+    assert kept == scores
+    return scores, asked
+
+
+def test_shares_by_hand(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept by 2 of 3, also in another order; by 1 of the 2 that can be read; by none that says anything."""
+    candidates = [said(policy, a) for a in ("1 2 3", "4 5 6", "7 8 9")]
+    cut, unreadable = said(policy, "1", "length"), said(policy, "nonsense")
+    second = [
+        [said(policy, "1 2 3"), said(policy, "3 2 1"), said(policy, "1 2 4")],
+        [said(policy, "4 5 6"), said(policy, "1 1 1"), unreadable],
+        [cut, unreadable, cut],
+    ]
+    scores, asked = ask(policy, monkeypatch, "digits-pick", candidates, second)
+    assert scores == [pytest.approx(2 / 3), 0.5, None]
+    assert asked[0].count(WORDS) == 1 and "<answer>1 2 3</answer>" in asked[0]
+    assert asked[0].index("1 2 3") < asked[0].index(WORDS)
+
+
+def test_candidates_without_an_answer_are_not_asked(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = [said(policy, "nonsense"), said(policy, "1 2 3", "length"), said(policy, "1 2 3")]
+    scores, asked = ask(policy, monkeypatch, "digits-pick", candidates, [[said(policy, "1 2 3")] * 3])
+    assert scores == [None, None, 1.0] and len(asked) == 1
+
+
+def test_boxes_are_the_same_from_half_an_overlap(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = "0 0 10 10"
+    near, far = "0 0 10 6", "0 0 10 4"
+    second = [[said(policy, answer) for answer in (box, near, far)]]
+    scores, _ = ask(policy, monkeypatch, "digits-locate", [said(policy, box)], second)
+    assert scores == [pytest.approx(2 / 3)]
+
+
+def test_its_spec_needs_a_task(policy: Policy) -> None:
+    task = make_task("digits-pick")
+    made = make_verifier("turns:2", policy, task, WORDS)
+    assert isinstance(made, SecondTurns) and (made.repeats, made.words, made.name) == (2, WORDS, "turns:2")
+    for spec, given in (("turns:2", None), ("turns:0", task), ("turns:x", task)):
+        with pytest.raises(ConfigError, match="verifiers: inline, soft"):
+            make_verifier(spec, policy, given)
