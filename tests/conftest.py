@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,16 @@ from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import tiny_tokenizer, write_tiny
+
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher_left_behind() -> Iterator[None]:
+    """A launcher's variables left behind make the tests that follow train as one of several processes."""
+    before = [os.environ.get(name) for name in LAUNCHER_VARIABLES]
+    yield
+    assert [os.environ.get(name) for name in LAUNCHER_VARIABLES] == before
 
 
 @pytest.fixture(scope="session")

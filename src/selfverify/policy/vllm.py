@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -40,6 +41,7 @@ from selfverify.policy.sampling import Sample
 INSTALL = "pip install 'selfverify[vllm]'"
 BANNED = -100.0
 """vLLM's most negative logit bias: e**-100 is never drawn. JSON, which goes to a server, has no infinity."""
+_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def require_vllm() -> None:
@@ -54,6 +56,23 @@ def require_vllm() -> None:
         raise ConfigError(f"sampling.engine=vllm needs TRL ({error}): {INSTALL}") from error
     if not vllm_generation.is_vllm_available():
         raise ConfigError(f"sampling.engine=vllm needs vLLM, also to talk to a server: {INSTALL}")
+
+
+@contextmanager
+def _launcher_variables_restored() -> Iterator[None]:
+    """TRL sets a launcher's variables for vLLM, and a process with them looks like one of several.
+
+    Accelerate would then wrap its model in DDP, and so would every program that the process starts.
+    """
+    before = {name: os.environ.get(name) for name in _LAUNCHER_VARIABLES}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class VLLMEngine:
@@ -103,19 +122,20 @@ class VLLMEngine:
         model, family = self.policy.model, self.policy.loaded.family
         extra: dict[str, Any] = self.settings.model_dump(exclude={"server_timeout_s"})
         try:
-            generation = VLLMGeneration(
-                model=_Merged(model) if adapters.is_adapted(model) else model,
-                accelerator=self.accelerator,
-                # All that is asked of a processor is which token images are placed by.
-                processing_class=SimpleNamespace(image_token_id=family.placeholder(model)),
-                server_timeout=self.settings.server_timeout_s,
-                trust_remote_code=self.policy.config.trust_remote_code,
-                generation_kwargs={
-                    "stop_token_ids": sorted(self.policy.stop_tokens),
-                    "logit_bias": dict.fromkeys(self.policy.suppressed_tokens, BANNED),
-                },
-                **extra,
-            )
+            with _launcher_variables_restored():
+                generation = VLLMGeneration(
+                    model=_Merged(model) if adapters.is_adapted(model) else model,
+                    accelerator=self.accelerator,
+                    # All that is asked of a processor is which token images are placed by.
+                    processing_class=SimpleNamespace(image_token_id=family.placeholder(model)),
+                    server_timeout=self.settings.server_timeout_s,
+                    trust_remote_code=self.policy.config.trust_remote_code,
+                    generation_kwargs={
+                        "stop_token_ids": sorted(self.policy.stop_tokens),
+                        "logit_bias": dict.fromkeys(self.policy.suppressed_tokens, BANNED),
+                    },
+                    **extra,
+                )
             client = getattr(generation, "vllm_client", None)
             mode = client.get_server_info()["model_config"]["logprobs_mode"] if client else None
         except Exception as error:
