@@ -38,8 +38,7 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.trajectory import Group
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.metrics import accuracy
-from selfverify.evaluation.sample_table import SampleTable
+from selfverify.evaluation.metrics import SampleTable, accuracy
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy

@@ -10,10 +10,8 @@ import pytest
 from PIL import Image
 
 from known_answers import GROUNDED, Answers, grounding_rows, judged
-from selfverify.evaluation.breakdown import breakdown
-from selfverify.evaluation.choices import choices
-from selfverify.evaluation.metrics import curves, summarise
-from selfverify.evaluation.sample_table import SampleTable
+from selfverify.evaluation.breakdown import breakdown, choices
+from selfverify.evaluation.metrics import SampleTable, curves, summarise
 from selfverify.tasks.base import Task
 from selfverify.tasks.mathematics.math import Math
 from selfverify.tasks.phone.mobile import Mobile, MobileConfig
@@ -143,14 +141,14 @@ def test_choices_agree_with_the_curves(kind: str) -> None:
     ]
     rows_, problems = judged(task, answers)
     boxes = {p.id: p.target for p in problems.values()} if kind == "boxes" else None
-    expected = curves(SampleTable.from_samples(rows_), boxes)
-    chosen = choices(rows_, task, problems)
+    table = SampleTable.from_samples(rows_, target_boxes=boxes)
+    expected, chosen = curves(table), choices(table, task, problems).found
     for rule, curve in expected.items():
         if (rule, 1) in chosen:
             assert curve == pytest.approx(
                 [chosen[rule, n]["correct"].value.mean() for n in range(1, 10)], abs=1e-12
             )
-    assert summarise(rows_, boxes, n=50)["best@9"] == pytest.approx(expected["best"][8])  # type: ignore[index]
+    assert summarise(rows_, boxes)["best@9"] == pytest.approx(expected["best"][8])  # type: ignore[index]
 
 
 def test_unreadable_boxes_alone_cover_nothing() -> None:

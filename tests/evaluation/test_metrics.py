@@ -9,10 +9,16 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from selected import majority_weights, weighted_weights
 from selfverify.core.errors import DataError
-from selfverify.evaluation.bootstrap import bootstrap_interval, mean_statistic, on_all
-from selfverify.evaluation.metrics import accuracy, curves, paired_difference, spread, summarise
-from selfverify.evaluation.ranking import auc_statistic, average_precision_statistic, within_problem_auc
-from selfverify.evaluation.sample_table import SampleTable
+from selfverify.evaluation.metrics import SampleTable, accuracy, curves, paired_difference, summarise
+from selfverify.evaluation.statistics import (
+    auc_statistic,
+    average_precision_statistic,
+    bootstrap_interval,
+    mean_statistic,
+    on_all,
+    spread,
+    within_problem_auc,
+)
 from selfverify.evaluation.store import StoredSample
 from selfverify.selection.candidates import Candidates
 from selfverify.selection.rules import (
@@ -156,7 +162,7 @@ def test_strategies_of_subsets_use_the_registry():
     keys = np.where(correct > 0, "right", rng.choice(["a", "b"], correct.shape))
     samples = samples_of(score, correct, keys)
     table = SampleTable.from_samples(samples)
-    found = summarise(samples, n=20)
+    found = summarise(samples)
     weighted = (weighted_weights(table.keys, score) * correct).sum(-1)
     frequent = (best_of_majority_weights(table.keys, score) * correct).sum(-1)
     assert found["weighted@6"] == pytest.approx(weighted.mean())
@@ -192,13 +198,12 @@ def test_weighted_statistics_equal_sklearn_on_repeated_problems():
 
 def test_bootstrap_interval_of_a_mean():
     """100 problems, 36 right: standard error √(.36·.64/100) = .048, so about .36 ± .094."""
-    low, high = bootstrap_interval(np.repeat([1.0, 0.0], [36, 64]))
+    statistic = mean_statistic(np.repeat([1.0, 0.0], [36, 64]))
+    low, high = bootstrap_interval(statistic, 100)
     assert low == pytest.approx(0.266, abs=0.02)
     assert high == pytest.approx(0.454, abs=0.02)
-    assert bootstrap_interval(np.repeat([1.0, 0.0], [36, 64])) == (low, high)
-    assert bootstrap_interval(np.full(10, NAN)) is None
-    with pytest.raises(ValueError, match="number of problems"):
-        bootstrap_interval(mean_statistic([1.0]))
+    assert bootstrap_interval(statistic, 100) == [low, high]
+    assert bootstrap_interval(mean_statistic(np.full(10, NAN)), 10) is None
 
 
 def test_paired_difference_uses_the_same_problems():
@@ -225,7 +230,7 @@ def test_paired_difference_names_the_problems_that_differ():
 
 def test_summary_has_the_promised_keys_and_agrees_with_sklearn():
     score, correct = arrays(problems=40, total=8)
-    found = summarise(samples_of(score, correct), n=200)
+    found = summarise(samples_of(score, correct))
     kept = ~np.isnan(score)
     assert found["pass@1"] == pytest.approx(correct.mean())
     assert found["best@8"] == pytest.approx(best_of_n(score, correct).mean())
@@ -244,12 +249,12 @@ def test_summary_has_the_promised_keys_and_agrees_with_sklearn():
 
 @pytest.mark.parametrize("correct", [0.0, 1.0])
 def test_what_cannot_be_measured_is_none(correct):
-    found = summarise(samples_of(np.full((3, 2), NAN), np.full((3, 2), correct)), n=50)
+    found = summarise(samples_of(np.full((3, 2), NAN), np.full((3, 2), correct)))
     for name in ("auc", "ap", "within_problem_auc", "best@2", "score_mean", "score_std", "score_spread"):
         assert found[name] is None, name
     assert found["curves"]["best"] is None
     json.dumps(found, allow_nan=False)
-    found = summarise(samples_of(np.full((3, 2), 0.5), np.full((3, 2), correct)), n=50)
+    found = summarise(samples_of(np.full((3, 2), 0.5), np.full((3, 2), correct)))
     assert (found["auc"], found["ap"], found["intervals"]["ap"], found["best@2"]) == (
         None,
         None,
@@ -274,11 +279,11 @@ def test_boxes_vote_by_clusters_and_need_targets():
         StoredSample("p", k, "", box, None, right, {"answer": 1.0}, {"soft": 0.5}, 1, None, "stop", 0)
         for k, (box, right) in enumerate(zip(answers, correct, strict=True))
     ]
-    found = summarise(samples, {"p": [0, 0, 10, 1]}, n=20)
+    found = summarise(samples, {"p": [0, 0, 10, 1]})
     assert found["majority@3"] == 1
     assert found["pass@1"] == pytest.approx(2 / 3)
     assert found["format_rate"] is None
-    without = summarise(samples, n=20)
+    without = summarise(samples)
     assert without["majority@3"] is None
     assert without["curves"]["majority"] is None
     with pytest.raises(DataError, match=r"no target box for 1 problems, such as \['p'\]"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.evaluation.transitions import transitions
+from selfverify.evaluation.statistics import transitions
 
 
 def test_by_hand() -> None:

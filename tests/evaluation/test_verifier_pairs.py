@@ -34,9 +34,7 @@ def test_cells_are_the_metrics():
     def kind(problem):
         return problem.split("/")[0]
 
-    cells = matrix(
-        {"a": first, "b": second[::-1]}, ["soft", "judge"], category=lambda p: p.split("/")[0], draws=50
-    )
+    cells = matrix({"a": first, "b": second[::-1]}, ["soft", "judge"], category=lambda p: p.split("/")[0])
     rows = {(c.generator, c.verifier, c.n, c.category): c for c in cells}
     # N = 1 once per generator, N = 4 by majority and two verifiers; 8 and 12 were not sampled. 3 categories.
     assert len(cells) == 2 * (1 + 3) * 3

@@ -53,7 +53,7 @@ def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
         assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-6))
     for row, score in zip(rows, straight, strict=True):
         row.scores["judge"] = score
-    assert {c.verifier for c in matrix({"g": rows}, ["judge"], sizes=(1, 2), draws=10)} == {
+    assert {c.verifier for c in matrix({"g": rows}, ["judge"], sizes=(1, 2))} == {
         "none", "majority", "judge"
     }  # fmt: skip
 

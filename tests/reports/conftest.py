@@ -80,7 +80,7 @@ def build_run(folder: Path, seed=0, gain=0.3, problems=120, steps=120) -> Path:
     for stage, accuracy, separation in (("before", 0.52, 0.08), ("after", 0.58, 0.08 + gain)):
         samples = [s for group in _samples(entries, accuracy, separation, seed + 1) for s in group]
         write_samples(folder / f"samples-{stage}.jsonl", settings, samples)
-        summaries[stage] = summarise(samples, n=400)
+        summaries[stage] = summarise(samples)
     (folder / "metrics.json").write_text(json.dumps(summaries | {"settings": settings}))
     rng = np.random.default_rng(seed)
     with (folder / "metrics.jsonl").open("w") as log:

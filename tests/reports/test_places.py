@@ -139,7 +139,7 @@ def test_figures_and_categories_are_tabulated(tmp_path: Path) -> None:
     task = Grounding(rows={"test": grounding_rows()})
     rows, problems = judged(task, GROUNDED)
     boxes = {problem.id: problem.target for problem in problems.values()}
-    summary = summarise(rows, boxes, n=20) | breakdown(rows, task, problems)
+    summary = summarise(rows, boxes) | breakdown(rows, task, problems)
     (tmp_path / "metrics.json").write_text(json.dumps({"after": summary, "settings": {}}))
     write_samples(tmp_path / "samples.jsonl", {}, rows)
     page = write_report(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8")
@@ -147,7 +147,7 @@ def test_figures_and_categories_are_tabulated(tmp_path: Path) -> None:
     table = {(row["part"], row["figure"]): row for row in tabulate(summary)}
     assert table["category: short", "accuracy"]["problems"] == 1
     assert table["all", "box_giou"]["best@2"] == pytest.approx((1 / 3 + 0.5) / 2)
-    assert tabulate(summarise(rows, boxes, n=20)) == []
+    assert tabulate(summarise(rows, boxes)) == []
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "F", "LA"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from matplotlib.figure import Figure
 from samples import sample, write_samples
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
+from selfverify.evaluation.breakdown import columns_of, turns_by_category
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.metrics import summarise
+from selfverify.evaluation.metrics import SampleTable, summarise
 from selfverify.evaluation.store import CORRECT_1, StoredSample
-from selfverify.evaluation.transitions import turns_by_category
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.reports.figures import PALETTE, Bubble, draw_bubbles, svg
@@ -52,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
     summaries = {}
     for stage, found in (("before", answers(copied)), ("after", answers())):
         write_samples(tmp_path / f"samples-{stage}.jsonl", {}, found)
-        summaries[stage] = summarise(found) | {"turns_by_category": turns_by_category(found, CATEGORIES)}
+        summaries[stage] = summarise(found) | {"turns_by_category": by_category(found)}
     (tmp_path / "metrics.json").write_text(json.dumps(summaries | {"settings": {"seed": 0}}))
     steps = [{"step": k, "turns/acc@t1": 0.5, "turns/acc@t2": 0.1 * k} for k in (1, 2, 3)]
     steps[1] |= {"eval/turns/acc@t1": 0.4, "eval/turns/acc@t2": 0.45}
@@ -63,15 +64,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def by_category(
+    samples: list[StoredSample], categories: dict[str, dict[str, list[str]]] = CATEGORIES
+) -> dict[str, Any]:
+    table = SampleTable.from_samples(samples)
+    return turns_by_category(table, columns_of([categories.get(p, {}) for p in table.problems]))
+
+
 def test_categories_by_hand() -> None:
-    found = turns_by_category(answers(), CATEGORIES)["subject"]
+    found = by_category(answers())["subject"]
     assert list(found) == ["angles", "areas"]
     angles = found["angles"]
     assert angles["problems"] == 2 and angles["acc@t1"] == 5 / 8 and angles["acc@t2"] == 4 / 8
     assert (angles["0->1"], angles["1->0"], angles["delta"]) == (2 / 8, 3 / 8, -1 / 8)
     assert (angles["corrected"], angles["spoiled"]) == (2 / 3, 3 / 5)
     one_turn = [sample("corrects", 0, True, 0.5)]
-    assert turns_by_category(one_turn, CATEGORIES) == {} == turns_by_category(answers(), {})
+    assert by_category(one_turn) == {} == by_category(answers(), {})
 
 
 def test_an_evaluation_has_them(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

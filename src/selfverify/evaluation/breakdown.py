@@ -1,33 +1,50 @@
-"""A task's own figures, and accuracy and these figures by category, for every strategy and N."""
+"""A task's own figures, and all figures by category, for every strategy and N.
+
+A strategy's choice among N of G samples is a mixture of samples, whose components are stored, or, where votes
+over boxes make a box of their own, of boxes that nobody wrote, whose components the task is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfverify.core.problem import Problem
-from selfverify.evaluation.bootstrap import bootstrap_interval, on_all, ratio_statistic
-from selfverify.evaluation.choices import CORRECT, Chosen, choices
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.metrics import HEADLINE, SampleTable
+from selfverify.evaluation.statistics import (
+    Statistic,
+    bootstrap_interval,
+    on_all,
+    ratio_statistic,
+    transitions,
+)
+from selfverify.evaluation.store import CORRECT_1, StoredSample
+from selfverify.selection.rules import Floats, box_iou
 from selfverify.selection.strategies import STRATEGIES
+from selfverify.selection.subsets import blocks, mixtures
 from selfverify.tasks.base import Metric, Task
 
+CORRECT = "correct"
+"""The component that every answer has."""
 ACCURACY = Metric("accuracy", CORRECT)
 WITH_INTERVAL = ("pass@1", "majority", "best")
-MOST_VALUES = 64
-"""A column with more different values than this is no category."""
 
 Figure = dict[str, dict[str, Any]]
 """``curves``: for each strategy a value for each N = 1..G. ``intervals``: 95 % intervals at N = G."""
 
+Columns = Mapping[str, Mapping[str, NDArray[np.bool_]]]
+"""Which of the problems ``[P]`` belong to each category, by column and value."""
 
-def breakdown(
-    samples: Sequence[StoredSample], task: Task, problems: Mapping[str, Problem], seed: int = 0
-) -> dict[str, Any]:
-    """Return ``metrics`` and ``categories`` of a sample set, as far as there are any.
+Choice = tuple[str, int]
+"""What chooses, by its `Strategy.figure`, and N."""
+
+
+def breakdown(samples: Sequence[StoredSample], task: Task, problems: Mapping[str, Problem]) -> dict[str, Any]:
+    """Return ``turns_by_category``, ``metrics`` and ``categories`` of a sample set, as far as there are any.
 
     ``metrics`` has the task's figures by name; ``categories`` has the number of problems, ``accuracy`` and
     the task's figures by column and value. A `Metric` is the mean of the expected component over the problems
@@ -39,72 +56,185 @@ def breakdown(
         task: Says what is measured (`Task.metrics`).
         problems: The problems by id, with or without images. ``meta["categories"]`` has lists of values by
             column.
-        seed: Draws the bootstrap and the subsets.
     """
-    names = list(dict.fromkeys(sample.problem for sample in samples))
-    columns = _columns([problems[name] for name in names])
+    asked = [problems[name] for name in dict.fromkeys(sample.problem for sample in samples)]
+    columns = columns_of([problem.meta.get("categories", {}) for problem in asked])
     if not task.metrics and not columns:
         return {}
-    chosen = choices(samples, task, problems, seed)
-    found: dict[str, Any] = {}
-    figures = (ACCURACY, *task.metrics)
-    if task.metrics:
-        found["metrics"] = _figures(chosen, task.metrics, np.ones(len(names), dtype=bool), seed)
-    if columns:
-        found["categories"] = {
+    table = SampleTable.from_samples(samples)
+    chosen = choices(table, task, problems)
+    found = {
+        "turns_by_category": turns_by_category(table, columns),
+        "metrics": _figures(chosen, task.metrics, np.ones(len(asked), dtype=bool)),
+        "categories": {
             column: {
-                value: {
-                    "problems": int(mask.sum()),
-                    **_figures(chosen, figures, mask, seed),
-                }
+                value: {"problems": int(mask.sum()), **_figures(chosen, (ACCURACY, *task.metrics), mask)}
                 for value, mask in masks.items()
             }
             for column, masks in columns.items()
-        }
-    return found
+        },
+    }
+    return {name: part for name, part in found.items() if part}
 
 
-def _columns(rows: Sequence[Problem]) -> dict[str, dict[str, NDArray[np.bool_]]]:
-    """Return which of the problems ``[P]`` have each value of each column."""
+def columns_of(categories: Sequence[Mapping[str, Sequence[str]]]) -> Columns:
+    """Return the `Columns` of problems ``[P]``, of which each has lists of values by column."""
     places: dict[str, dict[str, list[int]]] = {}
-    for place, problem in enumerate(rows):
-        for column, values in problem.meta.get("categories", {}).items():
+    for place, own in enumerate(categories):
+        for column, values in own.items():
             for value in values:
                 places.setdefault(column, {}).setdefault(value, []).append(place)
     return {
-        column: {value: np.isin(np.arange(len(rows)), own) for value, own in sorted(of.items())}
+        column: {value: np.isin(np.arange(len(categories)), own) for value, own in sorted(of.items())}
         for column, of in places.items()
-        if len(of) <= MOST_VALUES
     }
 
 
-def _figures(
-    chosen: Chosen, metrics: Sequence[Metric], mask: NDArray[np.bool_], seed: int
-) -> dict[str, Figure]:
-    found = {metric.name: _figure(chosen, metric, mask, seed) for metric in metrics}
+def turns_by_category(table: SampleTable, columns: Columns) -> dict[str, Any]:
+    """Return `transitions` of each category's samples and its number of ``problems``, by column and value.
+
+    The result is empty where answers have one turn, or problems no categories.
+    """
+    if CORRECT_1 not in table.rewards:
+        return {}
+    first, second = table.rewards[CORRECT_1] > 0, table.correct > 0
+    return {
+        column: {
+            value: {"problems": int(mask.sum()), **transitions(first[mask].ravel(), second[mask].ravel())}
+            for value, mask in masks.items()
+        }
+        for column, masks in columns.items()
+    }
+
+
+@dataclass(slots=True)
+class Expected:
+    """One component of the choices, per problem ``[P]``.
+
+    Args:
+        value: The expectation of the component, counting 0 where the choice lacks it.
+        present: The probability that the choice has the component.
+    """
+
+    value: Floats
+    present: Floats
+
+
+@dataclass(slots=True)
+class Choices:
+    """Expected components of what is chosen, on average over the size-N subsets of the samples.
+
+    Args:
+        problems: P.
+        found: The expectations by what chooses and by the component's name.
+    """
+
+    problems: int
+    found: dict[Choice, dict[str, Expected]] = field(default_factory=dict)
+
+    def add(self, choice: Choice, rows: slice | int, share: Floats, parts: Mapping[str, Floats]) -> None:
+        """Note what is chosen for some problems.
+
+        Args:
+            choice: What chooses.
+            rows: The problems.
+            share: The probabilities ``[..., M]`` of what can be chosen.
+            parts: The components ``[..., M]`` of that by name; NaN where it lacks one.
+        """
+        of = self.found.setdefault(choice, {})
+        for name, values in parts.items():
+            known = ~np.isnan(values)
+            expected = of.setdefault(name, Expected(np.zeros(self.problems), np.zeros(self.problems)))
+            expected.value[rows] = (share * np.where(known, values, 0.0)).sum(-1)
+            expected.present[rows] = (share * known).sum(-1)
+
+
+def choices(table: SampleTable, task: Task, problems: Mapping[str, Problem]) -> Choices:
+    """Expected components of what each strategy chooses, for N = 1..G.
+
+    Strategies that need scores are left out where there are none. Components are `CORRECT`, each sample's
+    rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer, whatever is
+    measured of it.
+
+    Args:
+        table: The samples.
+        task: Measures boxes that votes made (`Task.answer_parts`).
+        problems: The problems by id; their images are not needed.
+    """
+    count, total = table.correct.shape
+    candidates = table.candidates(HEADLINE)
+    if candidates.boxes is None and task.kind == "continuous":
+        candidates = replace(candidates, boxes=np.full((count, total, 4), np.nan))  # not one could be read
+    scored = not np.isnan(candidates.score).all()
+    strategies = [s for s in STRATEGIES.values() if scored or s.needs != "score"]
+    stored = table.rewards | {CORRECT: table.correct}
+    result = Choices(count)
+    for block in blocks(count):
+        part = candidates.rows(block)
+        chosen = {
+            (strategy.figure, n): mixture
+            for n in range(1, total + 1)
+            for strategy, mixture in zip(strategies, mixtures(strategies, part, n), strict=True)
+        }
+        parts = {name: values[block].copy() for name, values in stored.items()}
+        if part.boxes is not None:
+            votes = {choice: mixture for choice, mixture in chosen.items() if mixture.boxes is not None}
+            for place, name in enumerate(table.problems[block]):
+                made = {choice: mixture.likely(place) for choice, mixture in votes.items()}
+                own, *voted = _measure(task, problems[name], part.boxes[place], made)
+                for (choice, (share, _)), measured in zip(made.items(), voted, strict=True):
+                    result.add(choice, block.start + place, share, measured)
+                for component, values in own.items():
+                    parts.setdefault(component, np.full(part.keys.shape, np.nan))[place] = values
+        for choice, mixture in chosen.items():
+            if mixture.boxes is None:
+                result.add(choice, block, mixture.probability, parts)
+    return result
+
+
+def _measure(
+    task: Task, problem: Problem, boxes: Floats, made: Mapping[Choice, tuple[Floats, Floats]]
+) -> list[dict[str, Floats]]:
+    """Return the components of the samples' boxes ``[G, 4]`` and of each vote's boxes ``[M, 4]``.
+
+    One call measures all boxes of a problem, since its mask may have to be drawn for it.
+    """
+    groups = [boxes, *(voted for _, voted in made.values())]
+    found = task.answer_parts(problem, np.concatenate(groups))
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    split = {name: np.split(values, ends) for name, values in found.items()}
+    measured = [{name: values[i] for name, values in split.items()} for i in range(len(groups))]
+    for group, parts in zip(groups[1:], measured[1:], strict=True):
+        parts[CORRECT] = (box_iou(group, problem.target) > 0.5).astype(np.float64)
+    return measured
+
+
+def _figures(chosen: Choices, metrics: Sequence[Metric], mask: NDArray[np.bool_]) -> dict[str, Figure]:
+    found = {metric.name: _figure(chosen, metric, mask) for metric in metrics}
     return {name: figure for name, figure in found.items() if figure["curves"]}
 
 
-def _figure(chosen: Chosen, metric: Metric, mask: NDArray[np.bool_], seed: int) -> Figure:
+def _figure(chosen: Choices, metric: Metric, mask: NDArray[np.bool_]) -> Figure:
     """Return a figure of the problems in ``mask``, without the strategies of which nothing is known."""
     figure: Figure = {"curves": {}, "intervals": {}}
-    problems, most = int(mask.sum()), max(n for _, n in chosen)
+    problems, most = int(mask.sum()), max(n for _, n in chosen.found)
     for rule in (strategy.figure for strategy in STRATEGIES.values()):
-        curve: list[float | None] = []
-        for n in range(1, most + 1):
-            parts = chosen.get((rule, n), {})
-            part, over = parts.get(metric.part), parts.get(metric.over or metric.part)
-            if part is None or over is None:
-                break
-            statistic = ratio_statistic(part.value[mask], (over.value if metric.over else part.present)[mask])
-            value = on_all(statistic, problems)
-            curve.append(None if np.isnan(value) else value)
-            if n == most and rule in WITH_INTERVAL:
-                interval = bootstrap_interval(statistic, problems, seed=seed)
-                figure["intervals"] |= {rule: list(interval)} if interval else {}
-        if any(value is not None for value in curve):
-            figure["curves"][rule] = curve
+        found = [_statistic(chosen.found.get((rule, n), {}), metric, mask) for n in range(1, most + 1)]
+        values = [on_all(statistic, problems) for statistic in found if statistic is not None]
+        if not np.isnan(values).all():
+            figure["curves"][rule] = [None if np.isnan(value) else value for value in values]
+        if rule in WITH_INTERVAL and found[-1] is not None:
+            interval = bootstrap_interval(found[-1], problems)
+            figure["intervals"] |= {rule: interval} if interval else {}
     return figure
+
+
+def _statistic(parts: Mapping[str, Expected], metric: Metric, mask: NDArray[np.bool_]) -> Statistic | None:
+    """Return a metric of the problems in ``mask``; None where the choices have no such components."""
+    part, over = parts.get(metric.part), parts.get(metric.over or metric.part)
+    if part is None or over is None:
+        return None
+    return ratio_statistic(part.value[mask], (over.value if metric.over else part.present)[mask])
 
 
 SHOWN = tuple(STRATEGIES[name] for name in ("first", "majority", "best", "oracle"))
@@ -116,21 +246,20 @@ def tabulate(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     The parts are all problems and the categories, ``COLUMN: VALUE``. There are no rows without a `breakdown`.
     """
-    total = summary.get("samples_per_problem", 0)
-    parts: dict[str, tuple[int, dict[str, Figure]]] = {}
-    if summary.get("metrics"):
-        parts["all"] = summary["problems"], summary["metrics"]
+    parts = {"all": (summary.get("metrics") or {}) | {"problems": summary.get("problems")}}
     for column, values in (summary.get("categories") or {}).items():
-        for value, found in values.items():
-            figures = {name: figure for name, figure in found.items() if name != "problems"}
-            parts[f"{column}: {value}"] = found["problems"], figures
+        parts |= {f"{column}: {value}": found for value, found in values.items()}
     return [
         {
             "part": part,
-            "problems": problems,
+            "problems": found["problems"],
             "figure": name,
-            **{rule.at(total): figure["curves"].get(rule.figure, [None])[-1] for rule in SHOWN},
+            **{
+                rule.at(summary["samples_per_problem"]): figure["curves"].get(rule.figure, [None])[-1]
+                for rule in SHOWN
+            },
         }
-        for part, (problems, figures) in parts.items()
-        for name, figure in figures.items()
+        for part, found in parts.items()
+        for name, figure in found.items()
+        if name != "problems"
     ]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.evaluation.metrics import by_problem
 from selfverify.evaluation.reliability import reliability
-from selfverify.evaluation.sample_table import by_problem
 from selfverify.evaluation.store import StoredSample
 from selfverify.selection.calibration import Calibration, fit_calibration, risk_threshold
 from selfverify.selection.candidates import Candidate, is_box

@@ -15,11 +15,10 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.extraction import Extractor, make_extractor, read_again
-from selfverify.evaluation.held_out import HeldOut
+from selfverify.evaluation.held_out import HeldOut, target_boxes
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
 from selfverify.evaluation.sweep import Progress, Sweep
-from selfverify.evaluation.transitions import turns_by_category
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import ANSWER, read_rollout, roll_out
 from selfverify.rollouts.two_turn import TURN_2, roll_out_turns
@@ -93,7 +92,7 @@ def evaluate(
             if problems.keys() <= sweep.rows.keys():
                 problems = {}  # all are stored; what else is in the share cannot be used
             sweep.store(_sample(policy, task, problems, config, sampling, extractor))
-        held_out.share_left_out()
+        held_out.share()
         return ranks.on_first(lambda: _summary(task, held_out, sweep.rows))
 
     return policy.whole(measure)
@@ -174,11 +173,5 @@ def _summary(task: Task, held_out: HeldOut, rows: Mapping[int, StoredProblem]) -
         raise DataError(f"there is nothing to evaluate: {held_out.why()}")
     samples = [sample for index in problems for sample in rows[index].samples]
     known = {problem.id: problem for problem in problems.values()}
-    boxes = {name: p.target for name, p in known.items()} if task.kind == "continuous" else None
-    by_category = turns_by_category(samples, {n: p.meta.get("categories", {}) for n, p in known.items()})
-    return (
-        summarise(samples, boxes)
-        | ({"turns_by_category": by_category} if by_category else {})
-        | breakdown(samples, task, known)
-        | held_out.left_out()
-    )
+    boxes = target_boxes(task, known.values())
+    return summarise(samples, boxes) | breakdown(samples, task, known) | held_out.left_out()

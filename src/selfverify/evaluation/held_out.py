@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -70,18 +70,16 @@ class HeldOut:
                 note(logger, "problem_skipped", message, problem=name, reason=str(error))
         return problems
 
-    def known(self, indices: Sequence[int]) -> dict[int, Problem]:
-        """Return the problems with these indices that can be made, without their images."""
-        for index in indices:
-            if index not in self._made:
-                self.make([index])
-        return {index: self._made[index] for index in indices if index in self._made}
-
-    def share_left_out(self) -> None:
-        """Tell all processes what each of them has left out. All processes have to call this."""
-        for broken, not_counted in ranks.gather((self._broken, self._not_counted)):
+    def share(self) -> None:
+        """Tell all processes what each of them has made and left out. All processes have to call this."""
+        for made, broken, not_counted in ranks.gather((self._made, self._broken, self._not_counted)):
+            self._made |= made
             self._broken |= broken
             self._not_counted |= not_counted
+
+    def known(self, indices: Iterable[int]) -> dict[int, Problem]:
+        """Return the problems with these indices that some process has made, without their images."""
+        return {index: self._made[index] for index in indices if index in self._made}
 
     def left_out(self) -> dict[str, Any]:
         """Count what was left out: ``{"left_out": {"rows", "problems", "not_counted", "reasons"}}``.
@@ -103,3 +101,8 @@ class HeldOut:
             first = self._broken[min(self._broken)]
             return f"none of {len(self._broken)} problems can be used; the first: {first}"
         return f"task {self.task.name} counts none of {len(self._not_counted)} problems"
+
+
+def target_boxes(task: Task, problems: Iterable[Problem]) -> dict[str, Any] | None:
+    """Return the true boxes by problem id; None for a task whose answers are no boxes."""
+    return {problem.id: problem.target for problem in problems} if task.kind == "continuous" else None

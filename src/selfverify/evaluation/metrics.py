@@ -1,4 +1,4 @@
-"""How good a model's answers are, how well it judges them, and what choosing by that judgement gains.
+"""A sample set as arrays, and its metrics: how right answers are, how well judged, what choosing gains.
 
 Everything is computed from stored samples, G per problem. Answers without a readable score take no part in
 the verification metrics (AUC, AP, mean, spread); in best-of-N they lose to every answer with a score. A
@@ -8,46 +8,149 @@ metric that cannot be measured (a single class, no scores) is None, never NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
-from selfverify.evaluation.bootstrap import (
+from selfverify.evaluation.reliability import reliability
+from selfverify.evaluation.statistics import (
     Statistic,
+    auc_statistic,
+    average_precision_statistic,
     bootstrap_interval,
     draws,
     mean_statistic,
     on_all,
     percentile_interval,
-    ratio,
+    row_mean,
+    spread,
+    turn_statistics,
+    within_problem_auc,
 )
-from selfverify.evaluation.ranking import auc_statistic, average_precision_statistic, within_problem_auc
-from selfverify.evaluation.reliability import reliability
-from selfverify.evaluation.sample_table import SampleTable
-from selfverify.evaluation.store import CORRECT_1, StoredSample
-from selfverify.evaluation.transitions import turn_statistics
+from selfverify.evaluation.store import CORRECT_1, DECODINGS, StoredSample
+from selfverify.selection.candidates import Candidates, box_array, number_keys
 from selfverify.selection.rules import Floats
 from selfverify.selection.strategies import STRATEGIES, find_strategy
 from selfverify.selection.subsets import expected_correctness
 
-Curves = dict[str, list[float] | None]
 Boxes = Mapping[str, Sequence[float]]
+"""The true boxes by problem id."""
 HEADLINE = "soft"
 """The way of reading scores that a metric uses if its name has no other."""
+OTHER_SCORES = ("sampled", "greedy", "logprob")
+"""The other ways of reading scores, and the answer's mean log-probability."""
 
 
-def accuracy(
-    table: SampleTable,
-    strategy: str,
-    n: int,
-    score: str = HEADLINE,
-    target_boxes: Boxes | None = None,
-    seed: int = 0,
-) -> Floats | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTable:
+    """Samples as arrays, one row per problem in order of first appearance, one column per sample.
+
+    Args:
+        problems: The P problem ids.
+        keys: int ``[P, G]``, answers as numbers that are equal inside a problem exactly for equal answers;
+            -1 for unreadable answers, and for all boxes.
+        correct: ``[P, G]`` in {0, 1}.
+        scores: Scores ``[P, G]`` by decoding or verifier, and ``logprob``; NaN where there is none.
+        rewards: Rewards ``[P, G]`` by name; NaN where a sample has none of that name.
+        boxes: ``[P, G, 4]``, NaN for unreadable answers; None unless the answers are boxes.
+        targets: The true boxes ``[P, 4]``, where answers are boxes and the true ones are known.
+    """
+
+    problems: list[str]
+    keys: NDArray[np.int64]
+    correct: Floats
+    scores: dict[str, Floats]
+    rewards: dict[str, Floats]
+    boxes: Floats | None
+    targets: Floats | None
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Sequence[StoredSample],
+        order: Sequence[str] | None = None,
+        target_boxes: Boxes | None = None,
+    ) -> SampleTable:
+        """Return samples as arrays.
+
+        Answers count as boxes when no sample has a key and every readable answer is a list of four numbers.
+
+        Args:
+            samples: The same number of samples, G, for every problem.
+            order: The problem ids in the order of the rows; by default in order of first appearance.
+            target_boxes: The true boxes, which boxes that a vote makes are judged by.
+
+        Raises:
+            DataError: There are no samples, problems have different numbers of them, or answers are boxes and
+                a problem has no target box.
+        """
+        groups = by_problem(samples)
+        if not groups:
+            raise DataError("there are no samples to evaluate")
+        problems = list(order) if order is not None else list(groups)
+        rows = [groups[problem] for problem in problems]
+        for problem, row in zip(problems, rows, strict=True):
+            if len(row) != len(rows[0]):
+                raise DataError(
+                    f"problem {problem!r} has {len(row)} samples, but {problems[0]!r} has {len(rows[0])}; "
+                    "every problem needs the same number"
+                )
+
+        def array(read: Callable[[StoredSample], float | None]) -> Floats:
+            return np.array(
+                [[np.nan if (value := read(s)) is None else float(value) for s in row] for row in rows]
+            )
+
+        decodings = dict.fromkeys([*DECODINGS, *(name for sample in samples for name in sample.scores)])
+        scores = {name: array(lambda s, name=name: s.scores.get(name)) for name in decodings}  # type: ignore[misc]
+        names = sorted({name for sample in samples for name in sample.rewards})
+        ordered = [sample for row in rows for sample in row]
+        boxes = box_array([sample.answer for sample in ordered], [sample.key for sample in ordered])
+        return cls(
+            problems=problems,
+            keys=np.array([number_keys([sample.key for sample in row]) for row in rows]),
+            correct=array(lambda s: s.correct),
+            scores=scores | {"logprob": array(lambda s: s.logprob)},
+            rewards={name: array(lambda s, name=name: s.rewards.get(name)) for name in names},  # type: ignore[misc]
+            boxes=None if boxes is None else boxes.reshape(len(rows), -1, 4),
+            targets=None if boxes is None else _targets(problems, target_boxes),
+        )
+
+    def reward(self, name: str) -> Floats:
+        """The rewards ``[P, G]`` called ``name``, NaN where a sample has none."""
+        return self.rewards.get(name, np.full(self.correct.shape, np.nan))
+
+    def candidates(self, score: str) -> Candidates:
+        """The samples as candidates ``[P, G]`` with the scores of that name.
+
+        Boxes have no clusters yet; `Candidates.take` makes them.
+        """
+        return Candidates(self.keys, self.scores[score], self.boxes, self.correct)
+
+
+def _targets(problems: Sequence[str], target_boxes: Boxes | None) -> Floats | None:
+    if target_boxes is None:
+        return None
+    missing = [problem for problem in problems if problem not in target_boxes]
+    if missing:
+        raise DataError(f"no target box for {len(missing)} problems, such as {missing[:3]}")
+    return np.array([target_boxes[problem] for problem in problems], dtype=np.float64)
+
+
+def by_problem(samples: Sequence[StoredSample]) -> dict[str, list[StoredSample]]:
+    """Return each problem's samples, ordered by number; problems come in order of first appearance."""
+    groups: dict[str, list[StoredSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.problem, []).append(sample)
+    return {problem: sorted(rows, key=lambda sample: sample.sample) for problem, rows in groups.items()}
+
+
+def accuracy(table: SampleTable, strategy: str, n: int, score: str = HEADLINE) -> Floats | None:
     """Expected correctness ``[P]`` of what a strategy chooses from n of the G samples.
 
     None where the strategy needs scores and there are none, or where it answers with a box of its own and
@@ -56,15 +159,12 @@ def accuracy(
     chooser = find_strategy(strategy)
     if chooser.needs == "score" and np.isnan(table.scores.get(score, np.nan)).all():
         return None
-    targets = None
-    if table.boxes is not None and chooser.votes is not None:
-        if target_boxes is None:
-            return None
-        targets = table.targets(target_boxes)
-    return expected_correctness(chooser, table.candidates(score), n, targets=targets, seed=seed)
+    if table.boxes is not None and chooser.votes is not None and table.targets is None:
+        return None
+    return expected_correctness(chooser, table.candidates(score), n, targets=table.targets)
 
 
-def curves(table: SampleTable, target_boxes: Boxes | None = None, seed: int = 0) -> Curves:
+def curves(table: SampleTable) -> dict[str, list[float] | None]:
     """Accuracy for N = 1..G, averaged over problems and size-N subsets of the G samples.
 
     There is a curve for every strategy (of soft scores) by its `Strategy.figure`, and ``best_sampled``,
@@ -73,39 +173,43 @@ def curves(table: SampleTable, target_boxes: Boxes | None = None, seed: int = 0)
 
     def curve(strategy: str, score: str = HEADLINE) -> list[float] | None:
         sizes = range(1, table.correct.shape[1] + 1)
-        rows = [accuracy(table, strategy, n, score, target_boxes, seed) for n in sizes]
-        return None if rows[0] is None else [float(row.mean()) for row in rows if row is not None]
+        known = [row for n in sizes if (row := accuracy(table, strategy, n, score)) is not None]
+        return [float(row.mean()) for row in known] or None
 
     found = {strategy.figure: curve(strategy.name) for strategy in STRATEGIES.values()}
-    return found | {f"best_{score}": curve("best", score) for score in ("sampled", "greedy", "logprob")}
+    return found | {f"best_{score}": curve("best", score) for score in OTHER_SCORES}
 
 
-def statistics(table: SampleTable, target_boxes: Boxes | None = None) -> dict[str, Statistic]:
+def statistics(table: SampleTable) -> dict[str, Statistic]:
     """Return the headline metrics by name, as functions of problem weights.
 
     ``logprob.*`` is the free baseline that a score has to beat: the answer's mean log-probability.
     """
     total = table.correct.shape[1]
-    score, likelihood, correct = table.scores[HEADLINE], table.scores["logprob"], table.correct
-    values = {
-        s.at(total): accuracy(table, s.name, total, HEADLINE, target_boxes) for s in STRATEGIES.values()
-    }
-    best, voted = values[f"best@{total}"], values[f"majority@{total}"]
-    values[f"best_over_majority@{total}"] = None if best is None or voted is None else best - voted
-    found = {name: mean_statistic(value) for name, value in values.items() if value is not None}
-    found["auc"] = auc_statistic(score, correct)
-    found["ap"] = average_precision_statistic(score, correct)
-    values = {"within_problem_auc": within_problem_auc(score, correct)}
-    values[f"logprob.best@{total}"] = accuracy(table, "best", total, "logprob")
-    values["logprob.within_problem_auc"] = within_problem_auc(likelihood, correct)
-    values["score_mean"] = row_mean(score)
-    values["score_spread"] = spread(score)
+    score, correct, first = table.scores[HEADLINE], table.correct, table.reward(CORRECT_1)
+    accuracies = {s.at(total): accuracy(table, s.name, total) for s in STRATEGIES.values()}
+    best, voted = accuracies[f"best@{total}"], accuracies[f"majority@{total}"]
+    accuracies[f"best_over_majority@{total}"] = None if best is None or voted is None else best - voted
     readable = table.reward("format")
-    values["format_rate"] = row_mean(np.where(np.isnan(readable), np.nan, readable > 0))
-    found |= {name: mean_statistic(value) for name, value in values.items() if value is not None}
-    if not np.isnan(table.reward(CORRECT_1)).any():
-        found |= turn_statistics(table.reward(CORRECT_1), correct)
-    return found
+    others = {
+        "within_problem_auc": within_problem_auc(score, correct),
+        f"logprob.best@{total}": accuracy(table, "best", total, "logprob"),
+        "logprob.within_problem_auc": within_problem_auc(table.scores["logprob"], correct),
+        "score_mean": row_mean(score),
+        "score_spread": spread(score),
+        "format_rate": row_mean(np.where(np.isnan(readable), np.nan, readable > 0)),
+    }
+    return {
+        **_means(accuracies),
+        "auc": auc_statistic(score, correct),
+        "ap": average_precision_statistic(score, correct),
+        **_means(others),
+        **({} if np.isnan(first).any() else turn_statistics(first, correct)),
+    }
+
+
+def _means(per_problem: Mapping[str, Floats | None]) -> dict[str, Statistic]:
+    return {name: mean_statistic(values) for name, values in per_problem.items() if values is not None}
 
 
 def verification(table: SampleTable, score: str) -> dict[str, float | None]:
@@ -124,23 +228,20 @@ def verification(table: SampleTable, score: str) -> dict[str, float | None]:
     }
 
 
-def summarise(
-    samples: Sequence[StoredSample], target_boxes: Boxes | None = None, n: int = 2000, seed: int = 0
-) -> dict[str, Any]:
+def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None) -> dict[str, Any]:
     """All metrics of a sample set, ready for JSON.
 
     Args:
         samples: The same number of samples, G, for every problem.
-        target_boxes: True boxes by problem id, which a majority vote over boxes is judged by.
-        n: The number of bootstrap draws behind ``intervals``.
-        seed: Draws the bootstrap and the subsets.
+        target_boxes: The true boxes, which a majority vote over boxes is judged by.
 
     Raises:
-        DataError: There are no samples, or problems have different numbers of them.
+        DataError: There are no samples, problems have different numbers of them, or answers are boxes and a
+            problem has no target box.
     """
-    table = SampleTable.from_samples(samples)
+    table = SampleTable.from_samples(samples, target_boxes=target_boxes)
     problems, total = table.correct.shape
-    found = statistics(table, target_boxes)
+    found = statistics(table)
     values = {name: _number(on_all(statistic, problems)) for name, statistic in found.items()}
     turns = {name.removeprefix("turns."): v for name, v in values.items() if name.startswith("turns.")}
     soft = table.scores[HEADLINE]
@@ -149,7 +250,7 @@ def summarise(
         **{strategy.at(total): None for strategy in STRATEGIES.values()},
         f"best_over_majority@{total}": None,
         **{name: value for name, value in values.items() if "." not in name},
-        **{score: verification(table, score) for score in ("sampled", "greedy", "logprob")},
+        **{score: verification(table, score) for score in OTHER_SCORES},
         **({"turns": turns} if turns else {}),
         "problems": problems,
         "samples": problems * total,
@@ -159,21 +260,12 @@ def summarise(
         "unjudged": sum(sample.finish == Finish.ERROR for sample in samples),
         "reliability": reliability(table.scores[HEADLINE], table.correct),
         "score_std": float(soft.std()) if len(soft) else None,
-        "curves": curves(table, target_boxes, seed),
-        "intervals": {
-            name: list(interval) if (interval := bootstrap_interval(statistic, problems, n, seed)) else None
-            for name, statistic in found.items()
-        },
+        "curves": curves(table),
+        "intervals": {name: bootstrap_interval(statistic, problems) for name, statistic in found.items()},
     }
 
 
-def paired_difference(
-    a: Sequence[StoredSample],
-    b: Sequence[StoredSample],
-    target_boxes: Boxes | None = None,
-    n: int = 2000,
-    seed: int = 0,
-) -> dict[str, dict[str, Any]]:
+def paired_difference(a: Sequence[StoredSample], b: Sequence[StoredSample]) -> dict[str, dict[str, Any]]:
     """How much higher each headline metric is in run ``b`` than in run ``a``, on the same problems.
 
     Returns:
@@ -191,35 +283,15 @@ def paired_difference(
             f"only in the first: {sorted(only_a)[:5] or 'none'}, "
             f"only in the second: {sorted(only_b)[:5] or 'none'}"
         )
-    second = SampleTable.from_samples(b, order=first.problems)
     problems = len(first.problems)
-    left, right = statistics(first, target_boxes), statistics(second, target_boxes)
+    left, right = statistics(first), statistics(SampleTable.from_samples(b, order=first.problems))
     result = {}
     for name in (name for name in left if name in right):
-        gain = _minus(right[name], left[name])
-        difference = _number(on_all(gain, problems))
-        interval = percentile_interval(draws(gain, problems, n, seed))
+        difference = _number(on_all(right[name], problems) - on_all(left[name], problems))
+        interval = percentile_interval(draws(right[name], problems) - draws(left[name], problems))
         if difference is not None and interval is not None:
-            result[name] = {"difference": difference, "interval": list(interval)}
+            result[name] = {"difference": difference, "interval": interval}
     return result
-
-
-def row_mean(values: ArrayLike) -> Floats:
-    """Mean ``[P]`` of each row's numbers; NaN for a row of NaN only."""
-    values = np.asarray(values, dtype=np.float64)
-    known = ~np.isnan(values)
-    return ratio(np.where(known, values, 0.0).sum(-1), known.sum(-1))
-
-
-def spread(score: ArrayLike) -> Floats:
-    """Standard deviation (dividing by n) of each problem's scores ``[P]``; NaN with fewer than two scores."""
-    score = np.asarray(score, dtype=np.float64)
-    deviation = score - row_mean(score)[:, None]
-    return np.where((~np.isnan(score)).sum(-1) > 1, np.sqrt(row_mean(deviation**2)), np.nan)
-
-
-def _minus(a: Statistic, b: Statistic) -> Statistic:
-    return lambda weights: a(weights) - b(weights)
 
 
 def _number(value: float) -> float | None:

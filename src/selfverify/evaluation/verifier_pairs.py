@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from selfverify.core.errors import DataError
-from selfverify.evaluation.bootstrap import bootstrap_interval
-from selfverify.evaluation.metrics import HEADLINE, Boxes, accuracy
-from selfverify.evaluation.sample_table import SampleTable
+from selfverify.evaluation.metrics import HEADLINE, Boxes, SampleTable, accuracy
+from selfverify.evaluation.statistics import bootstrap_interval, mean_statistic
 from selfverify.evaluation.store import StoredSample
 
 SIZES = (1, 4, 8, 12)
@@ -37,7 +36,7 @@ class Cell:
     n: int
     category: str
     accuracy: float
-    interval: tuple[float, float] | None
+    interval: list[float] | None
     problems: int
 
 
@@ -49,8 +48,6 @@ def matrix(
     strategy: str = "best",
     category: Callable[[str], str] | None = None,
     target_boxes: Boxes | None = None,
-    draws: int = 2000,
-    seed: int = 0,
 ) -> list[Cell]:
     """Return all cells of the table. Sizes beyond a generator's number of samples are left out.
 
@@ -62,8 +59,6 @@ def matrix(
         strategy: The strategy that uses the scores; the paper takes the best.
         category: Returns a problem's category from its id; there are cells per category and of all problems.
         target_boxes: The true boxes by problem id, for tasks whose answers are boxes.
-        draws: The number of bootstrap draws.
-        seed: Draws the bootstrap and the subsets.
 
     Raises:
         DataError: Generators answered different problems.
@@ -71,7 +66,8 @@ def matrix(
     problems: list[str] | None = None
     cells: list[Cell] = []
     for generator, rows in samples.items():
-        table = SampleTable.from_samples(rows, problems and _known(problems, rows, generator))
+        order = problems and _known(problems, rows, generator)
+        table = SampleTable.from_samples(rows, order, target_boxes)
         problems = table.problems
         parts = {ALL: np.ones(len(problems), dtype=bool)}
         if category is not None:
@@ -84,12 +80,12 @@ def matrix(
             if n > 1:
                 rows_of_n = [("majority", "majority", HEADLINE), *((v, strategy, v) for v in verifiers)]
             for verifier, chooser, score in rows_of_n:
-                values = accuracy(table, chooser, n, score, target_boxes, seed)
+                values = accuracy(table, chooser, n, score)
                 if values is None:
                     continue
                 for part, mask in parts.items():
                     own = values[mask]
-                    interval = bootstrap_interval(own, n=draws, seed=seed)
+                    interval = bootstrap_interval(mean_statistic(own), len(own))
                     cells.append(
                         Cell(generator, verifier, n, part, float(own.mean()), interval, int(mask.sum()))
                     )

@@ -13,7 +13,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.held_out import HeldOut
+from selfverify.evaluation.held_out import HeldOut, target_boxes
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.verifier_pairs import SIZES, Cell, as_markdown, matrix
 from selfverify.experiments.recipe import Recipe
@@ -91,7 +91,6 @@ def run_matrix(
                 write_json(file, {"settings": settings, "scores": scores})
             for sample, score in zip(samples[name], scores, strict=True):
                 sample.scores[judge] = score
-    boxes = {p.id: p.target for p in problems} if task.kind == "continuous" else None
     kinds = {p.id: str(p.meta.get("category") or p.id.split("/")[0]) for p in problems}
     cells = matrix(
         samples,
@@ -99,7 +98,7 @@ def run_matrix(
         sizes=sizes,
         strategy=strategy,
         category=(lambda problem: kinds[problem]) if len(set(kinds.values())) > 1 else None,
-        target_boxes=boxes,
+        target_boxes=target_boxes(task, problems),
     )
     record = {"strategy": strategy, "form": form, "task": task.name, "cells": [asdict(c) for c in cells]}
     write_json(output / "matrix.json", record)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from selfverify.core.trajectory import Finish, Group, Trajectory
-from selfverify.evaluation.ranking import within_problem_auc
-from selfverify.evaluation.transitions import transitions
+from selfverify.evaluation.statistics import transitions, within_problem_auc
 
 _NAMED = {
     "answer", "correct", "quality", "answer_format", "score_format", "score_opened", "verification",

@@ -12,8 +12,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from selfverify.evaluation.metrics import HEADLINE
-from selfverify.evaluation.sample_table import SampleTable, by_problem
+from selfverify.evaluation.metrics import HEADLINE, SampleTable, by_problem
 from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.reports.places import BEST, OTHER, VOTE, draw_places
 from selfverify.reports.run_data import RunData

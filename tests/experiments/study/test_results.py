@@ -41,8 +41,8 @@ SECOND = answers(([1, 1], [0.9, 1.0]), ([1, 0], [0.8, 0.2]))
 
 def test_pooling_over_seeds_by_hand() -> None:
     by_seed = {
-        0: measure_samples(FIRST, ORDER, False, None),
-        7: measure_samples(SECOND, ORDER, False, None),
+        0: measure_samples(FIRST, ORDER),
+        7: measure_samples(SECOND, ORDER),
     }
     found = pooled(by_seed)
     assert found["pass@1"]["mean"] == pytest.approx(0.625)
@@ -66,9 +66,7 @@ def test_with_one_seed_the_difference_is_the_paired_one() -> None:
         for _ in range(2)
     )
     order = list(dict.fromkeys(s.problem for s in a))
-    ours = difference(
-        {3: measure_samples(b[::-1], order, False, None)}, {3: measure_samples(a, order, False, None)}
-    )
+    ours = difference({3: measure_samples(b[::-1], order)}, {3: measure_samples(a, order)})
     for name, theirs in paired_difference(a, b).items():
         if "." not in name:
             assert ours[name]["difference"] == pytest.approx(theirs["difference"])
@@ -78,7 +76,7 @@ def test_with_one_seed_the_difference_is_the_paired_one() -> None:
 def test_what_cannot_be_measured_is_none_and_seeds_without_it_are_left_out() -> None:
     right = answers(([1, 1], [0.9, 0.1]), ([1, 1], [0.2, 0.8]))
     silent = [sample(s.problem, s.sample, s.correct, None) for s in FIRST]
-    by_seed = {k: measure_samples(s, ORDER, False, None, 50) for k, s in enumerate((right, FIRST, silent))}
+    by_seed = {k: measure_samples(s, ORDER) for k, s in enumerate((right, FIRST, silent))}
     found = pooled(by_seed)
     assert found["auc"]["per_seed"] == {"0": None, "1": 0.75, "2": None}
     assert found["auc"]["mean"] == 0.75
@@ -97,7 +95,7 @@ def test_boxes_have_a_mean_iou_and_that_of_the_selected_answer() -> None:
                rewards={"answer": quality[p][k], "format": 1.0})
         for p in ids for k in (0, 1)
     ]  # fmt: skip
-    found = task_results(samples, {"grpo": {0: samples}}, {"grpo": recipe}, None, n=50)
+    found = task_results(samples, {"grpo": {0: samples}}, {"grpo": recipe}, None)
     assert found["kind"] == "continuous" and "difference" not in found["variants"]["grpo"]
     metrics = found["variants"]["grpo"]["metrics"]
     assert metrics["mean_iou"]["mean"] == pytest.approx((0.6 + 0.2 + 0.9 + 0.4) / 4)
@@ -107,13 +105,13 @@ def test_boxes_have_a_mean_iou_and_that_of_the_selected_answer() -> None:
 
 def test_runs_of_a_task_need_the_same_problems() -> None:
     with pytest.raises(DataError, match="1 differ, such as p1"):
-        measure_samples(FIRST[:2], ORDER, False, None)
+        measure_samples(FIRST[:2], ORDER)
 
 
 def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
     recipe = load_recipe("quickstart", ["evaluation.problems=2"])
     samples = {"adpo": {0: FIRST}, "other": {0: SECOND}}
-    found = task_results(FIRST, samples, {"adpo": recipe, "other": recipe}, "adpo", n=200)
+    found = task_results(FIRST, samples, {"adpo": recipe, "other": recipe}, "adpo")
     head, _, before, adpo, other = (line.split(" | ") for line in task_table(found).splitlines())
     place = head.index("pass@1 (%)")
     assert (before[place], adpo[place]) == ("50.0 [50.0, 50.0]",) * 2
@@ -142,7 +140,7 @@ def test_two_turns_have_a_table_of_their_own() -> None:
     start = turns((1, 1), (0, 0), (1, 1), (0, 0))
     other = {0: turns((1, 0), (0, 0), (1, 1), (0, 0)), 1: turns((1, 0), (0, 1), (1, 1), (0, 0))}
     recipes = {"ours": recipe, "other": recipe}
-    found = task_results(start, {"ours": {0: start, 1: start}, "other": other}, recipes, "ours", n=100)
+    found = task_results(start, {"ours": {0: start, 1: start}, "other": other}, recipes, "ours")
     figures = found["variants"]["other"]["metrics"]
     assert figures["turns.acc@t2"]["mean"] == pytest.approx((0.25 + 0.5) / 2)
     assert figures["turns.1->0"]["mean"] == 0.25 and figures["turns.0->1"]["mean"] == 0.125

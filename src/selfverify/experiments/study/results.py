@@ -23,16 +23,16 @@ import numpy as np
 
 from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.errors import DataError
-from selfverify.evaluation.bootstrap import (
+from selfverify.evaluation.held_out import HeldOut, target_boxes
+from selfverify.evaluation.metrics import HEADLINE, Boxes, SampleTable, statistics
+from selfverify.evaluation.statistics import (
     Statistic,
     draws,
     mean_statistic,
     on_all,
     percentile_interval,
+    row_mean,
 )
-from selfverify.evaluation.held_out import HeldOut
-from selfverify.evaluation.metrics import HEADLINE, Boxes, row_mean, statistics
-from selfverify.evaluation.sample_table import SampleTable
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
@@ -104,7 +104,6 @@ def task_results(
     samples: Mapping[str, Mapping[int, Sequence[StoredSample]]],
     recipes: Mapping[str, Recipe],
     baseline: str | None,
-    n: int = 2000,
 ) -> dict[str, Any]:
     """Return the figures of one task.
 
@@ -113,21 +112,15 @@ def task_results(
         samples: Samples after training, by variant and seed.
         recipes: The recipes by variant; the seed does not matter.
         baseline: The variant that the others are compared with.
-        n: The number of bootstrap draws.
     """
     recipe = next(iter(recipes.values()))
     task = make_task(recipe.task.name, **recipe.task.options)
-    continuous = task.kind == "continuous"
-    boxes = None
-    if continuous:
-        held_out = HeldOut(task, recipe.evaluation)
-        boxes = {p.id: p.target for i in range(held_out.total) for p in held_out.make([i]).values()}
+    held_out = HeldOut(task, recipe.evaluation)
+    # One at a time: the images of all problems may not fit into memory.
+    boxes = target_boxes(task, (p for i in range(held_out.total) for p in held_out.make([i]).values()))
     order = list(dict.fromkeys(sample.problem for sample in before))
-    start = measure_samples(before, order, continuous, boxes, n)
     measured = {
-        variant: {
-            seed: measure_samples(found, order, continuous, boxes, n) for seed, found in by_seed.items()
-        }
+        variant: {seed: measure_samples(found, order, boxes) for seed, found in by_seed.items()}
         for variant, by_seed in samples.items()
     }
     reference = measured.get(baseline or "")
@@ -145,23 +138,19 @@ def task_results(
         "kind": task.kind,
         "problems": len(order),
         "samples_per_problem": len(before) // len(order),
-        BEFORE: {"metrics": pooled({0: start}, seeded=False)},
+        BEFORE: {"metrics": pooled({0: measure_samples(before, order, boxes)}, seeded=False)},
         "variants": variants,
     }
 
 
 def measure_samples(
-    samples: Sequence[StoredSample],
-    order: Sequence[str],
-    continuous: bool,
-    boxes: Boxes | None,
-    n: int = 2000,
+    samples: Sequence[StoredSample], order: Sequence[str], boxes: Boxes | None = None
 ) -> MeasuredRun:
     """Measure all metrics of a sample set, on the problems in ``order``.
 
     These are the metrics of `selfverify.evaluation.metrics.statistics` and ``score_is_1``, the share of the
-    sampled scores that are 1 (ADPO's Fig. 2). A continuous task also has ``mean_iou``, the mean reward of the
-    answers, and ``best_iou@N``, that of the answers which their own score selects.
+    sampled scores that are 1 (ADPO's Fig. 2). A task whose true answers are ``boxes`` also has ``mean_iou``,
+    the mean reward of the answers, and ``best_iou@N``, that of the answers which their own score selects.
     """
     present = {sample.problem for sample in samples}
     if present != set(order):
@@ -169,16 +158,16 @@ def measure_samples(
         raise DataError(
             f"runs of one task need the same problems; {len(differing)} differ, such as {differing[0]}"
         )
-    table = SampleTable.from_samples(samples, order)
+    table = SampleTable.from_samples(samples, order, boxes)
     total = table.correct.shape[1]
     found: dict[str, Statistic] = {
         name: statistic
-        for name, statistic in statistics(table, boxes).items()
+        for name, statistic in statistics(table).items()
         if "." not in name or name.startswith("turns.")
     }
     sampled = table.scores["sampled"]
     found["score_is_1"] = mean_statistic(row_mean(np.where(np.isnan(sampled), np.nan, sampled >= 1)))
-    if continuous:
+    if boxes is not None:
         quality = table.reward("answer")
         found["mean_iou"] = mean_statistic(quality.mean(-1))
         score = table.scores[HEADLINE]
@@ -187,7 +176,7 @@ def measure_samples(
     problems = len(order)
     return MeasuredRun(
         {name: on_all(statistic, problems) for name, statistic in found.items()},
-        {name: draws(statistic, problems, n) for name, statistic in found.items()},
+        {name: draws(statistic, problems) for name, statistic in found.items()},
     )
 
 
@@ -231,5 +220,4 @@ def difference(
 def _figure(values: Sequence[float], drawn: Sequence[Floats], name: str) -> dict[str, Any]:
     if not values:
         return {name: None, "interval": None}
-    interval = percentile_interval(np.mean(drawn, axis=0))
-    return {name: float(np.mean(values)), "interval": list(interval) if interval else None}
+    return {name: float(np.mean(values)), "interval": percentile_interval(np.mean(drawn, axis=0))}
