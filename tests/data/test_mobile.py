@@ -237,9 +237,10 @@ def test_broken_odyssey_steps_are_named(tmp_path: Path) -> None:
     rows = open_rows(tmp_path)
     assert [row["id"].split("/", 1)[1] for row in rows] == ["0001/1"]
     reasons = [bad.reason for bad in rows.bad]
-    assert len(reasons) == 7 and reasons[0] == "step 0: its screenshot is missing"
+    assert len(reasons) == 7 and reasons[0] == "step 0 of episode 0001: its screenshot is missing"
     assert (
-        reasons[1] == reasons[2] and "step 2: its coordinate [1620, 600] is not on the screen" in reasons[1]
+        reasons[1] == reasons[2]
+        and "step 2 of episode 0001: its coordinate [1620, 600] is not on the screen" in reasons[1]
     )
     assert "KEY_POWER" in reasons[3] and "2 points, not 1" in reasons[4] and "not a number" in reasons[5]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tasks.row_data import grounding, grounding_row
+from tests.tasks.row_data import grounding, grounding_row, mobile, mobile_row
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.images import ImageRef
@@ -89,6 +90,10 @@ def test_images_open_when_their_problem_is_made(tmp_path: Path) -> None:
         ({"box": [float("nan"), 20, 60, 40]}, "its box is nan"),
         ({"width": 50, "height": 25, "box": [1, 2, 3, 4]}, "its image is 100 x 50, the file says 50 x 25"),
         ({"categories": {"kind": [3.5, {}]}}, "its kind is {}"),
+        ({"categories": ["kind"]}, r"its categories is \['kind'\], not values by column"),
+        ({"question": 5}, "its question is 5"),
+        ({"question": float("nan")}, "its question is missing"),
+        ({"question": float("inf")}, "its question is inf"),
     ],
 )
 def test_broken_rows_are_named(changes: dict[str, Any], message: str) -> None:
@@ -130,3 +135,41 @@ def test_rows_in_memory_are_read_as_a_files_are(tmp_path: Path) -> None:
         one, other = (task.problem("test", 0, index) for task in (filed, given))
         assert one.messages == other.messages and one.target == other.target
         assert one.meta.pop("source") == "a" and one.meta == other.meta
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"question": 0}, "its question is 0"),
+        ({"question": math.nan}, "its question is missing"),
+        ({"question": -math.inf}, "its question is -inf"),
+        ({"answer": math.inf}, "its answer is inf"),
+        ({"alternatives": [math.nan]}, "its answer is nan"),
+        ({"options": {"A": 1, "B": math.inf}}, "its option B is inf"),
+        ({"options": 3}, "its options is 3, not a list"),
+        ({"categories": "maths"}, "its categories is 'maths', not values by column"),
+        ({"categories": {"level": math.inf}}, "its level is inf"),
+        ({"hint": ["think"]}, r"its hint is \['think'\]"),
+    ],
+)
+def test_wrong_values_of_questions_are_named(changes: dict[str, Any], message: str) -> None:
+    row = {"id": "r", "question": "How many?", "answer": "1"}
+    with pytest.raises(DataError, match=rf"math/test/r: {message}"):
+        over([row | changes]).problem("test", 0, 0)
+
+
+def test_empty_cells_of_a_table_are_missing_fields() -> None:
+    """As pandas hands them over: NaN in the columns that other rows fill."""
+    empty = ("options", "hint", "unit", "precision", "category", "categories", "source", "answer_type")
+    given = over([{"id": 3, "question": "How many?", "answer": 1.0, **dict.fromkeys(empty, math.nan)}])
+    problem = given.problem("test", 0, 0)
+    assert problem.target == "1" and problem.id == "math/test/3"
+    assert problem.meta == {"question": "How many?", "answer": "1", "categories": {}}
+
+
+@pytest.mark.parametrize("wrong", [5, math.nan, math.inf, True], ids=str)
+@pytest.mark.parametrize("name", ["goal", "step_instruction", "screen", "ui_boxes", "history"])
+def test_steps_hold_texts_and_lists_only(name: str, wrong: Any) -> None:
+    """NaN is no missing field here: a step that lost its screen would be judged by another."""
+    with pytest.raises(DataError, match=rf"mobile/test/7/2: its {name} is {wrong}"):
+        mobile(mobile_row(**{name: wrong})).problem("test", 0, 0)

@@ -6,24 +6,12 @@ An action is a dictionary with ``action`` (one of `ACTIONS`) and, by it, ``coord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.data.fields import (
-    Images,
-    Place,
-    Record,
-    Row,
-    filled,
-    first,
-    listed,
-    number,
-    one_image,
-    shown,
-    sides,
-    text,
-)
+from selfverify.data import fields
+from selfverify.data.fields import Images, Place, Record, Row, listed, number, shown, text
 from selfverify.data.vqa import common
 
 Action = dict[str, Any]
@@ -39,8 +27,9 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "wait": (),
     "terminate": ("status",),
 }
-"""The actions and the parameters that each needs. ``long_press`` and ``wait`` may have a ``time``, too, which
-data sets leave out."""
+"""The actions and the parameters that each needs."""
+TIMED = ("long_press", "wait")
+"""Actions that may have a ``time``, too, which data sets leave out."""
 BUTTONS = ("Back", "Home", "Menu", "Enter")
 STATUSES = ("success", "failure")
 LONGEST_TEXT = 10_000
@@ -57,28 +46,34 @@ def check_action(action: Any, screen: tuple[int, int]) -> Action:
     """
     if isinstance(action, dict) and "arguments" in action:
         action = action["arguments"]
-    if not isinstance(action, dict) or action.get("action") not in ACTIONS:
+    if not isinstance(action, dict) or action.get("action") not in tuple(ACTIONS):
         raise DataError(f"its action is {shown(action)}; actions: {', '.join(ACTIONS)}")
     kind = action["action"]
-    allowed = {"action", *ACTIONS[kind], *(("time",) if kind in ("long_press", "wait") else ())}
-    if (extra := set(action) - allowed) or (allowed - set(action) - {"time"}):
-        missing = sorted(allowed - set(action) - {"time"})
-        raise DataError(f"its action {kind} has {sorted(extra)} too much and misses {missing}")
+    needed = {"action", *ACTIONS[kind]}
+    allowed = needed | ({"time"} if kind in TIMED else set())
+    if not needed <= action.keys() <= allowed:
+        extra, missing = sorted(action.keys() - allowed), sorted(needed - action.keys())
+        raise DataError(f"its action {kind} has {extra} too much and misses {missing}")
     found: Action = {"action": kind}
-    for key in ("coordinate", "coordinate2"):
+    for key in (*ACTIONS[kind], "time"):
         if key in action:
-            found[key] = on_screen(action[key], screen, key)
-    if "text" in action:
-        found["text"] = text(action["text"], "action's text", LONGEST_TEXT)
-    if "button" in action:
-        found["button"] = _one_of(action["button"], BUTTONS, "button")
-    if "status" in action:
-        found["status"] = _one_of(action["status"], STATUSES, "status")
-    if "time" in action:
-        found["time"] = number(action["time"], "action's time")
-        if found["time"] < 0:
-            raise DataError(f"its action's time is {found['time']} seconds")
+            found[key] = _parameter(key, action[key], screen)
     return found
+
+
+def _parameter(key: str, value: Any, screen: tuple[int, int]) -> Any:
+    match key:
+        case "text":
+            return fields.written(value, "action's text", LONGEST_TEXT)
+        case "button" | "status":
+            return _one_of(value, BUTTONS if key == "button" else STATUSES, key)
+        case "time":
+            seconds = number(value, "action's time")
+            if seconds < 0:
+                raise DataError(f"its action's time is {seconds} seconds")
+            return seconds
+        case _:
+            return on_screen(value, screen, key)
 
 
 def on_screen(point: Any, screen: tuple[int, int], name: str = "coordinate") -> list[int]:
@@ -198,25 +193,31 @@ def _one_of(value: Any, known: tuple[str, ...], name: str) -> str:
 
 
 def convert_mobile(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """See `Convert`. Takes steps in canonical form; without ``screen`` the screenshot's size counts."""
+    """See `Convert`. Takes steps in canonical form; without ``screen`` the screenshot's size counts.
+
+    An optional field is missing if it is None or an empty text. NaN is an error here: tables, in which NaN
+    stands for an empty cell, cannot hold such rows.
+    """
     row = common(record, images, place)
-    screenshot = one_image(row["images"])
-    if filled(record.get("screen")):
-        given = listed(record["screen"], "screen")
-        if len(given) != 2:
-            raise DataError(f"its screen is {shown(given)}, not (width, height)")
-        screen = screen_of(*given)
+    screenshot = fields.one_image(row["images"])
+    given = {name: value for name, value in record.items() if not (value is None or value == "")}
+    if "screen" in given:
+        sides = listed(given["screen"], "screen")
+        if len(sides) != 2:
+            raise DataError(f"its screen is {shown(sides)}, not (width, height)")
+        screen = screen_of(*sides)
     else:
         screen = images.size(screenshot)
-    row["goal"] = text(record.get("goal"), "goal", LONGEST_TEXT)
-    step = first(record, "step_instruction")
+    row["goal"] = text(given.get("goal"), "goal", LONGEST_TEXT)
+    step = given.get("step_instruction")
     row["step_instruction"] = None if step is None else text(step, "step_instruction", LONGEST_TEXT)
-    history = first(record, "history")
-    steps = enumerate([] if history is None else listed(history, "history"), start=1)
-    row["history"] = [_earlier(step, number) for number, step in steps]
-    row |= {"action": check_action(record.get("action"), screen), "screen": screen}
-    if boxes := first(record, "ui_boxes"):
-        row["ui_boxes"] = [sides(box, "ui_boxes") for box in listed(boxes, "ui_boxes")]
+    row["history"] = [
+        _earlier(step, number)
+        for number, step in enumerate(listed(given.get("history", []), "history"), start=1)
+    ]
+    row |= {"action": check_action(given.get("action"), screen), "screen": screen}
+    if "ui_boxes" in given:
+        row["ui_boxes"] = [fields.sides(box, "ui_boxes") for box in listed(given["ui_boxes"], "ui_boxes")]
     return [row]
 
 
@@ -228,3 +229,36 @@ def _earlier(step: Any, number: int) -> Action | str:
         return check_action(step, (ANYWHERE, ANYWHERE))
     except DataError as error:
         raise DataError(f"history step {number}: {error}") from None
+
+
+def rows_of_episode(
+    episode: str, steps: int, shared: Row, action: Callable[[int], Action], own: Callable[[int, Action], Row]
+) -> list[Row | DataError]:
+    """Return the rows of an episode, whose ``history`` is the actions before them.
+
+    A step whose action cannot be read takes the later ones with it, since their history would lack it.
+
+    Args:
+        episode: The episode's id.
+        steps: The number of its steps.
+        shared: The fields that are the same in all rows.
+        action: Returns a step's action, or raises DataError.
+        own: Returns the other fields of a step with this action, or raises DataError.
+    """
+    rows: list[Row | DataError] = []
+    history: list[Action] = []
+    for step in range(steps):
+        named = f"step {step} of episode {episode}"
+        try:
+            done = action(step)
+        except DataError as error:
+            rows += [DataError(f"{named}: {error}")] * (steps - step)
+            break
+        try:
+            about: Row = {"id": f"{episode}/{step}", "episode": episode, "step": step}
+            about |= {"history": list(history), "action": done}
+            rows.append({**shared, **about, **own(step, done)})
+        except DataError as error:
+            rows.append(DataError(f"{named}: {error}"))
+        history.append(done)
+    return rows

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.data.actions import LONGEST_TEXT, Action, from_android_control, screen_of
+from selfverify.data.actions import (
+    LONGEST_TEXT,
+    Action,
+    from_android_control,
+    rows_of_episode,
+    screen_of,
+)
 from selfverify.data.example import forest_boxes
-from selfverify.data.fields import Images, Place, Record, Row, shown, text
+from selfverify.data.fields import Images, Place, Record, Row, shown, text, written
 
 PICTURES = ("screenshots",)
 HEAVY = ("accessibility_trees",)
@@ -22,51 +28,53 @@ def convert_android_control(record: Record, place: Place, images: Images) -> Seq
     ``ui_boxes`` holds the box of the element that is pressed: the smallest visible node of the step's
     accessibility forest around the place.
     """
-    [episode] = record.get("episode_id") or [None]
-    [goal] = record.get("goal") or [None]
-    goal = text(goal, "goal", LONGEST_TEXT)
-    screens, actions = record.get("screenshots") or [], record.get("actions") or []
-    instructions = record.get("step_instructions") or []
-    widths, heights = record.get("screenshot_widths") or [], record.get("screenshot_heights") or []
-    if not len(screens) == len(widths) == len(heights) == len(actions) + 1 == len(instructions) + 1:
-        raise DataError(
-            f"episode {episode} has {len(screens)} screenshots, {len(widths)} widths, {len(heights)} "
-            f"heights, {len(actions)} actions and {len(instructions)} step instructions"
+    episode = written(_only(record, "episode_id"), "episode_id", 500)
+    goal = text(_only(record, "goal"), "goal", LONGEST_TEXT)
+    lists = ("screenshots", "screenshot_widths", "screenshot_heights", "actions", "step_instructions")
+    screenshots, widths, heights, actions, instructions = (record.get(name, []) for name in lists)
+    if not len(screenshots) == len(widths) == len(heights) == len(actions) + 1 == len(instructions) + 1:
+        counts = ", ".join(
+            f"{len(record.get(name, []))} {name.removeprefix('screenshot_')}" for name in lists
         )
-    trees = record.get("accessibility_trees")
-    rows: list[Row | DataError] = []
-    history: list[Action] = []
-    for step, screenshot in enumerate(screens):
+        raise DataError(f"episode {episode} has {counts}; the last two have to be one less")
+    trees = record.get("accessibility_trees", [])
+
+    def screen(step: int) -> tuple[int, int]:
+        return screen_of(widths[step], heights[step])
+
+    def action(step: int) -> Action:
+        if step == len(actions):
+            return {"action": "terminate", "status": "success"}
+        return from_android_control(_read(actions[step]), screen(step))
+
+    def own(step: int, action: Action) -> Row:
         added = step == len(actions)
-        try:
-            screen = screen_of(widths[step], heights[step])
-            action = _action(None if added else actions[step], screen)
-        except DataError as error:
-            # Later steps would have to be asked with this one missing from their history.
-            rows += [DataError(f"step {step} of episode {episode}: {error}")] * (
-                1 if added else len(screens) - step
-            )
-            break
+        # Some steps have an empty instruction.
+        asked = (
+            None
+            if added or not instructions[step]
+            else text(instructions[step], "step_instruction", LONGEST_TEXT)
+        )
         row: Row = {
-            "id": f"{episode}/{step}",
-            "images": images.refs(screenshot, place),
-            "source": "AndroidControl",
+            "images": images.refs(screenshots[step], place),
             "category": action["action"],
-            "categories": {},
-            "goal": goal,
-            "step_instruction": None if added else instructions[step].strip() or None,
-            "history": list(history),
-            "action": action,
-            "screen": screen,
-            "episode": str(episode),
-            "step": step,
+            "step_instruction": asked,
+            "screen": screen(step),
             "added": added,
         }
-        if trees is not None and step < len(trees) and action["action"] in ("click", "long_press"):
+        if step < len(trees) and action["action"] in ("click", "long_press"):
             row["ui_boxes"] = _pressed(forest_boxes(trees[step]), action["coordinate"])
-        rows.append(row)
-        history.append(action)
-    return rows
+        return row
+
+    shared: Row = {"source": "AndroidControl", "categories": {}, "goal": goal}
+    return rows_of_episode(episode, len(screenshots), shared, action, own)
+
+
+def _only(record: Record, name: str) -> Any:
+    values = record.get(name, [])
+    if len(values) > 1:
+        raise DataError(f"its {name} is {shown(values)}, not one value")
+    return values[0] if values else None
 
 
 def _pressed(boxes: list[list[int]], place: list[int]) -> list[list[int]]:
@@ -75,11 +83,8 @@ def _pressed(boxes: list[list[int]], place: list[int]) -> list[list[int]]:
     return [min(around, key=lambda box: (box[2] - box[0]) * (box[3] - box[1]))] if around else []
 
 
-def _action(raw: Any, screen: tuple[int, int]) -> Action:
-    if raw is None:
-        return {"action": "terminate", "status": "success"}
+def _read(action: Any) -> Any:
     try:
-        action = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise DataError(f"its action {shown(raw)} is not JSON") from None
-    return from_android_control(action, screen)
+        return json.loads(action)
+    except (TypeError, ValueError, RecursionError):
+        raise DataError(f"its action {shown(action)} is not JSON") from None

@@ -226,33 +226,49 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def filled(value: Any) -> bool:
-    """Whether a field has a value: pandas writes missing cells as empty texts or NaN."""
+    """Whether a field has a value: not None, an empty text or NaN, as which pandas reads an empty cell."""
     return value is not None and value != "" and not (isinstance(value, float) and math.isnan(value))
 
 
 def first(record: Record, *names: str) -> Any:
     """Return the first of these fields that is filled, None if none is."""
-    for name in names:
-        if filled(value := record.get(name)):
-            return value
-    return None
+    return next((record[name] for name in names if filled(record.get(name))), None)
 
 
 def text(value: Any, name: str, longest: int) -> str:
-    """Return a text without spaces around it; a number is written out.
+    """Return a text without spaces around it.
 
     Raises:
-        DataError: The value is missing, empty, no text, too long, or no Unicode.
+        DataError: The value is missing, empty, no text, longer than ``longest`` characters, or no Unicode.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"its {name} is {'missing' if not filled(value) else shown(value)}")
+        raise DataError(f"its {name} is {'missing' if value in (None, '') else shown(value)}")
     if len(value) > longest:
         raise DataError(f"its {name} has {len(value):,} characters, more than {longest:,}")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise DataError(f"its {name} holds half a character (a lone surrogate): {shown(value)}")
     return value.strip()
+
+
+def written(value: Any, name: str, longest: int) -> str:
+    """Return a text as `text` does; a finite number is written out (5.0 as ``5``).
+
+    Raises:
+        DataError: The value is neither such a text nor a finite number.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        value = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return text(value, name, longest)
+
+
+def optional(record: Record, names: Sequence[str], longest: int) -> str | None:
+    """Return the first of these fields that is filled as `written` does, None if none is.
+
+    Raises:
+        DataError: The field is neither a text nor a finite number.
+    """
+    name = next((name for name in names if filled(record.get(name))), None)
+    return None if name is None else written(record[name], name, longest)
 
 
 def number(value: Any, name: str) -> float:
@@ -305,19 +321,19 @@ def sides(value: Any, name: str) -> list[float]:
     return [number(v, name) for v in values]
 
 
-def box(value: Any, size: tuple[int, int], name: str = "box") -> list[float]:
+def box(value: Any, size: tuple[int, int]) -> list[float]:
     """Return a box ``[x1, y1, x2, y2]`` within an image of ``size``; `SLACK` pixels outside are cut off.
 
     Raises:
         DataError: The value is not four numbers, has its corners in the wrong order, or reaches out further.
     """
-    x1, y1, x2, y2 = sides(value, name)
+    x1, y1, x2, y2 = sides(value, "box")
     if x1 >= x2 or y1 >= y2:
         which = "x1 >= x2" if x1 >= x2 else "y1 >= y2"
-        raise DataError(f"its {name} {[x1, y1, x2, y2]} has {which}; it has to be [x1, y1, x2, y2]")
+        raise DataError(f"its box {[x1, y1, x2, y2]} has {which}; it has to be [x1, y1, x2, y2]")
     width, height = size
     if x1 < -SLACK or y1 < -SLACK or x2 > width + SLACK or y2 > height + SLACK:
-        raise DataError(f"its {name} {[x1, y1, x2, y2]} reaches out of the image ({width} x {height})")
+        raise DataError(f"its box {[x1, y1, x2, y2]} reaches out of the image ({width} x {height})")
     return [max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height))]
 
 

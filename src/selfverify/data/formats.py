@@ -12,7 +12,7 @@ from pathlib import Path
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.actions import convert_mobile
 from selfverify.data.android_control import HEAVY, PICTURES, convert_android_control
-from selfverify.data.arrow import Arrow
+from selfverify.data.columnar import Arrow, Parquet
 from selfverify.data.delimited import Table
 from selfverify.data.fields import (
     Convert,
@@ -26,7 +26,6 @@ from selfverify.data.fields import (
 )
 from selfverify.data.gui_odyssey import convert_gui_odyssey, is_gui_odyssey
 from selfverify.data.jsonl import BYTE_ORDER_MARK, JsonFiles, JsonLines, JsonList, parse_object
-from selfverify.data.parquet import Parquet
 from selfverify.data.reasonseg import SUFFIXES, convert_reasonseg, is_reasonseg
 from selfverify.data.referring import ASKS_FOR_A_BOX, convert_grounding
 from selfverify.data.tfrecord import TFRecords, is_tfrecord

@@ -7,8 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.data.actions import LONGEST_TEXT, Action, from_gui_odyssey, screen_of
-from selfverify.data.fields import Images, Place, Record, Row, first, listed, number, text
+from selfverify.data.actions import LONGEST_TEXT, Action, from_gui_odyssey, rows_of_episode, screen_of
+from selfverify.data.fields import (
+    Images,
+    Place,
+    Record,
+    Row,
+    first,
+    listed,
+    number,
+    optional,
+    text,
+    written,
+)
 
 
 def is_gui_odyssey(record: Record) -> bool:
@@ -23,48 +34,34 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
         raise DataError("it has no device_info or no task_info")
     screen = screen_of(device.get("w"), device.get("h"))
     goal = text(first(task, "instruction", "task"), "instruction", LONGEST_TEXT)
-    episode = text(first(record, "episode_id") or place.file.stem, "episode_id", 500)
-    category = _text(task, "category")
-    rows: list[Row | DataError] = []
-    history: list[Action] = []
+    episode = written(first(record, "episode_id") or place.file.stem, "episode_id", 500)
+    category = optional(task, ["category"], LONGEST_TEXT)
     steps = listed(record.get("steps"), "steps")
-    for number_, step in enumerate(steps):
-        try:
-            if not isinstance(step, dict):
-                raise DataError("it is no object")
-            action = from_gui_odyssey(step, screen)
-        except DataError as error:
-            # Later steps would have to be asked with this one missing from their history.
-            rows += [DataError(f"step {number_}: {error}")] * (len(steps) - number_)
-            break
-        try:
-            screenshot = text(step.get("screenshot"), "screenshot", 4096)
-            row: Row = {
-                "id": f"{episode}/{number_}",
-                "images": images.refs(_screenshot(screenshot, place.file, images.root), place),
-                "source": "GUI-Odyssey",
-                "category": category,
-                "categories": {} if category is None else {"category": [category]},
-                "goal": goal,
-                "step_instruction": _text(step, "low_level_instruction"),
-                "history": list(history),
-                "action": action,
-                "screen": screen,
-                "episode": episode,
-                "step": number_,
-            }
-            if boxes := _boxes(step.get("sam2_bbox"), screen):
-                row["ui_boxes"] = boxes
-            rows.append(row)
-        except DataError as error:
-            rows.append(DataError(f"step {number_}: {error}"))
-        history.append(action)
-    return rows
 
+    def action(step: int) -> Action:
+        if not isinstance(steps[step], dict):
+            raise DataError("it is no object")
+        return from_gui_odyssey(steps[step], screen)
 
-def _text(record: Record, name: str) -> str | None:
-    found = first(record, name)
-    return None if found is None else text(found, name, LONGEST_TEXT)
+    def own(step: int, action: Action) -> Row:
+        about = steps[step]
+        screenshot = _screenshot(text(about.get("screenshot"), "screenshot", 4096), place.file, images.root)
+        row: Row = {
+            "images": images.refs(screenshot, place),
+            "step_instruction": optional(about, ["low_level_instruction"], LONGEST_TEXT),
+        }
+        if boxes := _boxes(about.get("sam2_bbox"), screen):
+            row["ui_boxes"] = boxes
+        return row
+
+    shared: Row = {
+        "source": "GUI-Odyssey",
+        "category": category,
+        "categories": {} if category is None else {"category": [category]},
+        "goal": goal,
+        "screen": screen,
+    }
+    return rows_of_episode(episode, len(steps), shared, action, own)
 
 
 def _screenshot(name: str, file: Path, root: Path) -> Path:

@@ -15,17 +15,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from selfverify.core.errors import DataError
-from selfverify.data.fields import (
-    LONGEST_QUESTION,
-    Images,
-    Place,
-    Record,
-    Row,
-    box,
-    listed,
-    polygon,
-    text,
-)
+from selfverify.data import fields
+from selfverify.data.fields import Images, Place, Record, Row, listed
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 IGNORED = 255
@@ -49,7 +40,7 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
         if not isinstance(label, str):
             raise DataError("one of its shapes has no label")
         if label.lower() != "flag":
-            points = polygon(shape.get("points"), f"shape {label!r}")
+            points = fields.polygon(shape.get("points"), f"shape {label!r}")
             (ignored if "ignore" in label.lower() else polygons).append(points)
     if not polygons:
         raise DataError("none of its shapes is a target")
@@ -70,8 +61,8 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
                     "source": "ReasonSeg",
                     "category": category,
                     "categories": {"category": [category]},
-                    "question": text(question, "text", LONGEST_QUESTION),
-                    "box": box(around, size),
+                    "question": fields.text(question, "text", fields.LONGEST_QUESTION),
+                    "box": fields.box(around, size),
                     "polygons": polygons,
                     "ignored": ignored,
                     "size": size,

@@ -13,22 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.data.fields import (
-    LONGEST_QUESTION,
-    Images,
-    Place,
-    Record,
-    Row,
-    box,
-    filled,
-    first,
-    listed,
-    number,
-    one_image,
-    polygon,
-    text,
-)
-from selfverify.data.vqa import ANSWER_TAG, HUMAN, MODEL, common, spoken
+from selfverify.data import fields
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, number
+from selfverify.data.vqa import ANSWER_TAG, MODEL, asked, common, spoken
 
 SIDES = ("x1", "y1", "x2", "y2")
 ASKS_FOR_A_BOX = re.compile(r"\A.*?region this sentence describes:\s*(.*?)\.?\s*\Z", re.DOTALL)
@@ -38,21 +25,21 @@ ASKS_FOR_A_BOX = re.compile(r"\A.*?region this sentence describes:\s*(.*?)\.?\s*
 def convert_grounding(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`."""
     row = common(record, images, place)
-    image = one_image(row["images"])
+    image = fields.one_image(row["images"])
     if filled(record.get("width")) and filled(record.get("height")):
         size = int(number(record["width"], "width")), int(number(record["height"], "height"))
     else:
         size = images.size(image)
-    asked = first(record, "normal_caption", "question", "problem") or spoken(record, HUMAN)
-    question = text(asked, "question", LONGEST_QUESTION)
+    found = asked(record, "normal_caption", "question", "problem")
+    question = fields.text(found, "question", fields.LONGEST_QUESTION)
     row |= {
         "question": ASKS_FOR_A_BOX.sub(r"\1", question),
-        "box": box(_box(record, size), size),
+        "box": fields.box(_box(record, size), size),
         "size": size,
     }
     for name in ("polygons", "ignored"):
         if filled(record.get(name)):
-            row[name] = [polygon(points) for points in listed(record[name], name)]
+            row[name] = [fields.polygon(points) for points in listed(record[name], name)]
     if filled(split := record.get("split")):
         # VLMEvalKit counts the rows of each split anew; only split and number together are unique.
         row["id"] = f"{split}_{row['id']}" if row["id"] is not None else None

@@ -18,20 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.data.fields import (
-    LONGEST_ANSWER,
-    LONGEST_QUESTION,
-    Images,
-    Place,
-    Record,
-    Row,
-    filled,
-    first,
-    listed,
-    number,
-    shown,
-    text,
-)
+from selfverify.data import fields
+from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, shown, text, written
 from selfverify.data.images import ImageRef
 
 LONGEST_NAME = 500
@@ -55,9 +43,10 @@ def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | 
     options = _options(record)
     answers = _answers(record, options)
     shared = common(record, images, place)
+    unit = fields.optional(record, ["unit"], 100)
     row: Row = {
         **shared,
-        "question": _question(record, drawn=bool(options and shared["images"])),
+        "question": _question(record, unit, drawn=bool(options and shared["images"])),
         "answer": answers[0],
         "options": options,
         # The type of a text says nothing about a letter.
@@ -66,8 +55,8 @@ def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | 
     }
     if len(answers) > 1:
         row["alternatives"] = answers
-    if filled(record.get("unit")):
-        row["unit"] = text(record["unit"], "unit", 100)
+    if unit is not None:
+        row["unit"] = unit
     if (solution := _solution(record)) is not None:
         row["solution"] = solution
     return [row]
@@ -75,14 +64,11 @@ def convert_vqa(record: Record, place: Place, images: Images) -> Sequence[Row | 
 
 def common(record: Record, images: Images, place: Place) -> Row:
     """Return the fields that all kinds of rows have."""
-    category = first(record, *CATEGORIES)
-    source = first(record, *SOURCES)
-    own = first(record, *IDS)
     return {
-        "id": None if own is None else text(own, "id", LONGEST_NAME),
+        "id": fields.optional(record, IDS, LONGEST_NAME),
         "images": find_images(record, images, place),
-        "source": None if source is None else text(source, "source", LONGEST_NAME),
-        "category": None if category is None else text(category, "category", LONGEST_NAME),
+        "source": fields.optional(record, SOURCES, LONGEST_NAME),
+        "category": fields.optional(record, CATEGORIES, LONGEST_NAME),
         "categories": _categories(record),
     }
 
@@ -91,17 +77,21 @@ def _categories(record: Record) -> dict[str, list[str]]:
     """Return the values of `GROUPINGS` by column; a list in the file (MathVista's skills) gives several.
 
     A record may also have them as rows do, in ``categories``.
+
+    Raises:
+        DataError: ``categories`` is no dictionary, or a value is neither a text nor a finite number.
     """
-    inner, given = record.get("metadata"), record.get("categories")
+    inner, given = record.get("metadata"), first(record, "categories")
+    if not isinstance(given, dict | None):
+        raise DataError(f"its categories is {shown(given)}, not values by column")
     columns = inner | record if isinstance(inner, dict) else record
-    values_by_name = {name: columns.get(name) for name in GROUPINGS}
     found = {}
-    for name, value in (values_by_name | (given if isinstance(given, dict) else {})).items():
+    for name, value in ({name: columns.get(name) for name in GROUPINGS} | (given or {})).items():
         if isinstance(value, str) and value.startswith("["):
             value = listed(value, name)
         values = value if isinstance(value, list | tuple) else [value]
         if any(filled(v) for v in values):
-            found[name] = [text(v, name, LONGEST_NAME) for v in values if filled(v)]
+            found[name] = [written(v, name, LONGEST_NAME) for v in values if filled(v)]
     return found
 
 
@@ -128,16 +118,20 @@ def spoken(record: Record, who: tuple[str, ...]) -> Any:
     return None
 
 
-def _question(record: Record, drawn: bool) -> str:
-    found = first(record, "question", "problem") or spoken(record, HUMAN)
+def asked(record: Record, *names: str) -> Any:
+    """Return the question in the first of these columns that is filled, else in ``conversations``."""
+    found = first(record, *names)
+    return spoken(record, HUMAN) if found is None else found
+
+
+def _question(record: Record, unit: str | None, drawn: bool) -> str:
+    found = asked(record, "question", "problem")
     if found is None and drawn and not record.keys() & {"question", "problem", "conversations"}:
         return IN_IMAGE
-    question = text(found, "question", LONGEST_QUESTION)
-    if filled(hint := record.get("hint")):
-        question = f"{text(hint, 'hint', LONGEST_QUESTION)}\n{question}"
-    if filled(unit := record.get("unit")):
-        question = f"{question} (unit: {text(unit, 'unit', 100)})"
-    return question
+    question = text(found, "question", fields.LONGEST_QUESTION)
+    if (hint := fields.optional(record, ["hint"], fields.LONGEST_QUESTION)) is not None:
+        question = f"{hint}\n{question}"
+    return question if unit is None else f"{question} (unit: {unit})"
 
 
 def _options(record: Record) -> dict[str, str] | None:
@@ -160,13 +154,17 @@ def _options(record: Record) -> dict[str, str] | None:
         return None
     if len(given) < 2 or not all(len(letter) == 1 and letter in string.ascii_uppercase for letter in given):
         raise DataError(f"its options {shown(sorted(given))} are not two or more single letters")
-    return {letter: text(option, f"option {letter}", LONGEST_ANSWER) for letter, option in given.items()}
+    return {
+        letter: written(option, f"option {letter}", fields.LONGEST_ANSWER) for letter, option in given.items()
+    }
 
 
 def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
     """Return the letters of the right options, or the accepted answers, in the record's order."""
     if options is not None and filled(record.get("answer_option")):
-        return [_letter(text(record["answer_option"], "answer_option", LONGEST_ANSWER), options, False)]
+        return [
+            _letter(written(record["answer_option"], "answer_option", fields.LONGEST_ANSWER), options, False)
+        ]
     found = first(record, "answer", "solution")
     found = spoken(record, MODEL) if found is None else found
     if isinstance(found, str) and (tagged := ANSWER_TAG.findall(found)):
@@ -178,7 +176,7 @@ def _answers(record: Record, options: dict[str, str] | None) -> list[str]:
         several = listed(found, "answer")
     if filled(record.get("alternatives")):
         several = [*several, *listed(record["alternatives"], "alternatives")]
-    answers = [text(answer, "answer", LONGEST_ANSWER) for answer in several]
+    answers = [written(answer, "answer", fields.LONGEST_ANSWER) for answer in several]
     if options is not None:
         # MathVista's answers to `choices` are texts, even "2" and "B"; AI2D's to `options` are places.
         are_texts = filled(record.get("choices")) or record.get("answer_type") == "text"
@@ -223,7 +221,7 @@ def _chosen_text(answer: str, options: dict[str, str]) -> str:
 def _precision(value: Any) -> int | None:
     if not filled(value) or value == "None":
         return None
-    found = number(value, "precision")
+    found = fields.number(value, "precision")
     if not found.is_integer() or not 0 <= found <= 12:
         raise DataError(f"its precision is {shown(value)}, not a number of decimals from 0 to 12")
     return int(found)
