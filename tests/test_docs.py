@@ -103,6 +103,38 @@ def test_method_metrics_are_explained() -> None:
     assert not logged.keys() - explained()
 
 
+def named_files(page: Path) -> set[str]:
+    """Paths in a page's code marks and blocks: below a folder of ours, or modules below the package."""
+    text = page.read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
+    top = r"(?:recipes|docs|src|benchmarks|examples|tests|selfverify)/[\w.*/-]*\w"
+    layers = [folder.name for folder in (DOCS.parent / "src" / "selfverify").iterdir() if folder.is_dir()]
+    return set(re.findall(rf"(?<![\w./<-])(?:{top}|(?:{'|'.join(layers)})/[\w/]*\.py)\b", code))
+
+
+PAGES = [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """As seen from the repository's top, from ``src``, or from the package."""
+    root = DOCS.parent
+    to_be_written = {"tasks/digits_count.py", "methods/rloo.py"} if page.name == "CONTRIBUTING.md" else set()
+    places = (root, root / "src", root / "src" / "selfverify")
+    missing = {name for name in named_files(page) if not any(any(place.glob(name)) for place in places)}
+    assert missing == to_be_written
+
+
+def test_named_files_are_found(tmp_path: Path) -> None:
+    """So that the test above can fail."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`docs/no.md`, `python tests/gone.py -x`, `core/lost.py`, `runs/docs/x`\n"
+        "```sh\ncat recipes/a.yaml\n```"
+    )
+    assert named_files(page) == {"docs/no.md", "tests/gone.py", "core/lost.py", "recipes/a.yaml"}
+
+
 @pytest.mark.usefixtures("builtin_digits")
 def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks together are one program, whose run folders hold nothing that is not explained."""

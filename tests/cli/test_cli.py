@@ -122,7 +122,8 @@ def test_train_says_at_its_end_what_happened(recipe: Path, calls: list[Any], tmp
         {**event, "event": "resumed", "steps_again": 2},
         {**event, "event": "problem_skipped", "problem": "digits/7", "reason": "no [red]image"},
     ]
-    (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    first, second = (json.dumps(event) for event in events)
+    (tmp_path / "run" / "events.jsonl").write_text(f"{first}\nspoilt by a bad disk\n{second}\n")
     told = run("train", recipe, "--resume").stderr
     assert "what happened:\n  resumed at step 3 (2026-01-01 00:00:00 UTC); 2 steps were done again\n" in told
     assert "1 problem skipped\n    digits/7: no [red]image\n" in told

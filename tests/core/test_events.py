@@ -111,3 +111,17 @@ def test_a_file_that_holds_no_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not an event"):
         read_events(tmp_path / "events.jsonl")
     assert read_events(tmp_path / "none.jsonl") == []
+
+
+@pytest.mark.parametrize("corrupt", [b'{"event": ', b"\xff\x00", b"[1]", b""], ids=repr)
+def test_a_corrupt_line_hides_no_other(
+    corrupt: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append("started")
+    with log.path.open("ab") as file:
+        file.write(corrupt + b"\n")
+    log.append("finished")
+    assert names(log.path) == ["started", "finished"]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"{log.path}, line 2: ") and warning.endswith("; left out")

@@ -232,16 +232,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[" * 100_000, "broken YAML: maximum depth"),
+        ("[" * 100_000, "file.yaml:1: broken YAML: more than 50 sections and lists stand inside each other"),
+        ("a: 1\n---\nb: 2\n", "file.yaml:2: broken YAML: a second document begins here"),
         ("a: &a [1, 1]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise(LETTERS)),
          "more than 10,000 values"),
         ("a: &a {k: 1}\n" + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}]}}\n" for a, b in pairwise(LETTERS)),
          "more than 10,000 values"),
         ("a: &a [*a]", "file.yaml:1: a value that contains itself"),
-        ("a: !!bool x", "broken YAML"),
-        ("a: !!int x", "broken YAML"),
+        ("a: 1\nb: !!bool x", "file.yaml:2: broken YAML: 'x' is no bool"),
+        ("a: 1\nb: [!!int x]", "file.yaml:2: broken YAML: 'x' is no int"),
+        ("a:\n  b: !!int ''", "file.yaml:2: broken YAML: '' is no int"),
         ("a: !mine x", "broken YAML"),
-        ("a: 1\n---\nb: 2", "another document"),
         ("? [a]\n: b", "cannot be a key"),
     ],
 )  # fmt: skip

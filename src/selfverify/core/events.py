@@ -94,10 +94,12 @@ class EventLog(logging.Handler):
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Read the events in a file; returns an empty list if there is no file.
 
+    A corrupt line is left out with a warning, because no result depends on events.
+
     Raises:
-        DataError: A line is corrupt, or is no event.
+        DataError: A line is a JSON object but no event, so this is another kind of file.
     """
-    rows = read_rows(path)
+    rows = read_rows(path, skip_corrupt=True)
     for number, row in enumerate(rows, start=1):
         if "event" not in row:
             raise DataError(f"{path}, line {number}: not an event")
@@ -136,9 +138,11 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
                 lost = f"; {again} {'step was' if again == 1 else 'steps were'} done again" if again else ""
                 lines.append(f"resumed at step {event.get('step')} ({_when(event)}){lost}")
             case "interrupted" | "time_limit":
-                lines.append(f"{event['event'].replace('_', ' ')} at step {event['step']} ({_when(event)})")
+                lines.append(
+                    f"{event['event'].replace('_', ' ')} at step {event.get('step')} ({_when(event)})"
+                )
             case "failed":
-                lines.append(f"failed at step {event['step']} ({_when(event)}): {event.get('message')}")
+                lines.append(f"failed at step {event.get('step')} ({_when(event)}): {event.get('message')}")
     for name, (one, many) in COUNTED.items():
         found = [event for event in events if event["event"] == name]
         if found:

@@ -127,8 +127,12 @@ def read_journal(path: Path, row: type[Row]) -> tuple[dict[str, Any], dict[int, 
     return _read(path, row)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path, skip_corrupt: bool = False) -> list[dict[str, Any]]:
     """Read a journal without a header. A last line that was cut off is left out with a warning.
+
+    Args:
+        path: The file.
+        skip_corrupt: Whether to leave out complete lines that are corrupt, with a warning for each.
 
     Returns:
         The lines, one JSON object each; an empty list if there is no file.
@@ -136,7 +140,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: A complete line is corrupt. The message names file and line.
     """
-    return _rows(path, _whole_lines(path), dict[str, Any]) if path.exists() else []
+    return _rows(path, _whole_lines(path), dict[str, Any], skip_corrupt) if path.exists() else []
 
 
 def _read(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[str, Any], dict[int, Row]]:
@@ -161,7 +165,9 @@ def _whole_lines(path: Path, warn: bool = True) -> list[bytes]:
     return lines
 
 
-def _rows(path: Path, lines: list[bytes], row: type[Any], first: int = 1) -> list[Any]:
+def _rows(
+    path: Path, lines: list[bytes], row: type[Any], skip_corrupt: bool = False, first: int = 1
+) -> list[Any]:
     reader = TypeAdapter(row)
     rows = []
     for number, line in enumerate(lines, start=first):
@@ -170,7 +176,10 @@ def _rows(path: Path, lines: list[bytes], row: type[Any], first: int = 1) -> lis
         except ValidationError as error:
             fault = error.errors()[0]
             name = ".".join(str(part) for part in fault["loc"])
-            raise _corrupt(path, number, f"{name}: {fault['msg']}" if name else fault["msg"]) from None
+            problem = f"{name}: {fault['msg']}" if name else fault["msg"]
+            if not skip_corrupt:
+                raise _corrupt(path, number, problem) from None
+            logger.warning("%s, line %d: %s; left out", path, number, problem)
     return rows
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.representer import SafeRepresenter
@@ -33,6 +34,17 @@ class _DatesAreTexts(VersionedResolver):
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         tag = super().resolve(kind, value, implicit)
         return self.DEFAULT_SCALAR_TAG if str(tag).endswith((":timestamp", ":value")) else tag
+
+
+class _NamesLines(SafeConstructor):
+    """Says where a value stands that is not what its tag says, as in ``!!int x``."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError):
+            problem = f"{node.value!r} is no {str(node.tag).rpartition(':')[2]}"
+            raise ConstructorError(problem=problem, problem_mark=node.start_mark) from None
 
 
 class _PlainForAll(SafeRepresenter):
@@ -62,7 +74,8 @@ _PlainForAll.add_representer(float, _PlainForAll.represent_float)
 
 def _yaml() -> Any:
     yaml: Any = YAML(typ="safe", pure=True)  # Any: its attributes are declared as None
-    yaml.Resolver, yaml.Representer, yaml.max_depth = _DatesAreTexts, _PlainForAll, MOST_DEPTH
+    yaml.Resolver, yaml.Constructor, yaml.Representer = _DatesAreTexts, _NamesLines, _PlainForAll
+    yaml.max_depth = MOST_DEPTH
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.width = False, False, 10**6
     return yaml
 
@@ -181,9 +194,19 @@ def _load(text: str, source: str, lines: dict[Key, int]) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{source}:{mark.line + 1}" if mark and source.endswith((".yaml", ".yml")) else source
-        raise ConfigError(f"{place}: broken YAML: {error.problem or error.context}") from None
-    except (YAMLError, ValueError, LookupError) as error:
+        raise ConfigError(f"{place}: broken YAML: {_problem(error)}") from None
+    except YAMLError as error:
         raise ConfigError(f"{source}: broken YAML: {error}") from None
+
+
+def _problem(error: MarkedYAMLError) -> str:
+    """Return what is wrong, in our words where the parser's are about its own settings or half a sentence."""
+    problem = str(error.problem or error.context)
+    if problem.startswith("maximum depth"):
+        return f"more than {MOST_DEPTH} sections and lists stand inside each other"
+    if problem == "but found another document":
+        return "a second document begins here; a recipe is one document"
+    return problem
 
 
 def _walk(node: Node, key: Key, source: str, lines: dict[Key, int]) -> None:
