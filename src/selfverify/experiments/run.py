@@ -22,7 +22,7 @@ from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.loop import Learner, StepCallback
-from selfverify.methods.base import Method, Stage
+from selfverify.methods.base import Method, Stage, TrainingRun
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
@@ -75,7 +75,7 @@ def learn(
         return _figures(evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens))
 
     trained: list[Stage] = []
-    for stage in method.stages(policy, task, learner, sampling, output, seed, resume):
+    for stage in method.stages(TrainingRun(policy, task, learner, sampling, output, seed, resume)):
         before = sum(earlier.learner.steps for earlier in trained)
         tell = None if on_step is None else partial(_later, on_step, before)
         loop = Learner(policy, task, stage.method, stage.learner, sampling, stage.folder, seed, check, tell)

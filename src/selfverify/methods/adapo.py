@@ -93,10 +93,6 @@ class AdaPO(TwoTurnMethod):
     config_class = AdaPOConfig
     config: AdaPOConfig
 
-    def __init__(self, config: AdaPOConfig | None = None) -> None:
-        super().__init__(config)
-        self.shape = self.config.shape
-
     def credit(self, group: Group, valid: Tensor) -> list[Credit]:
         """One advantage for both turns, with a KL coefficient each (Eq. 6-8).
 
@@ -122,7 +118,7 @@ class AdaPO(TwoTurnMethod):
 
     def _table(self, first: Tensor, valid: Tensor) -> Tensor:
         # Without a valid trajectory there is no P, and nothing that would earn by it.
-        return reward_table(error_rate(first, valid).nan_to_num(0.0), self.shape)
+        return reward_table(error_rate(first, valid).nan_to_num(0.0), self.config.shape)
 
     def _betas(self, table: Tensor) -> tuple[Tensor, Tensor]:
         scale = self.config.kl_scale if self.config.reward == "adaptive" else 0.0

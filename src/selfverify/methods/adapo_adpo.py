@@ -13,16 +13,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from selfverify.core.credit import Credit
-from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.two_turn_method import TwoTurnMethod
-from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import SCORE, Rollout, read_rollout
-from selfverify.rollouts.two_turn import roll_out_turns
-from selfverify.tasks.base import Task
+from selfverify.rollouts.single_turn import SCORE
 
 
 class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):
@@ -50,26 +45,12 @@ class AdaPOADPO(TwoTurnMethod):
     name = "adapo-adpo"
     summary = "AdaPO whose second turn also writes a score, which learns as in ADPO"
     config_class = AdaPOADPOConfig
+    split_score = True
     config: AdaPOADPOConfig
 
     def __init__(self, config: AdaPOADPOConfig | None = None) -> None:
         super().__init__(config)
         self.turns, self.scores = AdaPO(self.config), ADPO(self.config)
-
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Sample two-turn trajectories; for the expected credit, read the second answers' scores."""
-        words = self.config.second_turn
-        rollout = roll_out_turns(policy, task, problems, seeds, sampling, words, split_score=True)
-        if self.config.reads_scores:
-            read_rollout(policy, rollout, sampling.temperature)
-        return rollout
 
     def credit(self, group: Group, valid: Tensor) -> list[Credit]:
         """AdaPO's two credits, and ADPO's for the score, over the same valid trajectories."""

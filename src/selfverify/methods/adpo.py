@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -11,12 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.core.credit import Alternatives, Credit
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
-from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
-from selfverify.methods.base import Method, PolicyGradientConfig, column, needs_a_group, quality, scores
+from selfverify.methods.base import Method, PolicyGradientConfig, column, quality, scores
 from selfverify.objectives import (
     binary_reward,
     concordance_credit,
@@ -24,10 +19,8 @@ from selfverify.objectives import (
     group_advantage,
     preference_reward,
 )
-from selfverify.policy.policy import Policy
 from selfverify.policy.scores import ScoreReading, score_distributions
-from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout, read_rollout, roll_out
-from selfverify.tasks.base import Task
+from selfverify.rollouts.single_turn import ANSWER, SCORE
 
 
 class ADPOConfig(PolicyGradientConfig):
@@ -92,21 +85,8 @@ class ADPO(Method):
     name = "adpo"
     summary = "answers and scores learn from separate advantages (ADPO)"
     config_class = ADPOConfig
+    compares = True
     config: ADPOConfig
-
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Sample a group per problem; for the expected credit, read each answer's score distribution."""
-        rollout = roll_out(policy, task, problems, seeds, sampling)
-        if self.config.reads_scores:
-            read_rollout(policy, rollout, sampling.temperature)
-        return rollout
 
     def verification_reward(self, group: Group, valid: Tensor) -> Tensor:
         """R^p or R^b of a group, ``[G]`` in [0, 1], and record it on its trajectories.
@@ -190,9 +170,3 @@ class ADPO(Method):
 
     def _advantage(self, reward: Tensor, valid: Tensor) -> Tensor:
         return group_advantage(reward, valid, self.config.advantage_eps, self.config.scale_advantage)
-
-    def faults(
-        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
-    ) -> list[str]:
-        """One sample per problem."""
-        return needs_a_group(self, sampling)

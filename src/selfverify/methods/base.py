@@ -19,7 +19,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout, roll_out
+from selfverify.rollouts.single_turn import Rollout, read_rollout, roll_out
 from selfverify.tasks.base import Task
 
 Objective = Literal["surrogate", "likelihood"]
@@ -42,15 +42,39 @@ class MethodConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """What a method is asked to train.
+
+    Args:
+        policy: The policy that is trained.
+        task: Gives problems, judges answers.
+        learner: The settings of the whole run.
+        sampling: Group size, temperature.
+        folder: The run's folder.
+        seed: Decides problems and samples.
+        resume: Whether what an earlier process left in ``folder`` is continued or removed.
+    """
+
+    policy: Policy
+    task: Task
+    learner: LearnerConfig
+    sampling: SamplingConfig
+    folder: Path
+    seed: int
+    resume: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One of the trainings that a run consists of.
 
     Args:
         method: What learns. Its problems are those of `Method.problem`.
         learner: For how long, how fast.
-        folder: Where its logs and checkpoints go: the run's folder, or one in it for each stage. The run's
-            metrics.jsonl then holds the lines of all stages, their steps counted through.
-        labels: Figures that each of the stage's lines there has besides its own.
+        folder: Where its logs and checkpoints go: the run's folder, or a folder in it for each stage. With a
+            folder for each stage, the run's metrics.jsonl holds the lines of all stages, and counts their
+            steps through.
+        labels: Figures that are added to each of the stage's lines in the run's metrics.jsonl.
     """
 
     method: Method
@@ -71,12 +95,14 @@ class Method(ABC):
         config_class: The class of its options; ``config`` is an instance of it.
         objective: What its tokens learn by: the clipped ``surrogate`` of reinforcement learning, or
             ``likelihood``.
+        compares: Whether it compares the samples of one problem, so that it needs two or more of them.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     config_class: ClassVar[type[MethodConfig]]
     objective: ClassVar[Objective] = "surrogate"
+    compares: ClassVar[bool] = False
     config: MethodConfig
 
     def __init__(self, config: MethodConfig | None = None) -> None:
@@ -95,7 +121,13 @@ class Method(ABC):
         Raises:
             DataError: A problem cannot be encoded.
         """
-        return roll_out(policy, task, problems, seeds, sampling)
+        return self.with_scores(policy, roll_out(policy, task, problems, seeds, sampling), sampling)
+
+    def with_scores(self, policy: Policy, rollout: Rollout, sampling: SamplingConfig) -> Rollout:
+        """Return a rollout with the probabilities of each answer's scores, if the credit needs them."""
+        if self.config.reads_scores:
+            read_rollout(policy, rollout, sampling.temperature)
+        return rollout
 
     @abstractmethod
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
@@ -113,44 +145,24 @@ class Method(ABC):
         """
         return task.problem("train", seed, index)
 
-    def stages(
-        self,
-        policy: Policy,
-        task: Task,
-        learner: LearnerConfig,
-        sampling: SamplingConfig,
-        output: Path,
-        seed: int,
-        resume: bool,
-    ) -> Iterator[Stage]:
+    def stages(self, run: TrainingRun) -> Iterator[Stage]:
         """What a run trains in turn: by default the method itself, once.
 
         A stage has been trained to its end before the next one is asked for, so that a method can prepare a
-        stage with the policy as the one before left it. A run whose time is up asks for no more.
-
-        Args:
-            policy: The policy that is trained.
-            task: Gives problems, judges answers.
-            learner: The settings of the whole run.
-            sampling: Group size, temperature.
-            output: The run's folder.
-            seed: Decides problems and samples.
-            resume: Whether what an earlier process left in ``output`` is continued or removed.
+        stage with the policy that the last stage trained. A run whose time is up asks for no more stages.
         """
-        yield Stage(self, learner, output)
+        yield Stage(self, run.learner, run.folder)
 
     def faults(
         self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
     ) -> list[str]:
-        """Other settings of a recipe that the method cannot work with, each with the reason."""
+        """Other settings of a recipe that the method cannot work with, each with the reason.
+
+        By default that is one sample per problem, for a method that compares samples.
+        """
+        if self.compares and sampling.group_size < 2:
+            return [f"sampling.group_size: {self.name} compares samples of one problem; use 2 or more"]
         return []
-
-
-def needs_a_group(method: Method, sampling: SamplingConfig) -> list[str]:
-    """`Method.faults` of methods that compare a problem's samples with each other."""
-    if sampling.group_size < 2:
-        return [f"sampling.group_size: {method.name} compares samples of one problem; use 2 or more"]
-    return []
 
 
 class PolicyGradientConfig(MethodConfig):
@@ -180,19 +192,19 @@ class PolicyGradientConfig(MethodConfig):
 
 
 def column(group: Group, name: str) -> torch.Tensor:
-    """One named reward of a group, ``[G]`` float64."""
+    """Return one named reward of a group, ``[G]`` float64."""
     return torch.tensor([t.rewards[name] for t in group.trajectories], dtype=torch.float64)
 
 
 def quality(group: Group) -> torch.Tensor:
-    """What decides contrast, ``[G]`` float64: the task's ``quality`` where it has one, else ``answer``."""
+    """Return by what answers are told apart, ``[G]`` float64: the task's ``quality``, else ``answer``."""
     return torch.tensor(
         [t.rewards.get("quality", t.rewards["answer"]) for t in group.trajectories], dtype=torch.float64
     )
 
 
-def scores(group: Group, verifier: str = "sampled") -> torch.Tensor:
-    """One verifier's scores of a group, ``[G]`` float64, NaN where there is none."""
+def scores(group: Group) -> torch.Tensor:
+    """Return the scores that a group's responses wrote, ``[G]`` float64, NaN where there is none."""
     return torch.tensor(
-        [t.scores.get(verifier, float("nan")) for t in group.trajectories], dtype=torch.float64
+        [t.scores.get("sampled", float("nan")) for t in group.trajectories], dtype=torch.float64
     )

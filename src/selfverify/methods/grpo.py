@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 
 from selfverify.core.credit import Credit
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
-from selfverify.methods.base import Method, PolicyGradientConfig, column, needs_a_group
+from selfverify.methods.base import Method, PolicyGradientConfig, column
 from selfverify.objectives import group_advantage
 from selfverify.rollouts.single_turn import ANSWER, SCORE
 
@@ -24,6 +21,7 @@ class GRPO(Method):
     name = "grpo"
     summary = "group-relative policy optimisation of the answer"
     config_class = GRPOConfig
+    compares = True
     config: GRPOConfig
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
@@ -37,9 +35,3 @@ class GRPO(Method):
         reward = column(group, "answer") + (c.format_weight * tags - c.score_penalty * spoilt)
         advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)
         return [Credit(channel, advantage, kl_coef=c.kl, valid=valid) for channel in (ANSWER, SCORE)]
-
-    def faults(
-        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
-    ) -> list[str]:
-        """One sample per problem."""
-        return needs_a_group(self, sampling)

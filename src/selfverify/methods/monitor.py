@@ -23,18 +23,17 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if not rows:
         return {}
     metrics = {
-        "reward/answer": float(np.mean([t.rewards["answer"] for t in rows])),
-        "accuracy": float(np.mean([t.rewards["correct"] for t in rows])),
-        "format/answer": float(np.mean([t.rewards["answer_format"] for t in rows])),
-        "format/score": float(np.mean([t.rewards["score_format"] for t in rows])),
+        "reward/answer": _mean_reward(rows, "answer"),
+        "accuracy": _mean_reward(rows, "correct"),
+        "format/answer": _mean_reward(rows, "answer_format"),
+        "format/score": _mean_reward(rows, "score_format"),
         "tokens/response": float(np.mean([t.written for t in rows])),
         "truncated": float(np.mean([t.truncated for t in rows])),
     }
     for name in sorted({name for t in rows for name in t.rewards} - _NAMED):
-        metrics[f"reward/{name}"] = float(np.mean([t.rewards[name] for t in rows if name in t.rewards]))
-    scored = [t for t in rows if "sampled" in t.scores]
-    if scored:
-        values = np.array([t.scores["sampled"] for t in scored])
+        metrics[f"reward/{name}"] = _mean_reward([t for t in rows if name in t.rewards], name)
+    if scored := [t.scores["sampled"] for t in rows if "sampled" in t.scores]:
+        values = np.array(scored)
         metrics["verification/score_mean"] = float(values.mean())
         metrics["verification/score_std"] = float(values.std())
         metrics["verification/score_is_1"] = float((values >= 1).mean())
@@ -42,13 +41,15 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         aucs = [auc for group in groups if not math.isnan(auc := _group_auc(group, verifier))]
         if aucs:
             metrics[name] = float(np.mean(aucs))
-    verified = [t for t in rows if "verification" in t.rewards]
-    if verified:
-        metrics["reward/verification"] = float(np.mean([t.rewards["verification"] for t in verified]))
-        paid = [t.rewards["correct"] for t in verified if t.rewards["verification"] >= 1]
-        if paid:
-            metrics["verification/correct_given_reward1"] = float(np.mean(paid))
+    if verified := [t for t in rows if "verification" in t.rewards]:
+        metrics["reward/verification"] = _mean_reward(verified, "verification")
+        if paid := [t for t in verified if t.rewards["verification"] >= 1]:
+            metrics["verification/correct_given_reward1"] = _mean_reward(paid, "correct")
     return metrics
+
+
+def _mean_reward(rows: Sequence[Trajectory], name: str) -> float:
+    return float(np.mean([t.rewards[name] for t in rows]))
 
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -61,20 +61,17 @@ class SCoRe(TwoTurnMethod):
     config: SCoReConfig
 
     def credit(self, group: Group, valid: Tensor) -> list[Credit]:
-        """Each turn learns from its own reward, but in stage I, where the trajectory has one only.
+        """Return both turns' credits: in stage I both learn from the second reward, then each from its own.
 
-        The bonus is the second turn's: counted for the first as well, it would pay for wrong first answers.
+        Only the second turn gets the bonus, which would pay for wrong answers in the first turn.
         """
         c = self.config
-        if c.drop_truncated:
-            valid = valid & valid_trajectories(group, drop_truncated=True)
+        valid = valid & valid_trajectories(group, c.drop_truncated)
         first, second = column(group, "correct_1"), column(group, "correct")
-        one = group.step < c.first_stage
-        if one:
-            rewards = (second, second)
+        if group.step < c.first_stage:
+            rewards, kls = (second, second), (c.first_kl, c.kl)
         else:
-            rewards = (first, second + c.alpha * (second - first))
-        kls = (c.first_kl if one else c.kl, c.kl)
+            rewards, kls = (first, second + c.alpha * (second - first)), (c.kl, c.kl)
         return [
             Credit(channel, group_advantage(reward, valid, scale=c.scale_advantage), kl_coef=kl, valid=valid)
             for channel, reward, kl in zip((TURN_1, TURN_2), rewards, kls, strict=True)

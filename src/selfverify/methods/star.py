@@ -35,12 +35,12 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.evaluation.sweep import Sweep, make_problems
-from selfverify.methods.base import Method, Stage
-from selfverify.methods.two_turn_method import TwoTurnConfig, other_request
+from selfverify.methods.base import Stage, TrainingRun
+from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import ask_again, roll_out_turns
+from selfverify.rollouts.two_turn import ask_again
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class STaRConfig(TwoTurnConfig):
     )
 
 
-class STaR(Method):
+class STaR(TwoTurnMethod):
     """See the module's docstring.
 
     Args:
@@ -99,22 +99,14 @@ class STaR(Method):
     config_class = STaRConfig
     config: STaRConfig
     objective = "likelihood"
+    compares = False
 
     def __init__(self, config: STaRConfig | None = None, kept: Sequence[Kept] = (), seed: int = 0) -> None:
         super().__init__(config)
         self.kept, self.seed = kept, seed
         self._shown: dict[str, Trajectory] = {}
 
-    def stages(
-        self,
-        policy: Policy,
-        task: Task,
-        learner: LearnerConfig,
-        sampling: SamplingConfig,
-        output: Path,
-        seed: int,
-        resume: bool,
-    ) -> Iterator[Stage]:
+    def stages(self, run: TrainingRun) -> Iterator[Stage]:
         """Per iteration, collect what the policy corrects, then learn from that.
 
         Raises:
@@ -122,18 +114,17 @@ class STaR(Method):
                 set.
             DataError: A file is corrupt, or nothing was corrected that could be learnt from.
         """
+        learner, events = run.learner, run.folder / EVENTS_FILE
         if learner.keep is not None:
             raise ConfigError(self._own_problems(learner))
-        task.use_space(policy.coordinate_space)
-        if not resume:
-            ranks.on_first(lambda: clear_iterations(output))
-        ranks.on_first(partial(Journal, output / EVENTS_FILE))  # repairs it before others write to it
+        run.task.use_space(run.policy.coordinate_space)
+        if not run.resume:
+            ranks.on_first(lambda: clear_iterations(run.folder))
+        ranks.on_first(partial(Journal, events))  # repairs it before others write to it
         for number in range(1, self.config.iterations + 1):
-            folder, own = output / f"iteration-{number}", derived_seed(seed, number)
-            with EventLog(output / EVENTS_FILE, ranks.index()):
-                kept = policy.whole(
-                    partial(self._collect_all, policy, task, learner, sampling, folder, seed, own)
-                )
+            folder, own = run.folder / f"iteration-{number}", derived_seed(run.seed, number)
+            with EventLog(events, ranks.index()):
+                kept = run.policy.whole(partial(self._collect_all, run, folder, own))
             steps = min(math.ceil(self.config.epochs * len(kept) / learner.groups_per_step), learner.steps)
             # It may be shorter than the warm-up, and than the time between evaluations.
             shorter = {
@@ -145,29 +136,20 @@ class STaR(Method):
             settings = learner.model_copy(update=shorter)
             yield Stage(lessons, settings, folder, {"star/iteration": number})
 
-    def _collect_all(
-        self,
-        policy: Policy,
-        task: Task,
-        learner: LearnerConfig,
-        sampling: SamplingConfig,
-        folder: Path,
-        seed: int,
-        own: int,
-    ) -> list[Kept]:
-        """Conversations about all problems, in the order of the problems."""
-        config = self.config
+    def _collect_all(self, run: TrainingRun, folder: Path, own: int) -> list[Kept]:
+        """Return conversations about all problems, in the problems' order; ``own`` seeds the samples."""
+        config, policy, task, sampling = self.config, run.policy, run.task, run.sampling
         settings = {
             "weights": policy.fingerprint(),
             "task": task.name,
-            "seed": seed,
+            "seed": run.seed,
             "sampling": sampling.model_dump(mode="json"),
             "method": config.model_dump(mode="json", include={"second_turn", "rounds", "keep_right"}),
         }
-        path, batch = folder / CONVERSATIONS_FILE, learner.micro_batch_groups
-        sweep = Sweep(path, Collected, settings, config.problems, batch)
+        path = folder / CONVERSATIONS_FILE
+        sweep = Sweep(path, Collected, settings, config.problems, run.learner.micro_batch_groups)
         for share in sweep.shares():
-            problems, unusable = make_problems(task, "train", seed, share, policy.encoder)
+            problems, unusable = make_problems(task, "train", run.seed, share, policy.encoder)
             for index, error in unusable.items():
                 name, reason = f"{task.name}#{index}", str(error)
                 note(logger, "problem_skipped", f"a problem is skipped: {error}", problem=name, reason=reason)
@@ -200,12 +182,11 @@ class STaR(Method):
         seeds: Sequence[int],
         sampling: SamplingConfig,
     ) -> list[list[Trajectory]]:
-        """For each problem the conversations that are worth learning from: their last answer is right.
+        """Return for each problem the conversations that are worth learning from: their last answer is right.
 
-        Conversations that were cut off, or whose answers have no verdict, are not.
+        Conversations that were cut off, or whose answers have no verdict, are left out.
         """
-        words = self.config.second_turn
-        rollout = roll_out_turns(policy, task, problems, seeds, sampling, words)
+        rollout = super().rollout(policy, task, problems, seeds, sampling)
         kept: list[list[Trajectory]] = [[] for _ in problems]
         going = [
             (n, g, t) for n, group in enumerate(rollout.groups) for g, t in enumerate(group.trajectories)
@@ -214,12 +195,12 @@ class STaR(Method):
             if round > 1:
                 asked = [(problems[n], rollout.prompts[n], t) for n, _, t in going]
                 own = [derived_seed(seeds[n], round, g) for n, g, _ in going]
-                again = ask_again(policy, task, asked, own, sampling, words)
+                again = ask_again(policy, task, asked, own, sampling, self.config.second_turn)
                 going = [(n, g, t) for (n, g, _), t in zip(going, again, strict=True)]
             going = [(n, g, t) for n, g, t in going if not t.truncated and t.finish != Finish.ERROR]
             for n, _, trajectory in going:
                 rewards = trajectory.rewards
-                # What is malformed behind a right answer would be learnt, too.
+                # Malformed text behind a right answer would be learnt, too.
                 whole = rewards["correct"] > 0 and rewards["score_opened"] <= rewards["score_format"]
                 if whole and (rewards["correct_1"] == 0 or self.config.keep_right):
                     kept[n].append(trajectory)
@@ -227,7 +208,7 @@ class STaR(Method):
         return kept
 
     def problem(self, task: Task, seed: int, index: int) -> Problem:
-        """The problem of a conversation; each pass over them has another order."""
+        """Return the problem of a conversation; each pass over the conversations has another order."""
         turn, place = divmod(index, len(self.kept))
         order = np.random.default_rng([self.seed, turn]).permutation(len(self.kept))
         chosen = int(order[place])
@@ -246,7 +227,7 @@ class STaR(Method):
         seeds: Sequence[int],
         sampling: SamplingConfig,
     ) -> Rollout:
-        """The conversations of problems that `problem` made; nothing is sampled."""
+        """Return the conversations of problems that `problem` made; nothing is sampled."""
         groups = [Group(problem, [self._shown[problem.id]]) for problem in problems]
         return Rollout(policy.encode(problems), groups)
 
@@ -260,7 +241,7 @@ class STaR(Method):
         ]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """How many rounds it took to correct what is learnt from, on average."""
+        """Return the mean number of rounds that it took to correct the answers of a step's conversations."""
         rounds = [t.segments[-1].turn for group in groups for t in group.trajectories]
         return {"star/rounds": float(np.mean(rounds))}
 
@@ -268,7 +249,7 @@ class STaR(Method):
         self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
     ) -> list[str]:
         """An evaluation after another request, another engine than our own, and a choice of problems."""
-        faults = other_request(self.name, self.config, evaluation)
+        faults = super().faults(learner, sampling, evaluation)
         if sampling.engine != "own":
             faults.append(f"sampling.engine={sampling.engine}: {self.name} samples before it trains: own")
         return faults if learner.keep is None else [*faults, self._own_problems(learner)]

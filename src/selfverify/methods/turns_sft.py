@@ -1,6 +1,7 @@
-"""Fine-tuning on second turns: the two-turn cold start; or, step by step, on the policy's own right ones.
+"""Supervised fine-tuning on second turns: demonstrated ones (the two-turn cold start), or the policy's own.
 
-STaR, which samples with a fixed model and learns afterwards, is `selfverify.methods.star`.
+The policy's own second turns are sampled at every step, and those that are right are learnt. STaR
+(`selfverify.methods.star`) differs: it samples with a fixed model, and learns afterwards.
 """
 
 from __future__ import annotations
@@ -14,21 +15,18 @@ import torch
 from pydantic import Field
 
 from selfverify.core.credit import Credit
-from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import Finish, Group, Trajectory
-from selfverify.methods.base import Method
 from selfverify.methods.monitor import turn_metrics
 from selfverify.methods.sft import SFT, SFTConfig
-from selfverify.methods.two_turn_method import TwoTurnConfig, other_request
+from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up, inserted_tokens
 from selfverify.rollouts.single_turn import Rollout, read_response, verdict
-from selfverify.rollouts.two_turn import TURN_2, make_trajectory, roll_out_turns
+from selfverify.rollouts.two_turn import TURN_2, make_trajectory
 from selfverify.tasks.base import Task
 
 
@@ -51,7 +49,7 @@ class TurnsSFTConfig(TwoTurnConfig):
     )
 
 
-class TurnsSFT(Method):
+class TurnsSFT(TwoTurnMethod):
     """Negative log-likelihood of second turns, behind first turns as the policy really writes them."""
 
     name = "turns-sft"
@@ -59,6 +57,7 @@ class TurnsSFT(Method):
     config_class = TurnsSFTConfig
     config: TurnsSFTConfig
     objective = "likelihood"
+    compares = False
 
     def __init__(self, config: TurnsSFTConfig | None = None) -> None:
         super().__init__(config)
@@ -89,7 +88,7 @@ class TurnsSFT(Method):
         sampling: SamplingConfig,
     ) -> Rollout:
         if self.config.source == "sampled":
-            return roll_out_turns(policy, task, problems, seeds, sampling, self.config.second_turn)
+            return super().rollout(policy, task, problems, seeds, sampling)
         prompts = policy.encode(problems)
         groups = []
         sampled = policy.sample(prompts, sampling, seeds=seeds)
@@ -139,12 +138,6 @@ class TurnsSFT(Method):
         """The turns' figures: of demonstrations, ``acc@t1`` is the policy's own and ``acc@t2`` theirs."""
         turns = [replace(g, trajectories=[t for t in g.trajectories if not _rehearsed(t)]) for g in groups]
         return turn_metrics(turns)
-
-    def faults(
-        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
-    ) -> list[str]:
-        """An evaluation that measures second turns after another request."""
-        return other_request(self.name, self.config, evaluation)
 
 
 def _rehearsed(trajectory: Trajectory) -> bool:

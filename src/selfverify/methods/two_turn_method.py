@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -11,7 +12,7 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
-from selfverify.methods.base import Method, MethodConfig, needs_a_group
+from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import group_metrics, turn_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.turns import SECOND_TURN
@@ -29,8 +30,14 @@ class TwoTurnConfig(MethodConfig):
 
 
 class TwoTurnMethod(Method):
-    """Samples groups of two-turn trajectories and compares them."""
+    """Learns from two-turn trajectories; by default it samples groups of them and compares each group.
 
+    Attributes:
+        split_score: Whether the second turn's score is a segment of its own.
+    """
+
+    split_score: ClassVar[bool] = False
+    compares = True
     config: TwoTurnConfig
 
     def rollout(
@@ -42,7 +49,9 @@ class TwoTurnMethod(Method):
         sampling: SamplingConfig,
     ) -> Rollout:
         """Sample a group of two-turn trajectories per problem."""
-        return roll_out_turns(policy, task, problems, seeds, sampling, self.config.second_turn)
+        words = self.config.second_turn
+        rollout = roll_out_turns(policy, task, problems, seeds, sampling, words, self.split_score)
+        return self.with_scores(policy, rollout, sampling)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """The common figures and those of the turns."""
@@ -51,21 +60,19 @@ class TwoTurnMethod(Method):
     def faults(
         self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
     ) -> list[str]:
-        """One sample per problem, and an evaluation that does not measure the second turns."""
-        faults = needs_a_group(self, sampling) + other_request(self.name, self.config, evaluation)
-        if evaluation.second_turn is None:
-            words = self.config.second_turn
+        """The default ones, and second turns that are not measured, or measured after another request.
+
+        A method of supervised fine-tuning is mostly not measured at all, so it may leave them out.
+        """
+        faults = super().faults(learner, sampling, evaluation)
+        words, asked = self.config.second_turn, evaluation.second_turn
+        if asked is None and self.objective == "surrogate":
             faults.append(
                 f"evaluation.second_turn: {self.name} trains second turns; measure them, too: {words!r}"
             )
+        elif asked not in (None, words):
+            faults.append(
+                f"evaluation.second_turn: {asked!r} is not what {self.name} trains with "
+                f"(method.second_turn: {words!r})"
+            )
         return faults
-
-
-def other_request(name: str, config: TwoTurnConfig, evaluation: EvaluationConfig) -> list[str]:
-    """`Method.faults` of method ``name`` where second turns are measured after another request."""
-    words, asked = config.second_turn, evaluation.second_turn
-    if asked is None or asked == words:
-        return []
-    return [
-        f"evaluation.second_turn: {asked!r} is not what {name} trains with (method.second_turn: {words!r})"
-    ]
