@@ -33,6 +33,11 @@ class _Commands(TyperGroup):
         except SelfVerifyError as error:
             say(str(error), "bold red", "error: ")
             raise typer.Exit(2) from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            say(f"{error.filename2 or error.filename}: {error.strerror}", "bold red", "error: ")
+            raise typer.Exit(2) from None
         except KeyboardInterrupt:
             say("interrupted; `--resume` goes on from the last checkpoint", "yellow")
             raise typer.Exit(130) from None

@@ -45,7 +45,10 @@ def solve(settings: SolveSettings, as_json: Json = False) -> None:
     if settings.asked.save_image is not None:
         if not problem.images:
             raise ConfigError(f"problem {problem.id} has no image")
-        problem.images[0].save(settings.asked.save_image)
+        try:
+            problem.images[0].save(settings.asked.save_image)
+        except ValueError as error:
+            raise ConfigError(f"--save-image: {error}; end the file's name with .png") from None
         typer.echo(problem.meta.get("question", ""))
         return
     table = Table("#", "answer", "score", "log-prob", "tokens")

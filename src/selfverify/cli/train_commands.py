@@ -119,8 +119,8 @@ def merge(
     from selfverify.core.policy_settings import PolicyConfig
     from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
 
-    if output.exists() and any(output.iterdir()):
-        raise ConfigError(f"{output} is not empty; choose another folder")
+    if output.is_file() or (output.exists() and any(output.iterdir())):
+        raise ConfigError(f"{output} is not an empty folder; choose another one")
     source = saved_model(target)
     trained = (Path(target).expanduser() / RECIPE_FILE).is_file()
     settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")

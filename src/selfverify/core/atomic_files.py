@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from selfverify.core.errors import ConfigError
+
 
 def sync_file(path: Path) -> None:
     """Force a file's bytes to the disk."""
@@ -21,6 +23,20 @@ def sync_folder(path: Path) -> None:
     """Force a folder's entries to the disk. Without this, a power cut may lose a file's name."""
     if os.name != "nt":  # Windows neither allows nor needs this
         sync_file(path)
+
+
+def make_output_folder(folder: Path) -> None:
+    """Make the folder that ``output`` names, unless it is there.
+
+    Raises:
+        ConfigError: It cannot be made, or it is a file.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"output: the folder {folder} cannot be made ({error.strerror}); name another one"
+        ) from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from selfverify.core.atomic_files import write_json, write_text
+from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
@@ -55,13 +55,13 @@ def run_matrix(
         The cells of the table.
 
     Raises:
-        ConfigError: There is no model, or the models write places in different units.
+        ConfigError: The folder cannot be made, there is no model, or the models write places in different units.
     """
     task = make_task(recipe.task.name, **recipe.task.options)
     config = recipe.evaluation
+    make_output_folder(output)
     policies = _load(models, recipe, task)
     weights = {name: policy.fingerprint() for name, policy in policies.items()}
-    output.mkdir(parents=True, exist_ok=True)
     samples: dict[str, list[StoredSample]] = {}
     for name, policy in policies.items():
         say(f"{name} answers")

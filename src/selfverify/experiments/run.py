@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core import ranks
-from selfverify.core.atomic_files import write_json, write_text
+from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import EVENTS_FILE
 from selfverify.core.journal import read_rows
@@ -215,7 +215,7 @@ def start_processes(recipe: Recipe) -> None:
 
 
 def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_output_folder(folder)
     if not resume:
         _clear(folder)
     write_text(folder / "recipe.yaml", to_yaml(recipe))
@@ -254,10 +254,10 @@ def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | Non
     """
     settings = recipe.policy.for_model(model) if model else recipe.policy
     start_processes(recipe)
+    folder = output or recipe.folder / "eval"
+    ranks.on_first(lambda: make_output_folder(folder))
     policy = Policy.load(settings)
     task = make_task(recipe.task.name, **recipe.task.options)
-    folder = output or recipe.folder / "eval"
-    ranks.on_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
     found = {"after": summary, "settings": recipe.model_dump(mode="json")}
 

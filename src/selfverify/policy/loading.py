@@ -92,11 +92,23 @@ def _lasting(path: str) -> str:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """``auto`` is CUDA where there is one (each of a node's processes has its own), else the CPU."""
+    """``auto`` is CUDA where there is one (each of a node's processes has its own), else the CPU.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
     if wanted == "auto":
         cuda = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         return torch.device(cuda if torch.cuda.is_available() else "cpu")
-    return torch.device(wanted)
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        device = None
+    if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(
+            f"policy.device={wanted}: this machine has no such device; say auto, cpu, cuda or cuda:N"
+        )
+    return device
 
 
 def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:

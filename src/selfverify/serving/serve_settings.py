@@ -69,7 +69,7 @@ class ListeningSettings(BaseModel):
 
     model_config = _STRICT
 
-    host: str = Field("127.0.0.1", description="The address to listen on.")
+    host: str = Field("127.0.0.1", min_length=1, description="The address to listen on.")
     port: int = Field(8080, ge=0, le=65535, description="The port; 0 takes a free one.")
     grace: float = Field(
         30.0, ge=0.0, description="Seconds that requests in flight have left when the gateway is stopped."

@@ -30,7 +30,7 @@ class QuestionSettings(BaseModel):
     def _one_question(self) -> QuestionSettings:
         if self.task is not None and (self.question is not None or self.image):
             raise ValueError("--task brings its own question and image; leave yours out")
-        if self.task is None and (self.question is None or self.save_image is not None):
+        if self.task is None and (not (self.question or "").strip() or self.save_image is not None):
             raise ValueError("a question is missing: give one, or take a task's problem with --task NAME")
         return self
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from selfverify.core.atomic_files import write_text
+from selfverify.core.atomic_files import make_output_folder, write_text
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, to_yaml
@@ -117,6 +117,7 @@ def run_study(
         _refuse_other_recipe(job)
     outcome = StudyOutcome(output)
     if not report_only:
+        make_output_folder(output)
         chosen = [job for job, run in zip(work, runs, strict=True) if not only or run.variant in only]
         needed = {run.task for run in runs if not only or run.variant in only}
         first = [job for task, job in evaluations.items() if task in needed]

@@ -1,0 +1,73 @@
+"""Files where folders are needed, folders where files are, devices that do not exist: one clear line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+
+A_FILE = "output: the folder file{} cannot be made"
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: a file, an empty folder, a file that is no image, and half a run."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("hello\n")
+    Path("folder").mkdir()
+    Path("cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    Path("run/metrics.jsonl").mkdir(parents=True)
+    return tmp_path
+
+
+def last_words(*words: str) -> str:
+    """What the command says as it fails."""
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert result.exit_code == 2, (result.output, result.exception)
+    return " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("eval quickstart --output file", A_FILE.format("")),
+        ("eval quickstart --output file/deeper", A_FILE.format("/deeper")),
+        ("eval quickstart policy.device=on", "policy.device=on: this machine has no such device; say auto"),
+        ("eval quickstart policy.device=cuda:99", "policy.device=cuda:99: this machine has no such device"),
+        ("train quickstart output=file", A_FILE.format("")),
+        ("quickstart --fast --output file", A_FILE.format("")),
+        ("matrix a=builtin:digits --output file", A_FILE.format("")),
+        ("study study-adpo-digits --output file", A_FILE.format("")),
+        ("study folder", "no such study file"),
+        ("merge file file", "file is not an empty folder"),
+        ("data filter quickstart --problems 1 --output folder", "folder: Is a directory"),
+        ("report file", "there is no run in file"),
+        ("report run", "run/metrics.jsonl: Is a directory"),
+        ("report folder --out folder", "folder: Is a directory"),
+        ("report folder --out file/report.html", "file: File exists"),
+        ("solve --image cut.png Why?", "the image cut.png cannot be read"),
+        ("solve --image folder Why?", "folder: there is no such file"),
+        ("solve --task digits-pick --save-image pick", "end the file's name with .png"),
+        ("solve --task digits-pick --save-image file/pick.png", "file/pick.png: Not a directory"),
+        ("solve --model folder Why?", "no model at 'folder'"),
+        ("solve --calibration folder Why?", "the calibration folder cannot be read"),
+        ("serve --model folder", "no model at 'folder'"),
+        ("serve --upstream http://127.0.0.1:9 --api-keys folder", "the keys folder cannot be read"),
+        ("serve --upstream http://127.0.0.1:9 --host=", "--host"),
+    ],
+)
+def test_it_is_one_clear_error(odd: Path, words: str, said: str) -> None:
+    assert said in last_words(*words.split())
+
+
+def test_an_empty_question_is_none(odd: Path) -> None:
+    assert "a question is missing" in last_words("solve", " ")
+
+
+def test_a_report_reads_over_what_is_no_number(odd: Path) -> None:
+    Path("folder/metrics.jsonl").write_text('{"step": "x", "accuracy": "y", "loss": {"a": []}}\n')
+    result = CliRunner().invoke(app, ["report", "folder"])
+    assert result.exit_code == 0 and Path("report.html").is_file()
