@@ -55,7 +55,8 @@ def run_matrix(
         The cells of the table.
 
     Raises:
-        ConfigError: The folder cannot be made, there is no model, or the models write places in different units.
+        ConfigError: There is no model, the models write places in different units, or the folder cannot be
+            made.
     """
     task = make_task(recipe.task.name, **recipe.task.options)
     config = recipe.evaluation
