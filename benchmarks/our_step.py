@@ -16,6 +16,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Segment
 from selfverify.learner.loop import Learner
 from selfverify.methods.adpo import ADPO
+from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
@@ -89,7 +90,8 @@ def make_learner(setting: Setting, method: Any, rate: float, out: str) -> Learne
     )
     sampling = SamplingConfig(group_size=setting.group, top_p=0.99, max_new_tokens=RESPONSE_TOKENS)
     policy = Policy.load(setting.folder, device="cpu")
-    return Learner(policy, PreparedTask(setting.problems), method, config, sampling, Path(out), setting.seed)
+    task = PreparedTask(setting.problems)
+    return Learner(Training(policy, task, method, config, sampling, Path(out), setting.seed))
 
 
 def timed_step(learner: Learner, clock: Callable[[], float]) -> tuple[float, int]:
@@ -101,5 +103,5 @@ def timed_step(learner: Learner, clock: Callable[[], float]) -> tuple[float, int
     count = learner.config.groups_per_step
     if metrics["groups/kept"] != count:
         raise SystemExit(f"only {metrics['groups/kept']} of {count} groups taught something")
-    rows = count * learner.sampling.group_size
+    rows = count * learner.training.sampling.group_size
     return seconds, round(metrics["tokens/response"] * rows)

@@ -22,7 +22,8 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.learner.loop import Learner
 from selfverify.learner.streams import select
-from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs, micro_batches
+from selfverify.learner.totals import UpdateTotals
+from selfverify.learner.update import Updater, micro_batches
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.single_turn import Rollout
@@ -86,17 +87,18 @@ class CheckedTrainer(GRPOTrainer):
         credits = [method.credit(g, valid_trajectories(g, False)) for g in groups]
         streams, _ = select(rollout, credits, drop_zero=False)
         totals = UpdateTotals()
-        alone = SimpleNamespace(
-            one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
+        alone: Any = SimpleNamespace(
+            policy=self.ours,
+            reference=self.start,
+            autocast=nullcontext,
+            one_pass=lambda last: nullcontext(),
+            backward=lambda loss, last: loss.backward(),
         )
-        passes = micro_batches(streams, [0] * len(streams), count)
-        reference = fixed_logprobs(self.start, streams, passes, 1.0)
-        for group, logprobs_gr in zip(streams, reference, strict=True):
-            group.reference_logprobs_gr = logprobs_gr
-        config = LearnerConfig(steps=1, micro_batch_groups=count)
-        updater = Updater(self.ours, alone, config, "surrogate")
-        updater.gradient(streams, passes, 1.0, totals)
-        return totals.loss
+        passes = micro_batches(streams, count)
+        updater = Updater(alone, LearnerConfig(steps=1, micro_batch_groups=count), "surrogate")
+        updater.fix_logprobs(streams, passes)
+        updater.gradient(streams, passes, totals)
+        return totals.sums["loss"]
 
 
 class Clock(TrainerCallback):

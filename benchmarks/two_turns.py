@@ -49,6 +49,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.learner.loop import Learner
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
+from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Decoder, Sample
@@ -130,8 +131,10 @@ def compare(
     with tempfile.TemporaryDirectory() as out:
         learners = {
             name: Learner(
-                Policy.load(folder, device="cpu"), PreparedTask(problems), method, config, sampling,
-                Path(out) / name, options.seed,
+                Training(
+                    Policy.load(folder, device="cpu"), PreparedTask(problems), method, config, sampling,
+                    Path(out) / name, options.seed,
+                )
             )
             for name, method in methods.items()
         }  # fmt: skip

@@ -10,7 +10,8 @@ import torch
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.streams import GroupStreams
-from selfverify.learner.update import Updater, UpdateTotals, fixed_logprobs, micro_batches
+from selfverify.learner.totals import UpdateTotals
+from selfverify.learner.update import Updater, fixed_logprobs, micro_batches
 from selfverify.policy.policy import Policy
 
 
@@ -24,7 +25,7 @@ def update(
 ) -> UpdateTotals:
     """Leave the gradient of one batch on ``policy``; ``settings`` are those of `LearnerConfig`."""
     config = LearnerConfig(**{"steps": 1, **settings})
-    passes = micro_batches(groups, [0] * len(groups), config.micro_batch_groups)
+    passes = micro_batches(groups, config.micro_batch_groups)
     fixed = None if reference is None else fixed_logprobs(reference, groups, passes, temperature)
     groups = [
         replace(
@@ -38,5 +39,5 @@ def update(
     policy.model.zero_grad()
     optimizer = torch.optim.AdamW(p for p in policy.model.parameters() if p.requires_grad)
     parallel = Parallel(make_accelerator(policy), policy, None, optimizer, config.max_grad_norm)
-    Updater(policy, parallel, config, "surrogate").gradient(groups, passes, temperature, totals)
+    Updater(parallel, config, "surrogate", temperature).gradient(groups, passes, totals)
     return totals

@@ -96,11 +96,9 @@ def one_run(folder: Path, recipe: Path, best: bool) -> Path:
     for model in (folder / "model", checkpoint / "model"):
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
-    manifest = {"format": 1, "step": 10, "best": None, "files": {"model/config.json": 2}}
+    metric = 0.5 if best else None
+    manifest = {"format": 1, "step": 10, "best": metric, "files": {"model/config.json": 2}}
     (checkpoint / "complete.json").write_text(json.dumps(manifest))
-    if best:
-        pointer = {"checkpoint": checkpoint.name, "value": 0.5}
-        (folder / "checkpoints" / "best.json").write_text(json.dumps(pointer))
     (folder / "metrics.jsonl").write_text('{"step": 10}\n')
     (folder / "recipe.yaml").write_text(recipe.read_text())
     return folder

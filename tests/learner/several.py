@@ -24,6 +24,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
 from selfverify.learner import loop
 from selfverify.learner.loop import Learner
+from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.tasks.digits.digits_pick import DigitsPick
 
@@ -84,7 +85,7 @@ def main() -> None:
     )
     if way != "zero":
         policy.model.double()  # sums in another order differ by rounding, which Adam may blow up
-    learner = Learner(
+    training = Training(
         policy,
         Uneven(given),
         make_method("adpo", kl=0.05),
@@ -100,10 +101,12 @@ def main() -> None:
         SamplingConfig(group_size=4, max_new_tokens=40),
         Path(output),
         seed=3 + (ranks.index() if "disagree" in given else 0),
+        resume="resume" in given,
     )
+    learner = Learner(training)
     if way == "fsdp":
         use_fsdp_on_cpu(learner)
-    learner.run(resume="resume" in given)
+    learner.run()
     learner.save_model(Path(output) / "model")
     if ranks.index() == 0:
         facts = {"count": ranks.count(), "root": type(policy.root).__name__}

@@ -138,9 +138,9 @@ def test_old_ones_go_and_the_best_stays(tmp_path: Path) -> None:
     manager, training = CheckpointManager(tmp_path, keep_last=2), Training()
     for step, metric in [(1, 0.2), (2, 0.9), (3, float("nan")), (4, 0.3), (5, None), (6, None)]:
         training.save(manager, step, metric)
-    assert names(tmp_path) == ["best.json", "checkpoint-000002", "checkpoint-000005", "checkpoint-000006"]
-    assert manager.latest() == tmp_path / "checkpoint-000006"
-    assert manager.best() == tmp_path / "checkpoint-000002"
+    assert names(tmp_path) == ["checkpoint-000002", "checkpoint-000005", "checkpoint-000006"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-000006"
+    assert best_checkpoint(tmp_path) == tmp_path / "checkpoint-000002"
     training.save(manager, 7, 0.95)
     assert best_checkpoint(tmp_path) == tmp_path / "checkpoint-000007"
     assert "checkpoint-000002" not in names(tmp_path)
@@ -152,20 +152,23 @@ def test_saving_a_step_again_replaces_it_and_keeps_its_metric(tmp_path: Path) ->
     training.step()
     training.save(manager, 1)
     training.save(manager, 2, 0.4)
-    assert manager.best() == tmp_path / "checkpoint-000001"
+    assert best_checkpoint(tmp_path) == tmp_path / "checkpoint-000001"
     other = Training()
     other.load(manager, tmp_path / "checkpoint-000001")
     assert_equal_state(other.model.state_dict(), training.model.state_dict())
 
 
-def test_a_best_that_was_saved_but_not_noted_is_found_again(tmp_path: Path) -> None:
-    manager, training = CheckpointManager(tmp_path, keep_last=2), Training()
-    training.save(manager, 1, 0.5)
-    (tmp_path / "best.json").unlink()  # as if killed between the rename and the note
-    assert CheckpointManager(tmp_path, keep_last=2).best() == tmp_path / "checkpoint-000001"
-    (tmp_path / "best.json").write_text("[broken")
-    assert manager.best() is None
-    assert CheckpointManager(tmp_path, keep_last=2).best() == tmp_path / "checkpoint-000001"
+def test_a_best_that_is_damaged_gives_way_to_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager, training = CheckpointManager(tmp_path, keep_last=3), Training()
+    assert best_checkpoint(tmp_path) is None
+    for step, metric in [(1, 0.5), (2, 0.9), (3, 0.5)]:
+        training.save(manager, step, metric)
+    tear(tmp_path / "checkpoint-000002")
+    with caplog.at_level(logging.WARNING):
+        assert best_checkpoint(tmp_path) == tmp_path / "checkpoint-000001"
+    assert "checkpoint-000002 is passed over" in caplog.text
 
 
 def tear(path: Path) -> None:
@@ -191,13 +194,13 @@ def test_damaged_ones_are_passed_over_and_named(
     newest = training.save(manager, 2)
     damage(newest)
     with caplog.at_level(logging.WARNING):
-        assert manager.latest() == tmp_path / "checkpoint-000001"
+        assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-000001"
     assert "checkpoint-000002" in caplog.text
     assert reason in caplog.text
     with pytest.raises(CheckpointError, match="checkpoint-000002"):
         manager.load(newest, training.optimizer, training.scheduler)
     training.save(manager, 2)
-    assert manager.latest() == newest
+    assert latest_checkpoint(tmp_path) == newest
 
 
 def test_what_a_killed_process_left_is_tidied_up(tmp_path: Path) -> None:
@@ -214,7 +217,8 @@ def test_what_a_killed_process_left_is_tidied_up(tmp_path: Path) -> None:
     os.replace(tmp_path / "checkpoint-000003", tmp_path / "checkpoint-000003.replaced")
     assert latest_checkpoint(tmp_path) is None  # reading alone changes nothing
     assert half.exists()
-    assert CheckpointManager(tmp_path, keep_last=9).latest() == tmp_path / "checkpoint-000003"
+    CheckpointManager(tmp_path, keep_last=9)
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-000003"
     assert names(tmp_path) == ["checkpoint-000002", "checkpoint-000003"]
 
 
@@ -238,7 +242,7 @@ def test_a_full_disk_leaves_nothing_behind_and_the_earlier_one_valid(
     assert names(tmp_path) == ["checkpoint-000001"]
     assert_equal_state(training.optimizer.state_dict(), before)
     monkeypatch.undo()
-    assert training.save(manager, 2) == manager.latest()
+    assert training.save(manager, 2) == latest_checkpoint(tmp_path)
 
 
 def test_the_room_it_needs_counts_what_was_not_written_yet(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def test_a_failed_replacement_puts_the_old_one_back(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(checkpoint_module.os, "replace", refuse)
     with pytest.raises(CheckpointError, match=r"quota exceeded.*checkpoint-000001 remains valid"):
         training.save(manager, 1)
-    assert manager.latest() == path
+    assert latest_checkpoint(tmp_path) == path
     assert names(tmp_path) == ["checkpoint-000001"]
 
 
@@ -308,7 +312,7 @@ def test_a_state_that_does_not_fit_names_the_parameter(tmp_path: Path) -> None:
 def save_for_ever(folder: Path) -> None:
     torch.set_num_threads(1)
     manager, training = CheckpointManager(folder, keep_last=1), Training()
-    latest = manager.latest()
+    latest = latest_checkpoint(folder)
     step = training.load(manager, latest)["step"] if latest else 0
     while True:
         step += 1
@@ -337,13 +341,13 @@ def test_killed_at_any_moment_the_newest_one_loads(tmp_path: Path) -> None:
         child.kill()
         child.join()
         manager, training = CheckpointManager(tmp_path, keep_last=1), Training()
-        path = manager.latest()
+        path = latest_checkpoint(tmp_path)
         assert path is not None
         step = training.load(manager, path)["step"]
         assert path.name == f"checkpoint-{step:06d}"
         assert all(state["step"] == step for state in training.optimizer.state.values())
         assert training.scheduler.last_epoch == step
         assert step > last  # what was once complete is never lost
-        assert manager.best() is not None
+        assert best_checkpoint(tmp_path) is not None
         last = step
-    assert not [name for name in names(tmp_path) if not name.startswith(("checkpoint-0", "best.json"))]
+    assert not [name for name in names(tmp_path) if not name.startswith("checkpoint-0")]

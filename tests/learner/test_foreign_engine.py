@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vllm_standin
+from selfverify.core import ranks
 from selfverify.core.credit import Credit
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
@@ -20,9 +21,9 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn, train
 from selfverify.learner.loop import Learner
-from selfverify.learner.mismatch import Mismatch
 from selfverify.learner.streams import GroupStreams, make_streams
-from selfverify.learner.update import UpdateTotals
+from selfverify.learner.totals import UpdateTotals
+from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed, uniforms
 from updating import update
@@ -38,15 +39,15 @@ CONFIG = LearnerConfig(steps=3, groups_per_step=2, learning_rate=1e-6, drop_zero
 # --- figures and weights, by hand -----------------------------------------------------------------------
 
 
-def test_mismatch_by_hand() -> None:
+def test_mismatch_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ratios 1/2, 1 and 4; a token without log-prob and one that is not trained do not count."""
-    found = Mismatch()
+    found = UpdateTotals()
     old = torch.log(torch.tensor([[0.2, 0.5, 0.8], [0.5, 0.1, 0.0001]]))
     sampler = torch.log(torch.tensor([[0.4, 0.5, 0.2], [torch.nan, 0.9, 0.9]]))
     trained = torch.tensor([[True, True, True], [True, False, False]])
-    found.add(old, sampler, trained, cap=2.0)
+    found.add_mismatch(old, sampler, trained, cap=2.0)
     two, four = torch.tensor([2.0, 4.0]).log().tolist()
-    assert found.metrics() == pytest.approx(
+    assert mismatch(found) == pytest.approx(
         {
             "mismatch/mean_abs": (two + four) / 3,
             "mismatch/max": four,
@@ -54,13 +55,18 @@ def test_mismatch_by_hand() -> None:
             "mismatch/truncated_share": 1 / 3,
         }
     )
-    found.add(old, sampler, torch.zeros_like(trained), cap=2.0)
-    assert found.tokens == 3
-    assert Mismatch.together([found, Mismatch(), found]).metrics() == pytest.approx(found.metrics())
-    uncapped = Mismatch()
-    uncapped.add(old, sampler, trained, cap=None)
-    assert uncapped.metrics()["mismatch/truncated_share"] == 0
-    assert Mismatch().metrics() == {}
+    found.add_mismatch(old, sampler, torch.zeros_like(trained), cap=2.0)
+    assert found.sums["mismatch/tokens"] == 3
+    monkeypatch.setattr(ranks, "gather", lambda own: [own, UpdateTotals(), own])
+    assert mismatch(found.together()) == pytest.approx(mismatch(found))
+    uncapped = UpdateTotals()
+    uncapped.add_mismatch(old, sampler, trained, cap=None)
+    assert mismatch(uncapped)["mismatch/truncated_share"] == 0
+    assert mismatch(UpdateTotals()) == {}
+
+
+def mismatch(totals: UpdateTotals) -> dict[str, float]:
+    return {name: value for name, value in totals.metrics().items() if name.startswith("mismatch/")}
 
 
 def streams(policy: Policy, change: float, foreign: bool) -> GroupStreams:
@@ -97,7 +103,7 @@ def test_gradient_is_weighted(policy: Policy, ratio: float, cap: float | None, w
     change = -float(torch.tensor(ratio).log())
     plain, own = gradient(policy, streams(policy, change, foreign=False), importance_cap=cap)
     found, totals = gradient(policy, streams(policy, change, foreign=True), importance_cap=cap)
-    assert plain.abs().max() > 0 and own.mismatch.tokens == 0
+    assert plain.abs().max() > 0 and not mismatch(own)
     torch.testing.assert_close(found, weight * plain, atol=1e-5, rtol=1e-4)
     assert totals.metrics()["mismatch/ratio_mean"] == pytest.approx(ratio, rel=1e-4)
     assert totals.metrics()["mismatch/truncated_share"] == float(cap is not None and ratio > cap)
@@ -205,7 +211,7 @@ def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(tmp_path: Path
     tensors = len(list(first.model.named_parameters()))
     assert LLM.made[0].core.loads == 2 * tensors
     again = Policy.load("builtin:digits", device="cpu")
-    loop = Learner(again, task, make_method("grpo"), CONFIG, VLLM, tmp_path)
+    loop = Learner(Training(again, task, make_method("grpo"), CONFIG, VLLM, tmp_path))
     loop._resume()
     loop.train_step()
     held = dict(LLM.made[1].core.model.named_parameters())

@@ -11,6 +11,7 @@ import torch
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Learner
+from selfverify.methods.base import Training
 from selfverify.planner.meter import Meter
 from selfverify.planner.plan import make_plan
 from selfverify.planner.plan_settings import PlanSettings
@@ -48,7 +49,7 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
     task = make_task(recipe.task.name, **recipe.task.options)
     peaks: dict[str, int] = {}
     with meter:
-        learner = Learner(policy, task, method, recipe.learner, recipe.sampling, recipe.folder)
+        learner = Learner(Training(policy, task, method, recipe.learner, recipe.sampling, recipe.folder))
         roll_out = learner.source.roll_out
 
         def watched(step: int) -> Any:

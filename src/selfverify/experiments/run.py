@@ -22,7 +22,7 @@ from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.loop import Learner, StepCallback
-from selfverify.methods.base import Method, Stage, TrainingRun
+from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
@@ -74,13 +74,14 @@ def learn(
     def check(current: Policy) -> dict[str, float]:
         return _figures(evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens))
 
-    trained: list[Stage] = []
-    for stage in method.stages(TrainingRun(policy, task, learner, sampling, output, seed, resume)):
+    trained: list[Training] = []
+    training = Training(policy, task, method, learner, sampling, output, seed, resume)
+    for stage in method.stages(training):
         before = sum(earlier.learner.steps for earlier in trained)
         tell = None if on_step is None else partial(_later, on_step, before)
-        loop = Learner(policy, task, stage.method, stage.learner, sampling, stage.folder, seed, check, tell)
+        loop = Learner(stage, check, tell)
         try:
-            loop.run(resume=resume)
+            loop.run()
         finally:
             if policy.engine is not None:
                 policy.engine.close()
@@ -104,7 +105,7 @@ def _figures(summary: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in figures.items() if isinstance(value, float)}
 
 
-def _join_logs(output: Path, stages: Sequence[Stage]) -> None:
+def _join_logs(output: Path, stages: Sequence[Training]) -> None:
     """Write the metrics and timings of a run's stages as one file each, their steps counted through."""
     for name in ("metrics.jsonl", "timing.jsonl"):
         (output / name).unlink(missing_ok=True)

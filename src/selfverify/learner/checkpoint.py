@@ -5,9 +5,8 @@
         model/                      what `save_pretrained` wrote: load it with transformers
         optimizer.safetensors       tensors of the optimizer and of the random generators
         state.json                  everything else
-        complete.json               sizes of all files; written last
+        complete.json               the sizes of all files, and the metric; written last
       checkpoint-000150.partial/    one that is being written
-      best.json                     which one had the best metric
 
 A checkpoint is written under a name that nothing reads, every byte is forced to the disk, and one rename
 makes it appear. Whatever kills the process, the newest complete checkpoint stays readable.
@@ -19,6 +18,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,8 @@ from selfverify.learner.checkpoint_files import (
     Scheduler,
     complete_checkpoints,
     damage,
-    read_best,
     read_checkpoint,
     read_metric,
-    write_best,
     write_checkpoint,
 )
 from selfverify.learner.disk import folder_size, space_report
@@ -69,16 +67,16 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the best metric in ``folder``, None if none was measured. Only reads."""
-    pointer = read_best(folder)
-    if pointer is None:
-        return None
-    path = folder / pointer["checkpoint"]
-    problem = damage(path)
-    if problem:
-        logger.warning("the best checkpoint in %s was %s, which %s", folder, path.name, problem)
-        return None
-    return path
+    """The complete checkpoint with the best metric in ``folder``; None if none was measured. Only reads.
+
+    Of several that are equally good, it is the oldest.
+    """
+    measured = [
+        (value, path)
+        for path in complete_checkpoints(folder, warn=True)
+        if (value := read_metric(path)) is not None
+    ]
+    return max(measured, key=itemgetter(0))[1] if measured else None
 
 
 def restore_rng(path: Path) -> None:
@@ -101,20 +99,10 @@ class CheckpointManager:
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
-        if keep_last < 1:
-            raise CheckpointError(f"keep_last={keep_last}: at least one checkpoint has to be kept")
         self.folder = folder
         self.keep_last = keep_last
         folder.mkdir(parents=True, exist_ok=True)
         self._tidy_up()
-
-    def latest(self) -> Path | None:
-        """The newest complete checkpoint; damaged ones are passed over with a warning."""
-        return latest_checkpoint(self.folder)
-
-    def best(self) -> Path | None:
-        """The checkpoint with the best metric."""
-        return best_checkpoint(self.folder)
 
     def save(
         self,
@@ -145,13 +133,12 @@ class CheckpointManager:
         final = self.folder / f"checkpoint-{step:06d}"
         partial = final.with_name(final.name + _PARTIAL)
         if best is None and not damage(final):
-            # Saved a second time, now without its metric: it does not stop being the best.
+            # The step is saved a second time, now without its metric, which it keeps.
             best = read_metric(final)
         try:
             shutil.rmtree(partial, ignore_errors=True)
             write_checkpoint(partial, step, write_model, optimizer, scheduler, progress, best)
             self._publish(partial, final)
-            self._note_best()
         except BaseException as error:
             written = folder_size(partial)
             shutil.rmtree(partial, ignore_errors=True)
@@ -201,22 +188,10 @@ class CheckpointManager:
         sync_folder(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def _note_best(self) -> None:
-        """Point best.json at the best of the checkpoints and what it pointed at before."""
-        pointer = read_best(self.folder)
-        old = pointer
-        for path in complete_checkpoints(self.folder):
-            value = read_metric(path)
-            again = pointer is not None and pointer["checkpoint"] == path.name
-            if value is not None and (pointer is None or again or value > pointer["value"]):
-                pointer = {"checkpoint": path.name, "value": value}
-        if pointer is not None and pointer != old:
-            write_best(self.folder, pointer)
-
     def _prune(self) -> None:
-        pointer = read_best(self.folder)
+        best = best_checkpoint(self.folder)
         for path in complete_checkpoints(self.folder)[: -self.keep_last]:
-            if pointer is None or pointer["checkpoint"] != path.name:
+            if path != best:
                 doomed = path.with_name(path.name + _DELETED)
                 try:
                     # Renamed first, so that a half deleted one is never taken for a damaged one.
@@ -233,10 +208,9 @@ class CheckpointManager:
                     os.replace(side, final)
                 else:
                     shutil.rmtree(side, ignore_errors=True)
-        self._note_best()
 
     def _explain(self, step: int, error: Exception, needed: int) -> str:
-        latest = self.latest()
+        latest = latest_checkpoint(self.folder)
         needed = max(folder_size(latest) if latest else 0, needed)
         valid = (
             f"{latest.name} remains valid and can be resumed from" if latest else "there is no earlier one"

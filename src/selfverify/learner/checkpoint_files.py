@@ -25,7 +25,7 @@ NAME = re.compile(r"checkpoint-(\d{6,})")
 MODEL_FOLDER = "model"
 """Where a checkpoint or a run keeps a model that `from_pretrained` reads."""
 
-_TENSORS, _STATE, _MANIFEST, _BEST = "optimizer.safetensors", "state.json", "complete.json", "best.json"
+_TENSORS, _STATE, _MANIFEST = "optimizer.safetensors", "state.json", "complete.json"
 _FORMAT = 1
 
 Scheduler = Any
@@ -130,21 +130,3 @@ def read_metric(path: Path) -> float | None:
     """Return the metric that a complete checkpoint was saved with; None if it was not measured."""
     value: float | None = json.loads((path / _MANIFEST).read_text())["best"]
     return value
-
-
-def write_best(folder: Path, pointer: dict[str, Any]) -> None:
-    """Note which checkpoint in ``folder`` is the best."""
-    write_json(folder / _BEST, pointer)
-
-
-def read_best(folder: Path) -> dict[str, Any] | None:
-    """Return ``{"checkpoint": name, "value": metric}`` of the best checkpoint; None if none was measured."""
-    try:
-        pointer = json.loads((folder / _BEST).read_text())
-        if NAME.fullmatch(pointer["checkpoint"]) and isinstance(pointer["value"], (int, float)):
-            return {"checkpoint": pointer["checkpoint"], "value": pointer["value"]}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s is damaged and ignored: %r", folder / _BEST, error)
-    return None

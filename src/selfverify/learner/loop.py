@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,27 @@ from selfverify.core import ranks
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
-from selfverify.core.learner_settings import LearnerConfig
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
-from selfverify.learner.checkpoint import CheckpointManager, restore_rng
+from selfverify.learner.checkpoint import (
+    CHECKPOINTS_FOLDER,
+    MODEL_FOLDER,
+    CheckpointManager,
+    latest_checkpoint,
+    restore_rng,
+)
 from selfverify.learner.interrupt import interruptible
 from selfverify.learner.lesson import Lesson
 from selfverify.learner.logging import MetricsLog
-from selfverify.learner.optimizer import make_optimizer
+from selfverify.learner.optimizer import learning_rate_factor, make_optimizer
 from selfverify.learner.parallel import Parallel, make_accelerator, whole_loading
-from selfverify.learner.schedule import learning_rate_factor
 from selfverify.learner.source import GroupSource
 from selfverify.learner.streams import select
 from selfverify.learner.update import Updater
 from selfverify.learner.weights import load_matching
-from selfverify.methods.base import Method
+from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Judged
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, Metrics, Metrics], None]
@@ -55,54 +58,43 @@ class Learner:
     """Trains a policy on a task with a method, and can be killed at any moment.
 
     Args:
-        policy: Trained in place.
-        task: Gives problems, judges answers.
-        method: Rolls out and gives credit.
-        config: Steps, rates, denominators, checkpoints.
-        sampling: How trajectories are sampled.
-        folder: Gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and ``checkpoints/``.
-        seed: Decides problems and samples.
-        evaluate: Called every ``evaluate_every`` steps; its figures are logged as ``eval/...``.
+        training: What is trained. Its folder gets ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl`` and
+            ``checkpoints/``.
+        evaluate: Called every ``evaluate_every`` steps. Its figures are logged as ``eval/...``.
         on_step: Called after each step.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        task: Task,
-        method: Method,
-        config: LearnerConfig,
-        sampling: SamplingConfig,
-        folder: Path,
-        seed: int = 0,
+        training: Training,
         evaluate: Callable[[Policy], Metrics] | None = None,
         on_step: StepCallback | None = None,
     ) -> None:
-        self.policy, self.method = policy, method
-        self.config, self.sampling, self.seed = config, sampling, seed
+        self.training, self.policy, self.method = training, training.policy, training.method
+        self.config, folder = training.learner, training.folder
         self.evaluate, self.on_step = evaluate, on_step
-        task.use_space(policy.coordinate_space)
-        self.source = GroupSource(policy, task, method, sampling, config.groups_per_step, seed, config.keep)
+        training.task.use_space(self.policy.coordinate_space)
+        self.source = GroupSource(training)
         self.step = 0
         self.empty_steps = 0
         self.best: float | None = None
-        self.accelerator = make_accelerator(policy, log_with=config.trackers or None, project_dir=str(folder))
-        if config.trackers:
+        trackers = self.config.trackers
+        self.accelerator = make_accelerator(self.policy, log_with=trackers or None, project_dir=str(folder))
+        if trackers:
             self.accelerator.init_trackers("selfverify")
-        uses_kl = method.config.needs_reference
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
-        self.reference = policy.frozen_copy() if uses_kl else None
-        self.optimizer = make_optimizer(config, policy.model.named_parameters())
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(config))
+        self.reference = self.policy.frozen_copy() if self.method.config.needs_reference else None
+        self.optimizer = make_optimizer(self.config, self.policy.model.named_parameters())
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(self.config))
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.
             folder.mkdir(parents=True, exist_ok=True)
-            self.checkpoints = CheckpointManager(folder / "checkpoints", config.keep_last)
+            self.checkpoints = CheckpointManager(folder / CHECKPOINTS_FOLDER, self.config.keep_last)
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")
             self.events = EventLog(folder / EVENTS_FILE, ranks.index())
-        if sampling.engine == "vllm":
-            policy.engine = VLLMEngine(policy, self.accelerator, sampling)
+        if training.sampling.engine == "vllm":
+            self.policy.engine = VLLMEngine(self.policy, self.accelerator, training.sampling)
 
     @cached_property
     def parallel(self) -> Parallel:
@@ -114,18 +106,13 @@ class Learner:
     @cached_property
     def lesson(self) -> Lesson:
         """Learns from a step's groups."""
-        return Lesson(
-            self.policy,
-            self.reference,
-            self.source,
-            Updater(self.policy, self.parallel, self.config, self.method.objective),
-            self.scheduler,
-            self.sampling.temperature,
-        )
+        temperature = self.training.sampling.temperature
+        updater = Updater(self.parallel, self.config, self.method.objective, temperature)
+        return Lesson(updater, self.source, self.scheduler)
 
     # --- running ------------------------------------------------------------------------------------
 
-    def run(self, resume: bool = False) -> None:
+    def run(self) -> None:
         """Train to the last step.
 
         Raises:
@@ -134,10 +121,10 @@ class Learner:
             DataError: Several steps in a row had no problem that can be used; a checkpoint is written before.
         """
         with self.events:
-            resumed = resume and self._resume()
+            resumed = self.training.resume and self._resume()
             self._check_agreement()
             if not resumed:
-                self._tell("started", steps=self.config.steps, resume=resume)
+                self._tell("started", steps=self.config.steps, resume=self.training.resume)
             self._run()
             self._tell("finished" if self.step == self.config.steps else "time_limit")
 
@@ -211,7 +198,7 @@ class Learner:
 
         valid = [valid_trajectories(group, self.config.drop_truncated) for group in rollout.groups]
         credits = [self.method.credit(g, v) for g, v in zip(rollout.groups, valid, strict=True)]
-        foreign = self.sampling.engine != "own"
+        foreign = self.training.sampling.engine != "own"
         groups, dropped = select(rollout, credits, self.config.drop_zero_advantage, foreign)
         totals = lesson.learn(groups, makers, self.step)
         clock.append(time.perf_counter())
@@ -243,7 +230,7 @@ class Learner:
     def _progress(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "seed": self.seed,
+            "seed": self.training.seed,
             "best": self.best,
             "skipped": self.source.skipped,
             "metrics_bytes": self.metrics_log.sync(),
@@ -283,12 +270,12 @@ class Learner:
 
     def _resume(self) -> bool:
         """Go back to the newest checkpoint; False if there is none."""
-        latest = ranks.on_first(self.checkpoints.latest)
+        latest = ranks.on_first(partial(latest_checkpoint, self.checkpoints.folder))
         if latest is None:
             ranks.on_first(lambda: self._cut_logs(0, 0))
             return False
         with whole_loading(self.accelerator):
-            load_matching(self.policy.model, latest / "model")
+            load_matching(self.policy.model, latest / MODEL_FOLDER)
         progress = self.checkpoints.load(latest, self.parallel.whole_optimizer(), self.scheduler)
         # A run that was made longer has another learning rate here than the one that was saved.
         rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
@@ -326,9 +313,9 @@ class Learner:
             "the processes do not train the same",
             {
                 "learner": self.config.model_dump(),
-                "sampling": self.sampling.model_dump(),
+                "sampling": self.training.sampling.model_dump(),
                 "method": (self.method.name, str(self.method.config)),
-                "seed": self.seed,
+                "seed": self.training.seed,
                 "weights": self.policy.whole(self.policy.fingerprint),
                 "first problem": first,
                 "step": self.step,

@@ -1,10 +1,11 @@
-"""The optimizer that a run's settings name."""
+"""The optimizer that a run's settings name, and its learning rate over the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,3 +35,21 @@ def make_optimizer(config: LearnerConfig, named: Iterable[tuple[str, nn.Paramete
         ) from error
     made: torch.optim.Optimizer = AdamW8bit(trained, **settings)
     return made
+
+
+def learning_rate_factor(config: LearnerConfig) -> Callable[[int], float]:
+    """Factor on the peak learning rate by optimiser update: linear warm-up, then the schedule."""
+    per_step = config.updates_per_rollout * config.inner_epochs
+    total, warmup = config.steps * per_step, config.warmup_steps * per_step
+
+    def factor(update: int) -> float:
+        if update < warmup:
+            return (update + 1) / warmup
+        done = (update - warmup) / max(total - warmup, 1)
+        if config.schedule == "linear":
+            return max(1.0 - done, 0.0)
+        if config.schedule == "cosine":
+            return float(0.5 * (1 + np.cos(np.pi * min(done, 1.0))))
+        return 1.0
+
+    return factor

@@ -75,7 +75,7 @@ class Parallel:
         max_grad_norm: float,
     ) -> None:
         self.max_grad_norm = max_grad_norm
-        self.accelerator, self.policy, self.raw = accelerator, policy, optimizer
+        self.accelerator, self.policy, self.reference, self.raw = accelerator, policy, reference, optimizer
         if self._is(DistributedType.FSDP) and not accelerator.is_fsdp2:
             raise ConfigError("FSDP of version 1 shards otherwise than this needs; set fsdp_version: 2")
         if not isinstance(optimizer, torch.optim.AdamW) and (

@@ -9,15 +9,12 @@ from selfverify.core import ranks
 from selfverify.core.errors import DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.learner.kept import Kept
-from selfverify.methods.base import Method
+from selfverify.methods.base import Training
 from selfverify.policy.encoding import Prompt
-from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
 from selfverify.rollouts.single_turn import Rollout
-from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 
@@ -26,28 +23,17 @@ class GroupSource:
     """Makes the rollouts of one step after another.
 
     Args:
-        policy: Samples.
-        task: Makes problems, judges answers.
-        method: Rolls out.
-        sampling: How.
-        count: Problems in a step, of all processes.
-        seed: Decides problems and samples.
-        keep: Verdicts that say which problems there are (`Kept`); None takes all.
+        training: What is trained on what. Its ``learner.keep`` may name a file of verdicts that say which
+            problems there are.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        task: Task,
-        method: Method,
-        sampling: SamplingConfig,
-        count: int,
-        seed: int,
-        keep: str | None = None,
-    ) -> None:
-        self.policy, self.task, self.method = policy, task, method
-        self.sampling, self.count, self.seed = sampling, count, seed
-        self._kept = Kept(keep, task) if keep is not None else None
+    def __init__(self, training: Training) -> None:
+        self.policy, self.task, self.method = training.policy, training.task, training.method
+        self.sampling, self.seed = training.sampling, training.seed
+        self.count = training.learner.groups_per_step
+        """The problems in a step, of all processes."""
+        keep = training.learner.keep
+        self._kept = Kept(keep, self.task) if keep is not None else None
         self.skipped: dict[str, str] = {}
         """Why problems were skipped, by name."""
         self._step = 0

@@ -39,6 +39,7 @@ class GroupStreams:
         foreign: Whether another engine than the learner's model sampled, whose log-probs are not quite the
             same.
         number: The group's place in its rollout.
+        owner: The process that learns from the group.
         old_logprobs_gr: Log-probs of the policy that sampled; None while it is the one that learns, so that
             the ratio is 1 by definition.
         reference_logprobs_gr: Log-probs of the reference; None where no KL coefficient is above 0.
@@ -55,6 +56,7 @@ class GroupStreams:
     choice_weight_m: Tensor | None = None
     foreign: bool = False
     number: int = 0
+    owner: int = 0
     old_logprobs_gr: Tensor | None = None
     reference_logprobs_gr: Tensor | None = None
 

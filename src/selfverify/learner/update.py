@@ -6,7 +6,7 @@ Names of tensors end in their axes, as in `selfverify.learner.streams`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from torch import Tensor
 from selfverify.core import ranks
 from selfverify.core.credit import Alternatives
 from selfverify.core.learner_settings import LearnerConfig
-from selfverify.learner.mismatch import Mismatch
 from selfverify.learner.parallel import Parallel
 from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices, stack_known
+from selfverify.learner.totals import UpdateTotals
 from selfverify.objectives import (
     choice_probability,
     choice_surrogate,
@@ -25,45 +25,6 @@ from selfverify.objectives import (
     surrogate,
 )
 from selfverify.policy.policy import Policy
-
-
-@dataclass(slots=True)
-class UpdateTotals:
-    """Sums over trained tokens, for logging."""
-
-    loss: float = 0.0
-    tokens: int = 0
-    kl: float = 0.0
-    clipped: float = 0.0
-    ratio_max: float = 1.0
-    grad_norms: list[float] = field(default_factory=list)
-    mismatch: Mismatch = field(default_factory=Mismatch)
-
-    def together(self) -> UpdateTotals:
-        """Those of all processes; every one of them has to call it."""
-        parts = ranks.gather(self)
-        return UpdateTotals(
-            loss=sum(part.loss for part in parts),
-            tokens=sum(part.tokens for part in parts),
-            kl=sum(part.kl for part in parts),
-            clipped=sum(part.clipped for part in parts),
-            ratio_max=max(part.ratio_max for part in parts),
-            grad_norms=self.grad_norms,  # of the summed gradient, so the same everywhere
-            mismatch=Mismatch.together([part.mismatch for part in parts]),
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Means per update or per trained token."""
-        updates, tokens = max(len(self.grad_norms), 1), max(self.tokens, 1)
-        return {
-            "loss": self.loss / updates,
-            "kl": self.kl / tokens,
-            "clip_share": self.clipped / tokens,
-            "ratio_max": self.ratio_max,
-            "grad_norm": sum(self.grad_norms) / updates,
-            "tokens/trained": float(self.tokens),
-            **self.mismatch.metrics(),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +40,19 @@ class Pass:
     counts: bool = True
 
 
-def micro_batches(groups: Sequence[GroupStreams], owners: Sequence[int], size: int) -> list[Pass]:
-    """This process's forward passes: like lengths together, so that little is padding.
+def micro_batches(groups: Sequence[GroupStreams], size: int) -> list[Pass]:
+    """This process's forward passes. Groups of like lengths go together, so that little is padding.
 
-    Wrappers make all processes work in step, so all get as many passes as the busiest one has. One that
-    has fewer repeats a small pass, which does not count.
+    Wrappers make all processes work in step, so all get as many passes as the busiest process has. A process
+    that has fewer repeats a small pass, which does not count.
 
     Args:
-        groups: Those of all processes.
-        owners: The process that learns from each group.
-        size: Groups in one pass.
+        groups: The groups of all processes; each names its owner.
+        size: The number of groups in one pass.
     """
     lengths = [(len(group.prompt.ids), group.channel_gr.shape[1]) for group in groups]
     order = sorted(range(len(groups)), key=lambda i: lengths[i])
+    owners = [group.owner for group in groups]
     own = [i for i in order if owners[i] == ranks.index()]
     passes = [Pass(own[start : start + size]) for start in range(0, len(own), size)]
     most = max(-(-owners.count(process) // size) for process in range(ranks.count()))
@@ -122,26 +83,53 @@ def fixed_logprobs(
 
 
 class Updater:
-    """Makes the gradients of one optimiser batch after another."""
+    """Makes the gradients of one optimiser batch after another.
 
-    def __init__(self, policy: Policy, parallel: Parallel, config: LearnerConfig, objective: str) -> None:
-        self.policy, self.parallel = policy, parallel
-        self.config, self.objective = config, objective
+    Args:
+        parallel: Holds the policy that learns and its reference.
+        config: The settings of the loss.
+        objective: The method's: ``surrogate`` or ``likelihood``.
+        temperature: The temperature of sampling.
+    """
 
-    def gradient(
-        self,
-        groups: Sequence[GroupStreams],
-        passes: Sequence[Pass],
-        temperature: float,
-        totals: UpdateTotals,
+    def __init__(
+        self, parallel: Parallel, config: LearnerConfig, objective: str, temperature: float = 1.0
     ) -> None:
+        self.parallel, self.policy = parallel, parallel.policy
+        self.config, self.objective, self.temperature = config, objective, temperature
+
+    def fix_logprobs(self, groups: Sequence[GroupStreams], passes: Sequence[Pass]) -> None:
+        """Give groups the log-probabilities that stay as they are while the policy learns from the groups.
+
+        Those of the reference are computed where any token has a KL coefficient. Those of the policy that
+        sampled are needed where several updates follow a rollout. Sampling gave them already, unless another
+        engine or nobody has sampled. In the first update they are the new ones.
+
+        Args:
+            groups: A step's groups, of all processes.
+            passes: This process's share of them.
+        """
+        reference = self.parallel.reference
+        if reference is not None and any(bool(group.kl_coef_gr.any()) for group in groups):
+            with self.parallel.autocast():
+                found = fixed_logprobs(reference, groups, passes, self.temperature)
+            for group, reference_gr in zip(groups, found, strict=True):
+                group.reference_logprobs_gr = reference_gr
+        if self.config.updates_per_rollout * self.config.inner_epochs == 1 or self.objective != "surrogate":
+            return
+        known = [None if group.foreign else group.sampler_logprobs_gr for group in groups]
+        if any(logprobs_gr is None for logprobs_gr in known):
+            known = [*fixed_logprobs(self.policy, groups, passes, self.temperature)]
+        for group, logprobs_gr in zip(groups, known, strict=True):
+            group.old_logprobs_gr = logprobs_gr
+
+    def gradient(self, groups: Sequence[GroupStreams], passes: Sequence[Pass], totals: UpdateTotals) -> None:
         """Accumulate the gradient of one optimiser batch.
 
         Args:
             groups: The batch, of all processes.
             passes: This process's share of it.
-            temperature: That of sampling.
-            totals: Added to, by this process's share.
+            totals: This process's share is added to it.
         """
         weights = batch_weights(groups, self.config.denominator)
         trajectories = max(sum(group.trajectories for group in groups), 1)
@@ -151,7 +139,7 @@ class Updater:
             shares = [weights[i] for i in each.indices]
             counted = totals if each.counts else UpdateTotals()
             with self.parallel.one_pass(last):
-                loss = self._loss(chosen, shares, trajectories, temperature, counted)
+                loss = self._loss(chosen, shares, trajectories, counted)
                 self.parallel.backward(loss if each.counts else 0.0 * loss, last)
 
     def _loss(
@@ -159,7 +147,6 @@ class Updater:
         groups: Sequence[GroupStreams],
         weights: Sequence[Tensor],
         trajectories: int,
-        temperature: float,
         totals: UpdateTotals,
     ) -> Tensor:
         """One pass's share of the batch's loss."""
@@ -171,7 +158,7 @@ class Updater:
             [group.tokens for group in groups],
             choice_places_m3,
             choices.tokens,
-            temperature=temperature,
+            temperature=self.temperature,
             needed=trained_bgr,
         )
         if self.objective == "likelihood":
@@ -183,8 +170,8 @@ class Updater:
             first = groups[0].old_logprobs_gr is None
             loss_m = self._choice_loss(choices, alternatives_mk, first, totals)
             loss = loss + (loss_m * choice_weight_m.to(device)).sum() / trajectories
-        totals.loss += float(loss.detach())
-        totals.tokens += int(trained_bgr.sum())
+        totals.sums["loss"] += float(loss.detach())
+        totals.sums["tokens"] += int(trained_bgr.sum())
         return loss
 
     def _surrogate(
@@ -209,10 +196,9 @@ class Updater:
             kl_coef=stack([group.kl_coef_gr for group in groups], device),
             weight=self._importance(groups, old_bgr, trained_bgr, totals),
         )
-        totals.kl += float(terms.kl[trained_bgr].sum())
-        totals.clipped += float(terms.clipped[trained_bgr].sum())
-        if trained_bgr.any():
-            totals.ratio_max = max(totals.ratio_max, float(terms.ratio[trained_bgr].max()))
+        totals.sums["kl"] += float(terms.kl[trained_bgr].sum())
+        totals.sums["clipped"] += float(terms.clipped[trained_bgr].sum())
+        totals.note_largest("ratio", terms.ratio[trained_bgr])
         return terms.loss
 
     def _importance(
@@ -223,7 +209,7 @@ class Updater:
             return None
         sampler_bgr = stack([_foreign_logprobs(group) for group in groups], old_bgr.device)
         cap = self.config.importance_cap
-        totals.mismatch.add(old_bgr, sampler_bgr, trained_bgr, cap)
+        totals.add_mismatch(old_bgr, sampler_bgr, trained_bgr, cap)
         return None if cap is None else importance_weight(old_bgr, sampler_bgr, cap)
 
     def _choice_loss(
@@ -244,8 +230,8 @@ class Updater:
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,
         )
-        totals.clipped += float(terms.clipped.sum())
-        totals.ratio_max = max(totals.ratio_max, float(terms.ratio.max()))
+        totals.sums["clipped"] += float(terms.clipped.sum())
+        totals.note_largest("ratio", terms.ratio)
         return terms.loss
 
 

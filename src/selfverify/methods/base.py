@@ -42,44 +42,31 @@ class MethodConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRun:
-    """What a method is asked to train.
+class Training:
+    """All that defines a training: a whole run, or one of the stages that a run consists of.
 
     Args:
-        policy: The policy that is trained.
-        task: Gives problems, judges answers.
-        learner: The settings of the whole run.
+        policy: The policy, which is trained in place.
+        task: Gives problems and judges answers.
+        method: Rolls out and gives credit. The problems are those of `Method.problem`.
+        learner: Steps, learning rate, checkpoints.
         sampling: Group size, temperature.
-        folder: The run's folder.
+        folder: Gets the logs and the checkpoints. Where a run has several stages, each has its own folder in
+            the run's folder. The run's metrics.jsonl then holds the lines of all stages, and counts their
+            steps through.
         seed: Decides problems and samples.
         resume: Whether what an earlier process left in ``folder`` is continued or removed.
+        labels: Figures that are added to each of the stage's lines in the run's metrics.jsonl.
     """
 
     policy: Policy
     task: Task
+    method: Method
     learner: LearnerConfig
     sampling: SamplingConfig
     folder: Path
-    seed: int
-    resume: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One of the trainings that a run consists of.
-
-    Args:
-        method: What learns. Its problems are those of `Method.problem`.
-        learner: For how long, how fast.
-        folder: Where its logs and checkpoints go: the run's folder, or a folder in it for each stage. With a
-            folder for each stage, the run's metrics.jsonl holds the lines of all stages, and counts their
-            steps through.
-        labels: Figures that are added to each of the stage's lines in the run's metrics.jsonl.
-    """
-
-    method: Method
-    learner: LearnerConfig
-    folder: Path
+    seed: int = 0
+    resume: bool = False
     labels: dict[str, float] = field(default_factory=dict)
 
 
@@ -145,13 +132,13 @@ class Method(ABC):
         """
         return task.problem("train", seed, index)
 
-    def stages(self, run: TrainingRun) -> Iterator[Stage]:
-        """What a run trains in turn: by default the method itself, once.
+    def stages(self, run: Training) -> Iterator[Training]:
+        """What a run trains in turn: by default the run itself, in one stage.
 
         A stage has been trained to its end before the next one is asked for, so that a method can prepare a
         stage with the policy that the last stage trained. A run whose time is up asks for no more stages.
         """
-        yield Stage(self, run.learner, run.folder)
+        yield run
 
     def faults(
         self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig

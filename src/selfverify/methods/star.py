@@ -35,7 +35,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.evaluation.sweep import Sweep, make_problems
-from selfverify.methods.base import Stage, TrainingRun
+from selfverify.methods.base import Training
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
@@ -106,7 +106,7 @@ class STaR(TwoTurnMethod):
         self.kept, self.seed = kept, seed
         self._shown: dict[str, Trajectory] = {}
 
-    def stages(self, run: TrainingRun) -> Iterator[Stage]:
+    def stages(self, run: Training) -> Iterator[Training]:
         """Per iteration, collect what the policy corrects, then learn from that.
 
         Raises:
@@ -132,11 +132,15 @@ class STaR(TwoTurnMethod):
                 "warmup_steps": min(learner.warmup_steps, steps),
                 "evaluate_every": min(learner.evaluate_every, steps),
             }
-            lessons = STaR(self.config, kept, own)
-            settings = learner.model_copy(update=shorter)
-            yield Stage(lessons, settings, folder, {"star/iteration": number})
+            yield replace(
+                run,
+                method=STaR(self.config, kept, own),
+                learner=learner.model_copy(update=shorter),
+                folder=folder,
+                labels={"star/iteration": number},
+            )
 
-    def _collect_all(self, run: TrainingRun, folder: Path, own: int) -> list[Kept]:
+    def _collect_all(self, run: Training, folder: Path, own: int) -> list[Kept]:
         """Return conversations about all problems, in the problems' order; ``own`` seeds the samples."""
         config, policy, task, sampling = self.config, run.policy, run.task, run.sampling
         settings = {

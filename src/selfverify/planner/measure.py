@@ -17,7 +17,8 @@ from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.streams import GroupStreams
-from selfverify.learner.update import Pass, Updater, UpdateTotals, fixed_logprobs, micro_batches
+from selfverify.learner.totals import UpdateTotals
+from selfverify.learner.update import Updater, micro_batches
 from selfverify.methods.base import Method
 from selfverify.planner.dry_run import DryRun
 from selfverify.planner.meter import Meter, Span
@@ -115,7 +116,6 @@ class _Step:
         self.recipe, self.policy, self.method = recipe, policy, method
         self.meter, self.shapes = meter, shapes
         self.trainable = [p for p in policy.model.parameters() if p.requires_grad]
-        self.needs_reference = method.config.needs_reference
         self.measured = MeasuredPass({}, parameters_of(policy), shapes, policy.shares_prefix is not False)
 
     def run(self) -> MeasuredPass:
@@ -124,7 +124,7 @@ class _Step:
         policy = self.policy
         policy.model.eval()
         with meter.span("reference"):
-            reference = policy.frozen_copy() if self.needs_reference else None
+            reference = policy.frozen_copy() if self.method.config.needs_reference else None
         for parameter in self.trainable:
             parameter.register_post_accumulate_grad_hook(lambda p: meter.relabel([p.grad], "gradients"))
         optimizer = self._optimizer(learner)
@@ -138,16 +138,7 @@ class _Step:
                 if self.method.config.reads_scores:
                     self._read_scores()
         groups = self._groups()
-        batch = self._micro_batch(groups)
-        scale = _tokens(groups) / _tokens(batch)
-        if reference is not None:
-            with self._phase("reference") as span:
-                fixed = fixed_logprobs(reference, batch, _one_pass(batch), self.recipe.sampling.temperature)
-            for group, logprobs_gr in zip(batch, fixed, strict=True):
-                group.reference_logprobs_gr = logprobs_gr
-            span.flops = round(span.flops * scale)
-        policy.model.train()
-        self._update(batch, len(groups), scale)
+        self._learn(groups, reference)
         with self._phase("optimiser"):
             torch.nn.utils.clip_grad_norm_(self.trainable, learner.max_grad_norm)
             if optimizer is not None:
@@ -248,7 +239,7 @@ class _Step:
                 self.shapes.stated.split(";")[0] + "; responses: the task's demonstrations, at their longest",
             )
             self.measured.shapes = self.shapes
-        kl = float(self.needs_reference)
+        kl = float(self.method.config.needs_reference)
         return [_streams(prompt, rows, kl) for prompt, rows in zip(self.shapes.prompts, lists, strict=True)]
 
     def _demonstrations(self) -> Sequence[Group]:
@@ -263,35 +254,36 @@ class _Step:
         sampling = self.recipe.sampling
         return self.method.rollout(self.policy, task, problems, seeds, sampling).groups
 
-    def _micro_batch(self, groups: Sequence[GroupStreams]) -> list[GroupStreams]:
-        """Return the last micro-batch, which is the longest."""
-        learner = self.recipe.learner
+    def _learn(self, groups: Sequence[GroupStreams], reference: Policy | None) -> None:
+        """Learn from the last micro-batch, which is the longest, and scale its operations up to the step."""
+        learner, policy = self.recipe.learner, self.policy
         per_update = -(-len(groups) // learner.updates_per_rollout)
         size = min(learner.micro_batch_groups, per_update)
-        [whole] = micro_batches(groups, [0] * len(groups), len(groups))
-        return [groups[i] for i in whole.indices[-size:]]
-
-    def _update(self, batch: list[GroupStreams], groups: int, scale: float) -> None:
-        learner, totals = self.recipe.learner, UpdateTotals()
-        temperature = self.recipe.sampling.temperature
+        [every] = micro_batches(groups, len(groups))
+        batch = [groups[i] for i in every.indices[-size:]]
+        passes = micro_batches(batch, size)
+        scale = _tokens(groups) / _tokens(batch)
         alone: Any = SimpleNamespace(
-            one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
+            policy=policy,
+            reference=reference,
+            autocast=nullcontext,
+            one_pass=lambda last: nullcontext(),
+            backward=lambda loss, last: loss.backward(),
         )
-        updater = Updater(self.policy, alone, learner, self.method.objective)
-        if learner.updates_per_rollout * learner.inner_epochs > 1 and self.method.objective == "surrogate":
-            for group in batch:
-                group.old_logprobs_gr = torch.zeros(group.channel_gr.shape)
-        per_update = -(-groups // learner.updates_per_rollout)
-        per_step = -(-groups // len(batch)) * learner.inner_epochs
-        offloads = self.recipe.policy.activation_offload and self.policy.device.type == "cuda"
+        updater = Updater(alone, learner, self.method.objective, self.recipe.sampling.temperature)
+        with self._phase("reference") if reference is not None else nullcontext(Span()) as span:
+            updater.fix_logprobs(batch, passes)
+        span.flops = round(span.flops * scale)
+        policy.model.train()
+        offloads = self.recipe.policy.activation_offload and policy.device.type == "cuda"
         hooks = _offloaded(self.trainable[0]) if offloads else nullcontext()
         with self._phase("update") as span, hooks:
             with self.meter.span() as first:
-                updater.gradient(batch, _one_pass(batch), temperature, totals)
-            if per_update > len(batch):
-                updater.gradient(batch, _one_pass(batch), temperature, totals)
+                updater.gradient(batch, passes, UpdateTotals())
+            if per_update > size:  # a second micro-batch finds the gradients of the first one
+                updater.gradient(batch, passes, UpdateTotals())
         span.flops = round(first.flops * scale * learner.inner_epochs)
-        self.measured.passes = per_step
+        self.measured.passes = -(-len(groups) // size) * learner.inner_epochs
 
 
 def _eight_bits(parameter: torch.Tensor) -> torch.Tensor:
@@ -316,10 +308,6 @@ def _offloaded(anchor: torch.Tensor) -> Any:
 
 def _tokens(groups: Sequence[GroupStreams]) -> int:
     return sum(len(group.prompt.ids) + group.channel_gr.numel() for group in groups)
-
-
-def _one_pass(batch: Sequence[GroupStreams]) -> list[Pass]:
-    return [Pass(list(range(len(batch))))]
 
 
 def _streams(prompt: Prompt, tokens: list[list[int]], kl: float) -> GroupStreams:
