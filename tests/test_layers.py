@@ -163,7 +163,7 @@ def test_learner_knows_no_method() -> None:
         if name.split(".")[0] == "learner":
             for target, names in imports(name):
                 if target.split(".")[0] == "methods":
-                    assert (target, names) == ("methods.base", frozenset({"Method"})), (
+                    assert (target, names) == ("methods.base", frozenset({"Training"})), (
                         f"{name} imports {sorted(names)} from {target}"
                     )
 
