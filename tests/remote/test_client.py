@@ -12,7 +12,7 @@ import pytest
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
-from selfverify.remote.judge import ServerRating
+from selfverify.remote.judge import rate
 from selfverify.remote.replies import Reply
 from selfverify.remote.usage import Usage
 from serving_servers import FakeUpstream, open_upstream, question, tagged
@@ -221,8 +221,7 @@ def test_a_rating_is_soft_where_there_are_probabilities(knows: bool) -> None:
     usage = Usage()
 
     async def use(client: OpenAIClient) -> list[float | None]:
-        rating = ServerRating(client)
-        return [await rating.rate("m", question()["messages"], "9", usage) for _ in range(2)]
+        return [await rate(client, "m", question()["messages"], "9", usage) for _ in range(2)]
 
     found = with_client(fake, use)
     assert found == [pytest.approx(0.725 if knows else 0.8)] * 2

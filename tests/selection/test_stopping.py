@@ -137,9 +137,3 @@ def test_simulation_saves_samples_and_loses_little(rule, loss):
         used += len(found)
     assert used <= 0.6 * 16_000
     assert full - early <= loss
-
-
-def test_settings_that_cannot_work_are_refused():
-    for wrong in ({"confidence": 1.5}, {"start": 0}, {"max_tokens": 0}, {"rule": "luck"}):
-        with pytest.raises(ConfigError):
-            Stopping(**wrong)

@@ -106,9 +106,7 @@ def filter_(
             samples=samples,
             progress=lambda done, total: shown.update(bar, completed=done, total=total),
         )
-    first = ranks.index() == 0
-    ranks.stop()
-    if not first:
+    if not ranks.stop():
         return
     if as_json:
         print_json([asdict(verdict) for verdict in verdicts], indent=1)

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from selfverify.cli.options import Json, Overrides
-from selfverify.cli.printing import figure, print_json
+from selfverify.cli.printing import figure, print_json, print_table
 from selfverify.core.differences import flatten
 from selfverify.core.errors import ConfigError
 
@@ -54,30 +51,24 @@ def evaluate(
     from selfverify.experiments.run import evaluate_recipe
 
     metrics = evaluate_recipe(loaded, model=model or found, output=output)
-    first = ranks.index() == 0
-    ranks.stop()
-    if not first:
+    if not ranks.stop():
         return
     if as_json:
         print_json(metrics)
         return
     from selfverify.evaluation.breakdown import tabulate
 
-    table = Table("metric", "value", title=Text(f"{loaded.name}: {model or found or loaded.policy.path}"))
     figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories")})
-    for name, value in figures.items():
-        table.add_row(Text(name), figure(value))
-    Console().print(table)
+    title = f"{loaded.name}: {model or found or loaded.policy.path}"
+    print_table(("metric", "value"), figures.items(), title)
     if rows := tabulate(metrics):
-        table = Table(title=Text("the task's figures, and by category; --json has every N"))
-        for name in rows[0]:
-            table.add_column(name, no_wrap=name in ("part", "figure"))
-        before = None
+        cells, before = [], None
         for row in rows:
             again = {"part": "", "problems": ""} if row["part"] == before else {}
-            table.add_row(*(figure(value) for value in (row | again).values()))
+            cells.append(list((row | again).values()))
             before = row["part"]
-        Console().print(table)
+        title = "the task's figures, and by category; --json has every N"
+        print_table(list(rows[0]), cells, title, no_wrap=("part", "figure"))
 
 
 def calibrate(
@@ -124,13 +115,14 @@ def calibrate(
     if as_json:
         print_json(asdict(fitted), indent=None)
         return
-    table = Table("figure", "raw confidence", "calibrated")
-    for name, before in fitted.before.items():
-        table.add_row(name, figure(before, ".4f"), figure(fitted.after[name], ".4f"))
-    Console().print(table)
+    rows = [
+        (name, figure(before, ".4f"), figure(fitted.after[name], ".4f"))
+        for name, before in fitted.before.items()
+    ]
+    print_table(("figure", "raw confidence", "calibrated"), rows)
     if fitted.coverage is not None:
         risk = figure(fitted.risk, ".3f")
-        Console().print(Text(f"answers {fitted.coverage:.1%} of the problems, {risk} of the answers wrong"))
+        typer.echo(f"answers {fitted.coverage:.1%} of the problems, {risk} of the answers wrong")
     typer.echo(f"calibration: {file}")
 
 
@@ -171,10 +163,7 @@ def matrix(
         raise ConfigError(f"models are given as NAME=MODEL, each name once, not {' '.join(models)}")
     if {"majority", "none"} & named.keys():
         raise ConfigError("a model cannot be called majority or none: those are rows of the table")
-    try:
-        counts = [int(size) for size in sizes.split(",")]
-    except ValueError:
-        counts = [0]
+    counts = [int(size) if size.strip().isdecimal() else 0 for size in sizes.split(",")]
     if min(counts) < 1:
         raise ConfigError(f"--sizes {sizes}: whole numbers above 0, with commas between them")
     from selfverify.experiments.recipe import load_recipe

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from selfverify.cli.printing import print_table
 from selfverify.core.errors import ConfigError
 
 
@@ -26,19 +24,17 @@ def methods(
     from selfverify.experiments.registry import METHODS
 
     if name is None:
-        table = Table("method", "what it does")
-        for key, entry in METHODS.items():
-            table.add_row(Text(key), Text(entry.summary))
-    elif name in METHODS:
-        table = Table("option", "default", "meaning", title=Text(f"{name}: {METHODS[name].summary}"))
-        for key, field in METHODS[name].config_class.model_fields.items():
-            default = (
-                "(required)" if field.is_required() else str(field.get_default(call_default_factory=True))
-            )
-            table.add_row(Text(f"method.{key}"), Text(default), Text(field.description or ""))
-    else:
+        rows = [(key, entry.summary) for key, entry in METHODS.items()]
+        print_table(("method", "what it does"), rows)
+        return
+    if name not in METHODS:
         raise ConfigError(f"there is no method {name!r}; methods: {', '.join(METHODS)}")
-    Console().print(table)
+    method = METHODS[name]
+    options = []
+    for key, field in method.config_class.model_fields.items():
+        default = "(required)" if field.is_required() else field.get_default(call_default_factory=True)
+        options.append((f"method.{key}", str(default), field.description or ""))
+    print_table(("option", "default", "meaning"), options, f"{name}: {method.summary}")
 
 
 def recipes() -> None:
@@ -48,7 +44,5 @@ def recipes() -> None:
     """
     from selfverify.experiments.recipe import builtin_recipes, recipe_summary
 
-    table = Table("recipe", "what it is for")
-    for name, path in builtin_recipes().items():
-        table.add_row(Text(name), Text(recipe_summary(path)))
-    Console().print(table)
+    rows = [(name, recipe_summary(path)) for name, path in builtin_recipes().items()]
+    print_table(("recipe", "what it is for"), rows)

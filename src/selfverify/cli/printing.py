@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 
@@ -22,4 +24,18 @@ def print_json(data: Any, indent: int | None = 2) -> None:
 
 def figure(value: Any, digits: str = ".4g") -> Text:
     """Return a cell of a table; a figure that does not exist is a dash."""
-    return Text("–" if value is None else format(value, digits) if isinstance(value, float) else str(value))
+    if value is None:
+        return Text("–")
+    return Text(format(value, digits) if isinstance(value, float) else str(value))
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", no_wrap: Sequence[str] = ()
+) -> None:
+    """Print a table. Its texts are no markup; the columns in ``no_wrap`` are not broken into lines."""
+    table = Table(title=Text(title) if title else None)
+    for name in columns:
+        table.add_column(name, no_wrap=name in no_wrap)
+    for row in rows:
+        table.add_row(*(figure(value) for value in row))
+    Console().print(table)

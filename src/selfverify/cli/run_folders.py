@@ -29,16 +29,13 @@ def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:
     rollouts = learner.steps * learner.groups_per_step
     updates = learner.steps * learner.updates_per_rollout * learner.inner_epochs
     checkpoint = latest_checkpoint(recipe.folder / CHECKPOINTS_FOLDER)
+    held = holds_a_run(recipe.folder) and not resume
     lines = [
         f"method {recipe.method.name} on task {recipe.task.name}, from model {recipe.policy.path}",
         f"{learner.steps} steps x {learner.groups_per_step} problems x {sampling.group_size} samples = "
         f"{rollouts * sampling.group_size} trajectories, {updates} updates",
         f"writes to {recipe.output}"
-        + (
-            " (already holds a run: needs --resume or --overwrite)"
-            if holds_a_run(recipe.folder) and not resume
-            else ""
-        ),
+        + (" (already holds a run: needs --resume or --overwrite)" if held else ""),
     ]
     if resume:
         lines.append(f"resumes from {checkpoint.name}" if checkpoint else "no checkpoint there: starts anew")

@@ -94,11 +94,10 @@ def train(
     ranks.on_first(refuse_to_overwrite)
     with TrainingProgress(loaded.learner.steps) as shown:
         run = run_train(loaded, resume=resume, on_step=shown.on_step, on_phase=shown.on_phase)
-    if ranks.index() == 0:
+    if ranks.stop():
         if happened := story(read_events(run / EVENTS_FILE)):
             say("\n  ".join(["what happened:", *happened]))
         typer.echo(f"run: {run}")
-    ranks.stop()
 
 
 def merge(

@@ -25,12 +25,18 @@ def start(cpu: bool) -> None:
         PartialState(cpu=cpu)
 
 
-def stop() -> None:
-    """Part from the others when all is done: threads between processes must not outlive the interpreter."""
+def stop() -> bool:
+    """Part from the others when all is done: threads between processes must not outlive the interpreter.
+
+    Returns:
+        Whether this is the first process, which tells people what came out.
+    """
+    first = index() == 0
     if count() > 1:
         gc.collect()  # a wrapper that outlives its group may hang when it goes
         dist.barrier()
         dist.destroy_process_group()
+    return first
 
 
 def count() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from selfverify.core.errors import ServerError
-from selfverify.remote.client import OpenAIClient
+from selfverify.remote.client import REFUSALS, OpenAIClient
 from selfverify.remote.replies import Reply
 from selfverify.remote.usage import Usage, estimated_tokens
 
@@ -17,9 +17,6 @@ in one stream (``stream``), in which each arrives as soon as it is finished."""
 
 Deliver = Callable[[Reply], None]
 """Gets each candidate when it is there."""
-
-_REFUSES_N = (400, 422, 501)
-"""Statuses with which a server may refuse ``n`` above 1, or ``stream`` together with it."""
 
 
 class ServerSampler:
@@ -69,15 +66,14 @@ class ServerSampler:
                 fault = await draw(_seeded(body, first), n, keep, usage)
                 if got or fault is None or fault.code not in ("cut_off", "bad_reply"):
                     break
-            refused = fault is not None and fault.status in _REFUSES_N
+            refused = fault is not None and fault.status in REFUSALS
             go_on = fault is None or refused or (bool(got) and fault.retry)
             if fault is not None and refused and not got:
                 # If it was ``n`` that the server refused, one request without it shows.
                 if await self._separately(body, 1, keep, usage, first):
                     raise fault
-                if (
-                    body.get("temperature") != 0
-                ):  # some servers refuse greedy candidates, which would be the same
+                # Some servers refuse only greedy candidates, which would all be the same.
+                if body.get("temperature") != 0:
                     self.one_by_one.add(model)
         if go_on and len(got) < n:
             fault = await self._separately(body, n - len(got), keep, usage, first + len(got))

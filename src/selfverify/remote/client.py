@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -33,11 +32,19 @@ except ImportError as error:
 API_KEY_VARIABLE = "SELFVERIFY_SERVER_API_KEY"
 """Environment variable with the key that is sent; without it ``OPENAI_API_KEY``."""
 
+REFUSALS = (400, 422, 501)
+"""Statuses with which a server refuses a field that it does not know."""
+
+TOP_LOGPROBS = 20
+"""The most alternatives per token that OpenAI's protocol can be asked for."""
+
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Statuses after which another try may succeed."""
 
 _LOST = {"timeout", "cut_off", "bad_reply"}
 """Faults after which the server may still have done its work, so that the call has to be counted."""
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +80,19 @@ class OpenAIClient:
         ...     reply = await client.chat({"model": "m", "messages": [{"role": "user", "content": "7+2?"}]})
     """
 
-    def __init__(self, settings: ServerSettings, on_try: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, settings: ServerSettings, on_try: Callable[[str], None] = lambda outcome: None
+    ) -> None:
         self.settings = settings
         self.base = server_url(settings.url)
-        self.on_try = on_try or (lambda outcome: None)
+        self.on_try = on_try
         """Called after each try with ``ok`` or the error's code."""
         key = settings.api_key or os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY")
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
+        self._without_logprobs: set[str] = set()
 
     async def __aenter__(self) -> Self:
         settings = self.settings
@@ -96,9 +106,7 @@ class OpenAIClient:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._session is not None
         await self._session.close()
 
@@ -154,6 +162,24 @@ class OpenAIClient:
             response.close()  # also tells the server to stop, if there is more to come
             if on_lost and not begun:
                 on_lost()
+
+    async def with_logprobs(self, model: str, call: Callable[[dict[str, Any]], Awaitable[Found]]) -> Found:
+        """Call with the fields that ask for log-probabilities; if the server refuses them, call without.
+
+        The client remembers the models for which the server refuses them.
+
+        Raises:
+            ServerError: ``call`` failed, and not because of these fields.
+        """
+        if model not in self._without_logprobs:
+            try:
+                return await call({"logprobs": True, "top_logprobs": TOP_LOGPROBS})
+            except ServerError as error:
+                if error.status not in REFUSALS:
+                    raise
+        found = await call({})
+        self._without_logprobs.add(model)  # without them it worked: they were what the server refused
+        return found
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the models that ``/v1/models`` lists.

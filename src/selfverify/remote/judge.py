@@ -2,59 +2,94 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from selfverify.core.errors import ServerError
 from selfverify.core.requests import RATE
 from selfverify.core.tags import parse_score
 from selfverify.remote.candidates_of_server import read_choices
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.logprobs import LogprobsWhereGiven
 from selfverify.remote.replies import last_score, soft_score
 from selfverify.remote.usage import Usage
+
+logger = logging.getLogger(__name__)
+
+Messages = Sequence[Mapping[str, Any]]
+"""A question in OpenAI's form."""
 
 MAX_TOKENS = 64
 """A rating is a few tokens; models that go on are cut off."""
 
+AT_ONCE = 32
+"""The most ratings that wait for the server at the same time."""
 
-class ServerRating:
-    """Asks a server's models to rate answers."""
 
-    def __init__(self, client: OpenAIClient) -> None:
-        self.client = client
-        self._logprobs = LogprobsWhereGiven()
+async def rate(
+    client: OpenAIClient, model: str, messages: Messages, answer: str, usage: Usage
+) -> float | None:
+    """Return the score of an answer, None where the judge wrote none.
 
-    async def rate(
-        self, model: str, messages: Sequence[Mapping[str, Any]], answer: str, usage: Usage
-    ) -> float | None:
-        """Return the score of an answer, None where the judge wrote none.
+    The score is the expectation over the score's tokens if the server shows their probabilities, and
+    otherwise the number that the judge wrote at temperature 0.
 
-        The score is the expectation over the score's tokens if the server shows their probabilities, and
-        otherwise the number that the judge wrote at temperature 0.
+    Args:
+        client: The server's client.
+        model: The judge's name on the server.
+        messages: The question.
+        answer: The answer, without a score of its own.
+        usage: Counts what the call costs.
 
-        Args:
-            model: The judge's name on the server.
-            messages: The question, in OpenAI's form.
-            answer: The answer, without a score of its own.
-            usage: Counts what the call costs.
+    Raises:
+        ServerError: The server failed.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [
+            *messages,
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": RATE},
+        ],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+    }
+    reply = await client.with_logprobs(model, lambda more: client.chat(body | more, usage.lost))
+    [written, *_] = read_choices(reply, usage, judge=True)
+    soft = soft_score(written.logprobs)
+    if soft is not None:
+        return soft
+    said = last_score(written.text)
+    return parse_score(written.text) if said is None else said
 
-        Raises:
-            ServerError: The server failed.
-        """
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": [
-                *messages,
-                {"role": "assistant", "content": answer},
-                {"role": "user", "content": RATE},
-            ],
-            "max_tokens": MAX_TOKENS,
-            "temperature": 0,
-        }
-        reply = await self._logprobs.ask(model, lambda more: self.client.chat(body | more, usage.lost))
-        [written, *_] = read_choices(reply, usage, judge=True)
-        soft = soft_score(written.logprobs)
-        if soft is not None:
-            return soft
-        said = last_score(written.text)
-        return parse_score(written.text) if said is None else said
+
+async def rate_all(
+    client: OpenAIClient, model: str, asked: Sequence[tuple[str, Messages, str]], usage: Usage
+) -> list[float | None]:
+    """Return the scores of answers as `rate` does; None also for an answer on which the server failed.
+
+    Args:
+        client: The server's client.
+        model: The judge's name on the server.
+        asked: Of each answer: its name in the log, its question, and itself.
+        usage: Counts what the calls cost.
+
+    Raises:
+        ServerError: The server failed on all answers.
+    """
+    room, faults = asyncio.Semaphore(AT_ONCE), list[ServerError]()
+
+    async def one(name: str, messages: Messages, answer: str) -> float | None:
+        async with room:
+            try:
+                return await rate(client, model, messages, answer, usage)
+            except ServerError as error:
+                logger.warning("%s: %s", name, error)
+                faults.append(error)
+                return None
+
+    scores = await asyncio.gather(*[one(*each) for each in asked])
+    if faults and len(faults) == len(asked):
+        raise faults[0]
+    return scores

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from scipy.special import betainc
@@ -26,6 +26,8 @@ from selfverify.core.errors import ConfigError
 from selfverify.selection.candidates import Candidate, Candidates
 from selfverify.selection.rules import Floats, support
 from selfverify.selection.strategies import DEFAULTS, Options, find_strategy
+
+AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 _CERTAIN = 1e-3
 """Scores are moved at least this far away from 0 and 1, so that no single candidate settles the matter."""
@@ -51,17 +53,6 @@ class Stopping:
     step: int = 1
     max_samples: int = 8
     max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.rule not in ("beta", "posterior", "never"):
-            raise ConfigError(f"stopping rule {self.rule!r}: beta, posterior or never")
-        if not 0.5 <= self.confidence <= 1:
-            raise ConfigError(f"confidence {self.confidence}: a number between 0.5 and 1 is needed")
-        for name in ("start", "step", "max_samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)}: at least 1 is needed")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"max_tokens {self.max_tokens}: at least 1 is needed")
 
 
 def beta_confidence(votes: float, next_votes: float) -> float:
@@ -111,11 +102,11 @@ def leader_confidence(
 
 
 def sample_adaptively(
-    draw: Callable[[int], Sequence[Candidate]],
+    draw: Callable[[int], Sequence[AnyCandidate]],
     stopping: Stopping,
     strategy: str = "majority",
     options: Options = DEFAULTS,
-) -> tuple[list[Candidate], str]:
+) -> tuple[list[AnyCandidate], str]:
     """Draw candidates until the leading answer is sure enough or the budget is spent.
 
     Args:
@@ -127,7 +118,7 @@ def sample_adaptively(
     Returns:
         The candidates, and why there are no more: ``confident``, ``samples``, ``tokens`` or ``exhausted``.
     """
-    candidates: list[Candidate] = []
+    candidates: list[AnyCandidate] = []
     while True:
         wanted, spent = next_draw(candidates, stopping)
         if not wanted:

@@ -71,6 +71,11 @@ def api_error(error: Exception) -> ApiError | None:
     return ApiError(error.status, str(error), error.code or "upstream_error", retry_after=error.retry_after)
 
 
+def invalid_value(param: str, why: str) -> ApiError:
+    """Return the error for a field of a request that has a wrong value."""
+    return ApiError(400, f"{param}: {why}", "invalid_value", param)
+
+
 def invalid(error: ValidationError, prefix: str = "") -> ApiError:
     """Return the error for a request that does not validate: its first fault."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.api_errors import ApiError, api_error, error_response
+from selfverify.serving.api_errors import ApiError, api_error, error_response, invalid_value
 from selfverify.serving.backend import Ask, Backend, Chunks, Tell
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import candidate_json, chunks, completion
@@ -172,8 +172,7 @@ class Gateway:
         )
         most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
         if settings.n > most:
-            text = f"{param}: at most {most} candidates may be asked for"
-            raise ApiError(400, text, "invalid_value", param)
+            raise invalid_value(param, f"at most {most} candidates may be asked for")
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
         if asked.stream and chosen is None:
@@ -209,7 +208,7 @@ class Gateway:
         body |= {"model": model, "messages": with_instruction(messages) if settings.instruction else messages}
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
-        ask = Ask(model, body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
+        ask = Ask(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
         self._check(ask)
         if self.settings.log_prompts:
             told = json.dumps(without_images(body["messages"]), ensure_ascii=False)
@@ -232,8 +231,7 @@ class Gateway:
         try:
             self.backend.check_verifier(ask.best_of.verifier or self.backend.default_verifier)
         except ConfigError as error:
-            param = "best_of.verifier"
-            raise ApiError(400, f"{param}: {error}", "invalid_value", param) from None
+            raise invalid_value("best_of.verifier", str(error)) from None
 
     async def _select(
         self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
@@ -286,7 +284,7 @@ class Gateway:
             outcome = working.result()
         finally:
             working.cancel()  # the client has left, or there is nothing more to do
-        for chunk in chunks(head, ask, outcome, asked.include_usage):
+        for chunk in chunks(completion(head, ask, outcome), asked.include_usage):
             await stream.event(chunk)
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
@@ -298,7 +296,7 @@ class Gateway:
         pictures, messages = await self._take(asked.messages, deadline)
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
         settings = BestOf(n=1, verifier=asked.verifier)
-        ask = Ask(model, body, pictures, settings, deadline, id=request[REQUEST_ID])
+        ask = Ask(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self._check(ask)
         try:
             async with asyncio.timeout_at(deadline):

@@ -53,18 +53,9 @@ def solve_on_server(
     begun = time.perf_counter()
     ask, found = asyncio.run(_ask(settings, problem, read, on_candidate))
     [best] = found.selected
-    own = best.choice.answer == best.reply.answer  # not a consensus of several
-    return Solution(
-        choice=best.choice,
-        candidates=found.candidates,
-        stopped=found.stopped,
-        probability=best.probability,
-        abstained=best.abstained or best.choice.answer is None,
-        verifier=found.verifier,
-        tokens=ask.usage.candidate_tokens + ask.usage.verification_tokens,
-        seconds=time.perf_counter() - begun,
-        correct=judged(best.reply.text).correct if own and not isinstance(task, FreeQuestion) else None,
-    )
+    correct = None if isinstance(task, FreeQuestion) else judged(best.reply.text).correct
+    tokens = ask.usage.candidate_tokens + ask.usage.verification_tokens
+    return Solution.of(found, tokens, begun, correct)
 
 
 async def _ask(
@@ -88,7 +79,7 @@ async def _ask(
         }
         best_of = BestOf.model_validate(choosing.model_dump(exclude={"calibration"}))
         deadline = asyncio.get_running_loop().time() + answerer.timeout
-        ask = Ask(model, body, [], best_of, deadline, streams=True)
+        ask = Ask(body, [], best_of, deadline, streams=True)
         tell = None if on_candidate is None else lambda place, candidate: on_candidate(candidate)
         return ask, await select(backend, ask, calibration=calibration, tell=tell, read=read)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.core.errors import ServerError
 from selfverify.remote.replies import Reader, Reply, finish_reading
 from selfverify.remote.usage import Usage
 from selfverify.serving.best_of import BestOf
-from selfverify.serving.request_images import Picture
+
+if TYPE_CHECKING:  # it imports aiohttp, which `selfverify solve` does without
+    from selfverify.serving.request_images import Picture
 
 Chunks = AsyncGenerator[dict[str, Any], None]
 """A streamed chat completion, as a model server sends it."""
@@ -25,8 +27,8 @@ class Ask:
     """One question on its way.
 
     Args:
-        model: The model, as the backend names it.
-        body: OpenAI's fields, as an upstream may get them; without those that the gateway handles itself.
+        body: OpenAI's fields, as an upstream may get them; without those that the gateway handles itself. The
+            model has the name that the backend gives it.
         pictures: The images in the messages, in order.
         best_of: How the answer is chosen.
         deadline: The time at which the answer has to be there, on the event loop's clock.
@@ -35,7 +37,6 @@ class Ask:
         usage: What the question costs.
     """
 
-    model: str
     body: dict[str, Any]
     pictures: list[Picture]
     best_of: BestOf
@@ -43,6 +44,11 @@ class Ask:
     streams: bool = False
     id: str = ""
     usage: Usage = field(default_factory=Usage)
+
+    @property
+    def model(self) -> str:
+        """The model, as the backend names it."""
+        return str(self.body["model"])
 
 
 @dataclass(slots=True)
@@ -91,9 +97,9 @@ class Backend(ABC):
     default_verifier: str
     strict: bool
 
-    @abstractmethod
     async def __aenter__(self) -> Self:
         """Open what the backend needs."""
+        return self
 
     @abstractmethod
     async def __aexit__(self, *_: object) -> None:
@@ -107,7 +113,6 @@ class Backend(ABC):
             ConfigError: There is no such verifier; the message lists those there are.
         """
 
-    @abstractmethod
     def check(self, ask: Ask) -> None:
         """Refuse what else this backend cannot do.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from selfverify.core.errors import DataError, ServerError
@@ -15,7 +15,6 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
 from selfverify.remote.replies import Reply
 from selfverify.rollouts.single_turn import make_trajectory
 from selfverify.serving.free_question import FreeQuestion
@@ -31,7 +30,7 @@ class Job:
     Args:
         problem: The question.
         task: Reads the answers, for verifiers.
-        verifier: The name of the verifier, or ``none``.
+        verifier: Scores the candidates; None leaves them without scores.
         sampling: How the candidates are sampled.
         seed: The seed of the sampling.
         make: Makes a candidate of a trajectory.
@@ -40,16 +39,22 @@ class Job:
 
     problem: Problem
     task: FreeQuestion
-    verifier: str
+    verifier: Verifier | None
     sampling: SamplingConfig
     seed: int
     make: Callable[[Trajectory], Reply]
-    done: asyncio.Future[tuple[list[Reply], int]]
+    done: asyncio.Future[tuple[list[Reply], int]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     @property
     def batch_key(self) -> tuple[Any, ...]:
         """What jobs have to share to be sampled together."""
-        return (self.sampling, self.verifier)
+        return (self.sampling, id(self.verifier))
+
+
+Results = dict[Job, tuple[list[Reply], int] | Exception]
+"""What `Batcher.run` returns or raises for each job."""
 
 
 class Batcher:
@@ -57,7 +62,6 @@ class Batcher:
 
     Args:
         policy: Writes the candidates.
-        verifiers: The verifiers, by name.
         most: The most candidates of a batch; a single job may have more.
         on_batch: Called with the number of candidates of each batch.
     """
@@ -65,14 +69,12 @@ class Batcher:
     def __init__(
         self,
         policy: Policy,
-        verifiers: Mapping[str, Verifier],
         most: int = 64,
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.policy = policy
-        self.verifiers = verifiers
         self.most = most
-        self.on_batch = on_batch or (lambda size: None)
+        self.on_batch = on_batch
         self._thread = ThreadPoolExecutor(1, "sampling")
         self._waiting: list[Job] = []
         self._working: asyncio.Task[None] | None = None
@@ -105,29 +107,27 @@ class Batcher:
         while self._waiting:
             batch = self._next()
             self.on_batch(sum(job.sampling.group_size for job in batch))
-            found: list[Any] = []
-            try:
-                found = await self.call(lambda batch=batch: self._sample(batch))  # type: ignore[misc]
-            except Exception as error:
-                found = [error] if len(batch) == 1 else []
-            if not found:  # one job may be the cause: try each alone, now that the failed batch is freed
-                found = [await self._alone(job) for job in batch]
-            for job, result in zip(batch, found, strict=True):
-                if job.done.done():
-                    continue
-                if isinstance(result, BaseException):
-                    job.done.set_exception(result)
-                else:
-                    job.done.set_result(result)
+            if not await self._done(batch):  # one job may be the cause, and the failed batch is freed by now
+                for job in batch:
+                    await self._done([job])
 
-    async def _alone(self, job: Job) -> Any:
-        if job.done.done():
-            return None
+    async def _done(self, batch: Sequence[Job]) -> bool:
+        """Sample a batch and tell each job what became of it; return False if a batch of several failed."""
+        results: Results = {}
         try:
-            [found] = await self.call(lambda: self._sample([job]))
+            results = await self.call(lambda: self._sample(batch))
         except Exception as error:
-            return error
-        return found
+            if len(batch) > 1:
+                return False
+            results = dict.fromkeys(batch, error)
+        for job, result in results.items():
+            if job.done.done():
+                continue
+            if isinstance(result, Exception):
+                job.done.set_exception(result)
+            else:
+                job.done.set_result(result)
+        return True
 
     def _next(self) -> list[Job]:
         """Take the oldest job and those that can be sampled with it."""
@@ -141,40 +141,37 @@ class Batcher:
         self._waiting = [job for job in self._waiting if job not in batch]
         return batch
 
-    def _sample(self, jobs: Sequence[Job]) -> list[Any]:
-        """Return one result or exception per job. Runs in the worker thread."""
-        found: list[Any] = [None] * len(jobs)
-        encoded: list[tuple[int, Prompt]] = []
-        for i, job in enumerate(jobs):
-            if job.done.done():
-                continue
-            try:
-                encoded.append((i, self.policy.encode([job.problem])[0]))
-            except DataError as error:
-                found[i] = error
-        if not encoded:
-            return found
-        alive = [jobs[i] for i, _ in encoded]
-        sampling = alive[0].sampling
+    def _sample(self, jobs: Sequence[Job]) -> Results:
+        """Return what became of each job that somebody still waits for. Runs in the worker thread."""
+        results: Results = {}
+        prompts: dict[Job, Prompt] = {}
+        for job in jobs:
+            if not job.done.done():
+                try:
+                    [prompts[job]] = self.policy.encode([job.problem])
+                except DataError as error:
+                    results[job] = error
+        if not prompts:
+            return results
+        alive = list(prompts)
 
         def given_up() -> list[int]:
             return [place for place, job in enumerate(alive) if job.done.done()]
 
-        prompts = [prompt for _, prompt in encoded]
-        sampled = self.policy.sample(prompts, sampling, seeds=[job.seed for job in alive], given_up=given_up)
-        left = [place for place, job in enumerate(alive) if not job.done.done()]
-        groups = {place: self._group(alive[place], sampled[place]) for place in left}
-        if groups and alive[0].verifier != "none":
+        sampled = self.policy.sample(
+            list(prompts.values()), alive[0].sampling, seeds=[job.seed for job in alive], given_up=given_up
+        )
+        groups = {
+            job: Group(job.problem, [make_trajectory(self.policy, job.task, job.problem, s) for s in samples])
+            for job, samples in zip(alive, sampled, strict=True)
+            if not job.done.done()
+        }
+        verifier = alive[0].verifier
+        if groups and verifier is not None:
             try:
-                verify(list(groups.values()), self.verifiers[alive[0].verifier])
+                verify(list(groups.values()), verifier)
             except ServerError as error:  # candidates without scores are better than none
-                logger.warning("the verifier %s failed: %s", alive[0].verifier, error)
-        for place in left:
-            i, prompt = encoded[place]
-            job, rows = alive[place], groups[place].trajectories
-            found[i] = ([job.make(row) for row in rows], len(prompt.ids))
-        return found
-
-    def _group(self, job: Job, samples: Sequence[Sample]) -> Group:
-        made = [make_trajectory(self.policy, job.task, job.problem, sample) for sample in samples]
-        return Group(job.problem, made)
+                logger.warning("the verifier %s failed: %s", verifier.name, error)
+        for job, group in groups.items():
+            results[job] = ([job.make(row) for row in group.trajectories], len(prompts[job].ids))
+        return results

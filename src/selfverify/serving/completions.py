@@ -65,11 +65,6 @@ def candidate_json(index: int, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def usage(ask: Ask, outcome: Selection) -> dict[str, Any]:
-    """Return OpenAI's ``usage`` of the whole request."""
-    return ask.usage.as_openai(sum(chosen.reply.tokens for chosen in outcome.selected))
-
-
 def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
     """Return the assistant's message. A withheld answer has a ``refusal`` instead of a content."""
     if selected.abstained:
@@ -101,44 +96,36 @@ def completion(head: dict[str, Any], ask: Ask, outcome: Selection) -> dict[str, 
             }
             for i, chosen in enumerate(outcome.selected)
         ],
-        "usage": usage(ask, outcome),
+        "usage": ask.usage.as_openai(sum(chosen.reply.tokens for chosen in outcome.selected)),
         "best_of": summary(ask, outcome),
     }
 
 
-def chunks(
-    head: dict[str, Any], ask: Ask, outcome: Selection, include_usage: bool
-) -> Iterator[dict[str, Any]]:
-    """Yield a completion's chunks: of each answer its role, its text in pieces, its end and verification."""
+def chunks(whole: dict[str, Any], include_usage: bool) -> Iterator[dict[str, Any]]:
+    """Yield a completion in chunks: of each answer its role, its text in pieces, its end and verification."""
+    head = {name: whole[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    bare = {"logprobs": None, "finish_reason": None}
 
-    def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        found = {**head, "object": "chat.completion.chunk", "choices": [choice]}
-        return found | {"usage": None} if include_usage else found
+    def chunk(choice: dict[str, Any]) -> dict[str, Any]:
+        return {**head, "choices": [choice]} | ({"usage": None} if include_usage else {})
 
-    with_logprobs = bool(ask.body.get("logprobs"))
-    for i, chosen in enumerate(outcome.selected):
-        said = message(chosen, ask.best_of)
-        yield chunk(i, {"role": "assistant", "content": ""})
+    for choice in whole["choices"]:
+        index, said = choice["index"], choice["message"]
         rest = {k: v for k, v in said.items() if k not in ("role", "content", "refusal", "tool_calls")}
-        if rest:
-            yield chunk(i, rest)
-        for piece in pieces(said["content"] or ""):
-            yield chunk(i, {"content": piece})
-        if said["refusal"]:
-            yield chunk(i, {"refusal": said["refusal"]})
-        if "tool_calls" in said:
-            calls = [{"index": k, **call} for k, call in enumerate(said["tool_calls"])]
-            yield chunk(i, {"tool_calls": calls})
-        more: dict[str, Any] = {"verification": verification(chosen, outcome)}
-        if with_logprobs:
-            more["logprobs"] = {"content": chosen.reply.logprobs, "refusal": None}
-        last = chunk(i, {}, finish_reason=chosen.reply.finish, **more)
-        if i + 1 == len(outcome.selected):
-            last["best_of"] = summary(ask, outcome)
-        yield last
+        calls = [{"index": k, **call} for k, call in enumerate(said.get("tool_calls", ()))]
+        deltas = [
+            {"role": "assistant", "content": ""},
+            rest,
+            *({"content": piece} for piece in pieces(said["content"] or "")),
+            {"refusal": said["refusal"]} if said["refusal"] else {},
+            {"tool_calls": calls} if calls else {},
+        ]
+        for delta in filter(None, deltas):
+            yield chunk({"index": index, "delta": delta, **bare})
+        last = chunk({name: choice[name] for name in choice if name != "message"} | {"delta": {}})
+        yield last | ({"best_of": whole["best_of"]} if choice is whole["choices"][-1] else {})
     if include_usage:
-        yield {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage(ask, outcome)}
+        yield {**head, "choices": [], "usage": whole["usage"]}
 
 
 def pieces(text: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from selfverify.core.requests import SCORE_INSTRUCTION
-from selfverify.serving.api_errors import ApiError, invalid
+from selfverify.serving.api_errors import ApiError, invalid, invalid_value
 from selfverify.serving.request_images import Picture
 
 _FETCHED = {"url", "path", "image", "video", "audio"}
@@ -72,15 +72,13 @@ def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list):
         return messages
-    texts = [
-        i for i, p in enumerate(parts)
-        if isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
-    ]  # fmt: skip
-    if any("<score>" in parts[i]["text"] for i in texts):
+    texts = [part for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    texts = [part for part in texts if part.get("type") == "text"]
+    if any("<score>" in part["text"] for part in texts):
         return messages
     if texts:
-        text = f"{parts[texts[-1]]['text'].strip()} {SCORE_INSTRUCTION}"
-        parts = [{**p, "text": text} if i == texts[-1] else p for i, p in enumerate(parts)]
+        text = f"{texts[-1]['text'].strip()} {SCORE_INSTRUCTION}"
+        parts = [{**part, "text": text} if part is texts[-1] else part for part in parts]
     else:
         parts = [*parts, {"type": "text", "text": SCORE_INSTRUCTION}]
     changed = parts[0]["text"] if isinstance(content, str) else parts
@@ -127,7 +125,7 @@ def refuse_addresses(messages: list[dict[str, Any]]) -> None:
         for p, part in enumerate(content):
             place = f"messages.{m}.content.{p}"
             if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-                raise ApiError(400, f"{place}: a part is an object with a type", "invalid_value", place)
+                raise invalid_value(place, "a part is an object with a type")
             for name, value in part.items():
                 if name == "image_url" == part["type"]:
                     continue

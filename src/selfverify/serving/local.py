@@ -6,19 +6,20 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from types import NoneType
+from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.remote.replies import Reply
-from selfverify.serving.api_errors import ApiError
+from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing
 from selfverify.serving.batching import Batcher, Job
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.own_replies import completion_of
+from selfverify.serving.request_images import Picture
 from selfverify.tasks.base import Judged
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Inline, Judge, Soft
@@ -60,7 +61,7 @@ class Local(Backend):
         judges: Mapping[str, Verifier] | None = None,
         max_tokens: int = 256,
         max_batch: int = 64,
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.policy = policy
         self.model = model
@@ -72,14 +73,11 @@ class Local(Backend):
             "judge": Judge(policy),
             **(judges or {}),
         }
-        self.batcher = Batcher(policy, self.verifiers, max_batch, on_batch)
+        self.batcher = Batcher(policy, max_batch, on_batch)
         config = policy.model.config.get_text_config()
         self._longest = getattr(config, "max_position_embeddings", None)
         if self._longest is not None and max_tokens >= self._longest:
             raise ConfigError(f"max_tokens: the model has room for fewer than {self._longest} tokens")
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.batcher.close()
@@ -103,8 +101,25 @@ class Local(Backend):
             text = "response_format other than text is not supported"
             raise ApiError(400, text, "unsupported_parameter", "response_format")
         if self._longest is not None and self._tokens(body) >= self._longest:
-            text = f"max_tokens: the model has room for fewer than {self._longest} tokens"
-            raise ApiError(400, text, "invalid_value", "max_tokens")
+            raise invalid_value("max_tokens", f"the model has room for fewer than {self._longest} tokens")
+
+    def own_messages(
+        self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
+    ) -> list[dict[str, Any]]:
+        """See `Backend`: parts of text, and a place for each image."""
+        found = []
+        for m, message in enumerate(messages):
+            role, content = message.get("role"), message.get("content")
+            role = "system" if role == "developer" else role
+            if role not in ("system", "user", "assistant"):
+                raise invalid_value(f"messages.{m}.role", f"{role!r} is not understood by this model")
+            if isinstance(content, str):
+                content = [{"type": "text", "text": content}]
+            if not isinstance(content, list) or not content:
+                raise invalid_value(f"messages.{m}.content", "a text or a list of parts is needed")
+            parts = [_part(part, f"messages.{m}.content.{p}") for p, part in enumerate(content)]
+            found.append({"role": role, "content": parts})
+        return found
 
     def _tokens(self, body: Mapping[str, Any]) -> int:
         return int(body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens)
@@ -119,17 +134,21 @@ class Local(Backend):
             max_new_tokens=self._tokens(body),
         )
         body.setdefault("seed", secrets.randbits(40))  # the same in later draws for this question
-        task, problem = FreeQuestion(ask.best_of.answers), await self._problem(ask)
-        seed = (body["seed"] * 1_000_003 + first) & (2**63 - 1)
         make = partial(
             completion_of, self.policy, verifier=drawing.verifier, stops=body.get("stop") or (),
             with_logprobs=bool(body.get("logprobs")),
         )  # fmt: skip
-        done: asyncio.Future[tuple[list[Reply], int]] = asyncio.get_running_loop().create_future()
+        verifier = self.verifiers.get(drawing.verifier)
+        job = Job(
+            problem=await self._problem(ask),
+            task=FreeQuestion(ask.best_of.answers),
+            verifier=verifier,
+            sampling=sampling,
+            seed=(body["seed"] * 1_000_003 + first) & (2**63 - 1),
+            make=make,
+        )
         try:
-            replies, prompt_tokens = await self.batcher.run(
-                Job(problem, task, drawing.verifier, sampling, seed, make, done)
-            )
+            replies, prompt_tokens = await self.batcher.run(job)
         except asyncio.CancelledError:
             ask.usage.lost()
             raise
@@ -139,7 +158,7 @@ class Local(Backend):
             return ServerError(str(error), 500, "model_failed")
         written = sum(reply.tokens for reply in replies)
         ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
-        if not isinstance(self.verifiers.get(drawing.verifier, Inline()), (Inline, Soft)):
+        if not isinstance(verifier, (Inline, Soft, NoneType)):
             ask.usage.complete = False  # verifiers do not say what they read and write
         for reply in replies:
             drawing.arrived(reply)
@@ -147,17 +166,16 @@ class Local(Backend):
         return None
 
     async def _problem(self, ask: Ask) -> Problem:
-        messages = own_messages(ask.body["messages"])
         images = [await asyncio.to_thread(picture.decode) for picture in ask.pictures]
-        return Problem(ask.id or "request", messages, list(images))
+        return Problem(ask.id or "request", ask.body["messages"], images)
 
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`. The answers are judged as if the model had written them."""
         name = ask.best_of.verifier or "judge"
         verifier = self.verifiers.get(name)
         if verifier is None or isinstance(verifier, (Inline, Soft)):
-            text = f"verifier: {name!r} reads only what the model wrote itself; leave it out, or name a judge"
-            raise ApiError(400, text, "invalid_value", "verifier")
+            text = f"{name!r} reads only what the model wrote itself; leave it out, or name a judge"
+            raise invalid_value("verifier", text)
         problem = await self._problem(ask)
         rows = [given_answer(text) for text in answers]
         try:
@@ -178,35 +196,10 @@ def given_answer(text: str) -> Trajectory:
     return Trajectory([Segment("answer", [], text=text, finish=Finish.STOP)], parsed=Judged(0.0, False, text))
 
 
-def own_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return OpenAI's messages as this library's: parts of text, and a place for each image.
-
-    Raises:
-        ApiError: A role, a content or a part that is not understood.
-    """
-    found = []
-    for m, message in enumerate(messages):
-        role, content = message.get("role"), message.get("content")
-        role = "system" if role == "developer" else role
-        if role not in ("system", "user", "assistant"):
-            raise _misfit(f"messages.{m}.role", f"{role!r} is not understood by this model")
-        if isinstance(content, str):
-            content = [{"type": "text", "text": content}]
-        if not isinstance(content, list) or not content:
-            raise _misfit(f"messages.{m}.content", "a text or a list of parts is needed")
-        found.append({"role": role, "content": [_part(part, m, p) for p, part in enumerate(content)]})
-    return found
-
-
-def _part(part: Any, m: int, p: int) -> dict[str, Any]:
-    place = f"messages.{m}.content.{p}"
+def _part(part: Any, place: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
     if kind == "image_url":
         return {"type": "image"}
-    raise _misfit(place, f"a part of type {kind!r} is not understood by this model")
-
-
-def _misfit(param: str, why: str) -> ApiError:
-    return ApiError(400, f"{param}: {why}", "invalid_value", param)
+    raise invalid_value(place, f"a part of type {kind!r} is not understood by this model")

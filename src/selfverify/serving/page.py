@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from selfverify.serving.api_errors import ApiError
+from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.serve_settings import GatewaySettings
 
 EXAMPLES = 100
@@ -75,7 +75,7 @@ def add_page(
         if example is None:
             raise ApiError(404, "there are examples for the built-in model only", "not_found")
         if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < EXAMPLES):
-            raise ApiError(400, f"index: a number below {EXAMPLES}", "invalid_value", "index")
+            raise invalid_value("index", f"a number below {EXAMPLES}")
         return web.json_response(await asyncio.to_thread(example, int(wanted)), headers=_HEADERS)
 
     for path in _FILES:

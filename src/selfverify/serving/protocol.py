@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from selfverify.serving.api_errors import ApiError, invalid
+from selfverify.serving.api_errors import invalid, invalid_value
 from selfverify.serving.best_of import BestOf, RequestDefaults
 
 _SUFFIX = re.compile(
@@ -77,9 +77,7 @@ class VerifyRequest(BaseModel):
         """
         found = [self.answer] if isinstance(self.answer, str) else self.answer
         if not 1 <= len(found) <= 64 or not all(text.strip() for text in found):
-            raise ApiError(
-                400, "answer: between 1 and 64 texts that are not empty", "invalid_value", "answer"
-            )
+            raise invalid_value("answer", "between 1 and 64 texts that are not empty")
         return found
 
 
@@ -98,27 +96,16 @@ def best_of(request: ChatRequest, defaults: RequestDefaults) -> tuple[str, BestO
         settings |= request.best_of
     if settings.pop("plain", False):
         return model, None
-    merged = defaults.model_dump(exclude_unset=True) | settings
-    asked = "n" in settings
-    chosen = validated(merged)
-    if request.n > chosen.n:
-        if asked:
-            text = f"n: {request.n} answers are asked for, and only {chosen.n} candidates to choose them from"
-            raise ApiError(400, text, "invalid_value", "n")
-        chosen = chosen.model_copy(update={"n": request.n})
-    return model, chosen
-
-
-def validated(settings: dict[str, Any]) -> BestOf:
-    """Check settings and return them.
-
-    Raises:
-        ApiError: One is unknown or wrong.
-    """
     try:
-        return BestOf.model_validate(settings)
+        chosen = BestOf.model_validate(defaults.model_dump(exclude_unset=True) | settings)
     except ValidationError as error:
         raise invalid(error, "best_of") from None
+    if request.n > chosen.n:
+        if "n" in settings:
+            text = f"{request.n} answers are asked for, and only {chosen.n} candidates to choose them from"
+            raise invalid_value("n", text)
+        chosen = chosen.model_copy(update={"n": request.n})
+    return model, chosen
 
 
 def split_model(name: str) -> tuple[str, dict[str, Any]]:
@@ -132,8 +119,8 @@ def split_model(name: str) -> tuple[str, dict[str, Any]]:
     found = _SUFFIX.fullmatch(name)
     if not found:
         if re.search(r"@(bo[0-9]|plain)", name):
-            text = f"model: {name!r}: a suffix looks like @bo8 or @bo8,strategy=best,verifier=inline"
-            raise ApiError(400, text, "invalid_value", "model")
+            text = f"{name!r}: a suffix looks like @bo8 or @bo8,strategy=best,verifier=inline"
+            raise invalid_value("model", text)
         return name, {}
     if found["plain"]:
         return found["model"], {"plain": True}

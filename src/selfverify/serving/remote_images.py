@@ -10,7 +10,6 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -83,9 +82,7 @@ class RemoteImages:
         )  # fmt: skip
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._session is not None
         await self._session.close()
 

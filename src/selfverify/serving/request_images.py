@@ -10,25 +10,16 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image
 
 from selfverify.data.images import FORMATS
-from selfverify.serving.api_errors import ApiError
+from selfverify.serving.api_errors import ApiError, invalid_value
+from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.serve_settings import ImageLimits
 
 _DATA_URL = re.compile(r"data:image/[a-zA-Z0-9.+-]{1,32};base64,", re.ASCII)
-_INLINE = 256 * 1024
-"""Longer data URLs are decoded in a thread, so that other requests need not wait."""
-
-
-class Fetcher(Protocol):
-    """Fetches remote images."""
-
-    async def fetch(self, url: str) -> bytes:
-        """Return the bytes of an image; raises `ApiError` for one that is too large or cannot be fetched."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +50,7 @@ class Picture:
 
 
 async def take_images(
-    messages: Sequence[Mapping[str, Any]], limits: ImageLimits, fetcher: Fetcher | None
+    messages: Sequence[Mapping[str, Any]], limits: ImageLimits, fetcher: RemoteImages | None
 ) -> list[Picture]:
     """Return every image of a conversation, in order, checked.
 
@@ -83,10 +74,7 @@ async def take_images(
     found: list[Picture] = []
     for url in urls:
         if url.startswith("data:"):
-            check = _from_data_url if len(url) <= _INLINE else None
-            found.append(
-                check(url, limits) if check else await asyncio.to_thread(_from_data_url, url, limits)
-            )
+            found.append(await asyncio.to_thread(_from_data_url, url, limits))
         elif fetcher is None:
             raise _bad(
                 "remote images are not fetched; send the image itself (data:image/png;base64,...)",
@@ -111,7 +99,7 @@ def image_url(part: Mapping[str, Any], place: str) -> str:
     inner = part.get("image_url")
     url = inner.get("url") if isinstance(inner, Mapping) else inner
     if not isinstance(url, str) or not url:
-        raise ApiError(400, f"{place}.image_url: there is no url", "invalid_value", f"{place}.image_url.url")
+        raise invalid_value(f"{place}.image_url.url", "there is no url")
     return url
 
 

@@ -90,7 +90,7 @@ async def select(
     if not fits or calibration is None or calibration.misfit(use_of(settings, verifier)):
         calibration = None
     selected = [
-        _judge(choice, candidates[choice.index], settings, calibration)
+        with_probability(choice, candidates[choice.index], calibration, settings.abstain_below)
         for choice in rank(candidates, settings, wanted)
     ]
     return Selection(selected, candidates, stopped, missing, verifier, calibration is not None)
@@ -162,14 +162,16 @@ def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> li
     return choices + [choose_from([i]) for i in rest[: wanted - len(choices)]]
 
 
-def _judge(choice: Choice, reply: Reply, settings: BestOf, calibration: Calibration | None) -> Selected:
-    probability = None
+def with_probability(
+    choice: Choice, reply: Reply, calibration: Calibration | None, abstain_below: float | None = None
+) -> Selected:
+    """Return a choice with its calibrated probability; it abstains below ``abstain_below``, or without that
+    below the calibration's threshold."""
+    probability, threshold = None, abstain_below
     if calibration is not None and choice.confidence is not None:
         probability = float(calibration(choice.confidence))
+        threshold = calibration.threshold if abstain_below is None else abstain_below
     sure = choice.confidence if probability is None else probability
-    threshold = settings.abstain_below
-    if threshold is None and probability is not None and calibration is not None:
-        threshold = calibration.threshold
     abstained = threshold is not None and (choice.answer is None or (sure or 0.0) < threshold)
     return Selected(choice, reply, probability, abstained)
 

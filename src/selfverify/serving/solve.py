@@ -23,7 +23,7 @@ from selfverify.selection.stopping import sample_adaptively
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.own_replies import reply_of
-from selfverify.serving.selecting import use_of
+from selfverify.serving.selecting import Selection, use_of, with_probability
 from selfverify.serving.solve_settings import CandidateSettings, DrawingSettings, SolveSettings
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify
@@ -59,6 +59,29 @@ class Solution:
     tokens: int
     seconds: float
     correct: bool | None
+
+    @classmethod
+    def of(cls, found: Selection, tokens: int, begun: float, correct: bool | None) -> Solution:
+        """Return the solution that a selection of one answer is.
+
+        Args:
+            found: The selection.
+            tokens: The number of tokens written in all.
+            begun: When it was asked, by `time.perf_counter`.
+            correct: Whether the chosen candidate is right. A consensus of several candidates was not judged.
+        """
+        [best] = found.selected
+        return cls(
+            choice=best.choice,
+            candidates=found.candidates,
+            stopped=found.stopped,
+            probability=best.probability,
+            abstained=best.abstained or best.choice.answer is None,
+            verifier=found.verifier,
+            tokens=tokens,
+            seconds=time.perf_counter() - begun,
+            correct=correct if best.choice.answer == best.reply.answer else None,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The solution as a JSON object."""
@@ -114,23 +137,11 @@ def solve(
 
     candidates, stopped = sample_adaptively(draw, choosing.stopping, choosing.strategy, choosing.options)
     choice = choose(candidates, choosing.strategy, choosing.options)
-    probability = None
-    if calibration is not None and choice.confidence is not None:
-        probability = float(calibration(choice.confidence))
-    threshold = calibration.threshold if calibration else None
-    unsure = probability is not None and threshold is not None and probability < threshold
-    judged = not isinstance(task, FreeQuestion) and choice.answer == candidates[choice.index].answer
-    return Solution(
-        choice=choice,
-        candidates=candidates,
-        stopped=stopped,
-        probability=probability,
-        abstained=unsure or choice.answer is None,
-        verifier=verifier.name,
-        tokens=sum(candidate.tokens for candidate in candidates),
-        seconds=time.perf_counter() - begun,
-        correct=bool(trajectories[choice.index].rewards["correct"]) if judged else None,
-    )
+    selected = with_probability(choice, candidates[choice.index], calibration)
+    found = Selection([selected], candidates, stopped, 0, verifier.name, calibration is not None)
+    known = not isinstance(task, FreeQuestion)
+    correct = bool(trajectories[choice.index].rewards["correct"]) if known else None
+    return Solution.of(found, sum(candidate.tokens for candidate in candidates), begun, correct)
 
 
 def solve_here(

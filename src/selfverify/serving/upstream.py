@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.remote.candidates_of_server import Deliver, Mode, ServerSampler
+from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.judge import ServerRating
-from selfverify.remote.logprobs import LogprobsWhereGiven
+from selfverify.remote.judge import rate, rate_all
 from selfverify.remote.replies import Reply, soft_score, without_score
 from selfverify.serving.backend import Ask, Backend, Chunks, Drawing
 from selfverify.serving.incoming import refuse_addresses, with_pictures
@@ -35,8 +34,6 @@ class Upstream(Backend):
         self.client = client
         self.separate = separate
         self.sampler = ServerSampler(client)
-        self.rating = ServerRating(client)
-        self._logprobs = LogprobsWhereGiven()
 
     async def __aenter__(self) -> Self:
         await self.client.__aenter__()
@@ -49,9 +46,6 @@ class Upstream(Backend):
         """See `Backend`."""
         if verifier not in ("inline", "soft", "none") and verifier.partition(":")[0] != "judge":
             raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {VERIFIERS}")
-
-    def check(self, ask: Ask) -> None:
-        """See `Backend`. Servers refuse other fields themselves."""
 
     def own_messages(
         self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
@@ -68,42 +62,43 @@ class Upstream(Backend):
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there."""
         judge = judge_of(drawing.verifier, ask.model)
         known = {reply.key or reply.text: reply.score for reply in drawing.candidates}
-        asked: dict[str, asyncio.Task[float | None]] = {}
+        ratings: dict[str, asyncio.Task[float | None]] = {}
 
-        async def rate(reply: Reply, rating: asyncio.Task[float | None]) -> None:
-            reply.score = await rating
+        async def judged(reply: Reply, key: str) -> None:
+            if key not in ratings:
+                text = without_score(reply.text) or reply.text
+                ratings[key] = judging.create_task(self._rating(ask, str(judge), text))
+            reply.score = await ratings[key]
             drawing.ready(reply)
 
         def deliver(reply: Reply) -> None:
-            written = drawing.arrived(reply)
-            key = reply.key or reply.text
+            written, key = drawing.arrived(reply), reply.key or reply.text
             if judge is None:
                 reply.score = own_score(reply, drawing.verifier, written)
-            elif reply.answer is not None and known.get(key) is None:
-                if key not in asked:
-                    text = without_score(reply.text) or reply.text
-                    asked[key] = judging.create_task(self._rate_if_possible(ask, judge, text))
-                judging.create_task(rate(reply, asked[key]))
-                return
             elif reply.answer is not None:
-                reply.score = known[key]
+                reply.score = known.get(key)
+                if reply.score is None:
+                    judging.create_task(judged(reply, key))
+                    return
             drawing.ready(reply)
+
+        async def sample(more: dict[str, Any]) -> ServerError | None:
+            mode: Mode = "separate" if self.separate else "stream" if ask.streams else "n"
+            return await self.sampler.draw(ask.body | more, n, deliver, ask.usage, mode, first)
 
         async with asyncio.TaskGroup() as judging:
             try:
-                return await self._sample(ask, n, first, drawing.verifier, deliver)
+                if drawing.verifier == "soft":
+                    return await self.client.with_logprobs(ask.model, sample)
+                return await sample({})
             except ServerError as error:
                 return error
 
-    async def _sample(
-        self, ask: Ask, n: int, first: int, verifier: str, deliver: Deliver
-    ) -> ServerError | None:
-        mode: Mode = "separate" if self.separate else "stream" if ask.streams else "n"
-
-        async def draw(more: dict[str, Any]) -> ServerError | None:
-            return await self.sampler.draw(ask.body | more, n, deliver, ask.usage, mode, first)
-
-        return await (self._logprobs.ask(ask.model, draw) if verifier == "soft" else draw({}))
+    async def _rating(self, ask: Ask, judge: str, text: str) -> float | None:
+        try:
+            return await rate(self.client, judge, ask.body["messages"], text, ask.usage)
+        except ServerError:
+            return None  # an answer without a score is better than no answer
 
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`: a judge is asked, whatever the verifier.
@@ -112,29 +107,8 @@ class Upstream(Backend):
             ServerError: The judge failed on all answers.
         """
         judge = judge_of(ask.best_of.verifier or "judge", ask.model) or ask.model
-        faults: list[ServerError] = []
-
-        async def rate(text: str) -> float | None:
-            try:
-                return await self._rate(ask, judge, text)
-            except ServerError as error:
-                faults.append(error)
-                return None
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(rate(text)) for text in answers]
-        if len(faults) == len(answers):
-            raise faults[0]
-        return [task.result() for task in tasks]
-
-    async def _rate(self, ask: Ask, judge: str, text: str) -> float | None:
-        return await self.rating.rate(judge, ask.body["messages"], text, ask.usage)
-
-    async def _rate_if_possible(self, ask: Ask, judge: str, text: str) -> float | None:
-        try:
-            return await self._rate(ask, judge, text)
-        except ServerError:
-            return None  # an answer without a score is better than no answer
+        asked = [(f"answer {i}", ask.body["messages"], text) for i, text in enumerate(answers)]
+        return await rate_all(self.client, judge, asked, ask.usage)
 
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""

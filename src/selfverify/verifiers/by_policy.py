@@ -104,7 +104,6 @@ class Repeated:
     policy: Policy
     repeats: int = 4
     form: Form = "continue"
-    temperature: float = 1.0
     max_new_tokens: int = 64
     seed: int = 0
     name: str = "repeated"
@@ -113,12 +112,11 @@ class Repeated:
         """See `Verifier.score`. Malformed scores are left out; an answer with only such scores has none."""
         asked = _ask(self.policy, groups, CHECK) if self.form == "ask" else _continue(self.policy, groups)
         length = 8 if self.form == "continue" else self.max_new_tokens
-        sampling = rescoring(self.repeats, self.temperature, length)
 
         def read(sample: Sample, group: Group, g: int) -> float | None:
             return self._parse(token_ends(self.policy.tokenizer, sample.tokens)[0])
 
-        return mean_of_samples(self.policy, groups, asked, sampling, self.seed, read)
+        return mean_of_samples(self.policy, groups, asked, self.repeats, length, read, self.seed)
 
     def _parse(self, text: str) -> float | None:
         if self.form == "continue":
@@ -130,26 +128,21 @@ Asked = list[tuple[int, int, Prompt]]
 """The places of a group and of a trajectory, and a prompt that asks about it."""
 
 
-def rescoring(repeats: int, temperature: float, max_new_tokens: int) -> SamplingConfig:
-    """Return the settings for sampling K scores of an answer."""
-    return SamplingConfig(
-        group_size=repeats, temperature=temperature, top_p=1.0, max_new_tokens=max_new_tokens
-    )
-
-
 def mean_of_samples(
     policy: Policy,
     groups: Sequence[Group],
     asked: Asked,
-    sampling: SamplingConfig,
-    seed: int,
+    repeats: int,
+    max_new_tokens: int,
     read: Callable[[Sample, Group, int], float | None],
+    seed: int = 0,
 ) -> Scores:
-    """Sample answers to the prompts; each score is the mean of what ``read`` finds in the samples.
+    """Sample ``repeats`` answers to each prompt at temperature 1, and average what ``read`` finds in them.
 
     Samples in which it finds nothing are left out; a trajectory with none but those has no score.
     """
     found = no_scores(groups)
+    sampling = SamplingConfig(group_size=repeats, temperature=1.0, top_p=1.0, max_new_tokens=max_new_tokens)
     seeds = [zlib.crc32(f"{seed}/{prompt.problem_id}/{g}".encode()) for _, g, prompt in asked]
     drawn = policy.sample([prompt for _, _, prompt in asked], sampling, seeds=seeds)
     for (b, g, _), samples in zip(asked, drawn, strict=True):

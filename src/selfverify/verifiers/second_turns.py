@@ -13,7 +13,10 @@ from selfverify.rollouts.single_turn import read_response, verdict
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import Judged, Task
 from selfverify.verifiers.base import Scores
-from selfverify.verifiers.by_policy import Asked, mean_of_samples, rescoring
+from selfverify.verifiers.by_policy import Asked, mean_of_samples
+
+MAX_NEW_TOKENS = 256
+"""The length limit of a second turn."""
 
 SAME_BOX = 0.5
 """IoU above which two boxes count as one answer, as in votes."""
@@ -34,9 +37,6 @@ class SecondTurns:
         task: Reads their answers.
         words: The request that opens a second turn.
         repeats: K, the number of second turns per candidate.
-        temperature: The sampling temperature.
-        max_new_tokens: The length limit of a second turn.
-        seed: The seed of the sampling.
         name: The name that the scores are stored under.
     """
 
@@ -44,9 +44,6 @@ class SecondTurns:
     task: Task
     words: str = SECOND_TURN
     repeats: int = 4
-    temperature: float = 1.0
-    max_new_tokens: int = 256
-    seed: int = 0
     name: str = "turns"
 
     def score(self, groups: Sequence[Group]) -> Scores:
@@ -56,14 +53,10 @@ class SecondTurns:
         for b, (group, prompt) in enumerate(zip(groups, encoded, strict=True)):
             between = follow_up(self.policy.loaded, group.problem, self.words)
             for g, trajectory in enumerate(group.trajectories):
-                if (
-                    trajectory.finish == Finish.STOP
-                    and trajectory.parsed
-                    and trajectory.parsed.answer is not None
-                ):
+                readable = trajectory.parsed is not None and trajectory.parsed.answer is not None
+                if readable and trajectory.finish == Finish.STOP:
                     inserted = inserted_tokens(trajectory.segments[-1].tokens, between)
                     asked.append((b, g, longer_prompt(self.policy, prompt, trajectory.tokens + inserted)))
-        sampling = rescoring(self.repeats, self.temperature, self.max_new_tokens)
 
         def kept(sample: Sample, group: Group, g: int) -> float | None:
             if sample.finish != Finish.STOP:
@@ -71,7 +64,7 @@ class SecondTurns:
             again = verdict(self.task, group.problem, read_response(self.policy, self.task, sample)[1])
             return None if again.answer is None else self._same(group.trajectories[g].parsed, again)
 
-        return mean_of_samples(self.policy, groups, asked, sampling, self.seed, kept)
+        return mean_of_samples(self.policy, groups, asked, self.repeats, MAX_NEW_TOKENS, kept)
 
     def _same(self, first: Judged, second: Judged) -> bool:
         if self.task.kind == "continuous":

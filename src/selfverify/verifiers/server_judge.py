@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selfverify.core.errors import ConfigError, ServerError
+from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Group
 from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
-from selfverify.remote.judge import ServerRating
+from selfverify.remote.judge import rate_all
 from selfverify.remote.messages import openai_messages
 from selfverify.remote.usage import Usage
 from selfverify.verifiers.base import Scores, answers, no_scores
 
-logger = logging.getLogger(__name__)
-
-AT_ONCE = 32
-"""The most requests that wait for the server at the same time."""
-
 
 @dataclass(frozen=True, slots=True)
 class ServerJudge:
-    """A `Verifier` that asks the server about every answer in a turn of its own (`ServerRating.rate`)."""
+    """A `Verifier` that asks the server about every answer in a turn of its own (`remote.judge.rate`)."""
 
     server: ServerSettings
     model: str
@@ -51,25 +45,14 @@ class ServerJudge:
         return asyncio.run(self._score(groups))
 
     async def _score(self, groups: Sequence[Group]) -> Scores:
-        scores = no_scores(groups)
-        faults: list[ServerError] = []
-        room, asked = asyncio.Semaphore(AT_ONCE), 0
-
+        readable = list(answers(groups))
+        questions = {b: openai_messages(groups[b].problem) for b, _, _ in readable}
+        asked = [
+            (f"answer {g} of problem {groups[b].problem.id}", questions[b], text) for b, g, text in readable
+        ]
         async with OpenAIClient(self.server) as client:
-            rating = ServerRating(client)
-
-            async def one(b: int, g: int, text: str) -> None:
-                async with room:
-                    try:
-                        messages = openai_messages(groups[b].problem)
-                        scores[b][g] = await rating.rate(self.model, messages, text, Usage())
-                    except ServerError as error:
-                        logger.warning("answer %d of problem %s: %s", g, groups[b].problem.id, error)
-                        faults.append(error)
-
-            work = [one(b, g, text) for b, g, text in answers(groups)]
-            asked = len(work)
-            await asyncio.gather(*work)
-        if asked and len(faults) == asked:
-            raise faults[0]
+            rated = await rate_all(client, self.model, asked, Usage())
+        scores = no_scores(groups)
+        for (b, g, _), score in zip(readable, rated, strict=True):
+            scores[b][g] = score
         return scores
