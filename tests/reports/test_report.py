@@ -183,6 +183,25 @@ def test_a_running_log_may_end_in_half_a_line_but_not_be_corrupt(run_copy):
         load_run(run_copy)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("metrics.json", "[1]", r"metrics\.json: Input should be an object, but is \[1\]"),
+        ("metrics.json", '{"after": {"pass@1": "high"}}', r"metrics\.json: after: pass@1: .* but is 'high'"),
+        ("metrics.json", '{"after": {"metrics": {"a": {}}}}', r"after: metrics: a: curves: Field required"),
+        ("metrics.json", '{"after": ', r"metrics\.json is not valid JSON"),
+        ("metrics.jsonl", '{"step": "x"}\n', r"metrics\.jsonl, line 1: step: a number is needed, not 'x'"),
+        ("timing.jsonl", '{"step": []}\n', r"timing\.jsonl, line 1: step: a number is needed, not \[\]"),
+        ("gallery/problems.json", "[1]", r"problems\.json: 0: Input should be an object, but is 1"),
+        ("gallery/problems.json", '[{"id": "p", "regions": 3}]', r"0: regions: .* but is 3"),
+    ],
+)
+def test_files_of_another_shape_are_refused(run_copy, tmp_path, file, text, said):
+    (run_copy / file).write_text(text)
+    with pytest.raises(DataError, match=said):
+        write_report(run_copy, tmp_path / "r.html")
+
+
 def test_the_gallery_puts_contested_problems_first(run_dir):
     cards = gallery(load_run(run_dir))
     order = ["wins", "fails", "missed", "both", "same"]

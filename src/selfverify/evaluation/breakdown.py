@@ -255,7 +255,7 @@ def tabulate(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             "problems": found["problems"],
             "figure": name,
             **{
-                rule.at(summary["samples_per_problem"]): figure["curves"].get(rule.figure, [None])[-1]
+                rule.at(summary.get("samples_per_problem", 0)): figure["curves"].get(rule.figure, [None])[-1]
                 for rule in SHOWN
             },
         }

@@ -119,7 +119,7 @@ def _breakdown(run: RunData) -> dict[str, Any] | None:
     """Return the task's own figures and categories of the later stage as text; None without any."""
     for stage in reversed(STAGES):
         if rows := tabulate(run.summaries.get(stage, {})):
-            total = run.summaries[stage]["samples_per_problem"]
+            total = run.summaries[stage].get("samples_per_problem", 0)
             names = [strategy.title.format(n=total) for strategy in SHOWN]
             cells = [[_cell(value) for value in row.values()] for row in rows]
             return {"heads": [stage_title(run, stage), "Problems", "Figure", *names], "rows": cells}

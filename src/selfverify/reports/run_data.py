@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from selfverify.core.errors import DataError
 from selfverify.core.events import EVENTS_FILE, read_events, story
@@ -22,6 +23,43 @@ STAGES = ("before", "after")
 
 ENOUGH = 5
 """With fewer evaluations than this during training, the steps' own figures are drawn: noisier, but many."""
+
+
+class _Figure(BaseModel):
+    """A figure of `selfverify.evaluation.breakdown`."""
+
+    curves: dict[str, list[float | None]]
+
+
+class _Summary(BaseModel):
+    """What a report reads of an evaluation's summary. All other entries are numbers or tables."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | dict[str, Any] | None]
+
+    problems: int | None = None
+    samples_per_problem: int | None = None
+    curves: dict[str, list[float] | None] = {}
+    intervals: dict[str, tuple[float, float] | None] | None = None
+    turns: dict[str, float | None] = {}
+    turns_by_category: dict[str, dict[str, dict[str, float]]] = {}
+    metrics: dict[str, _Figure] | None = None
+    categories: dict[str, dict[str, dict[str, int | _Figure]]] | None = None
+
+
+class _Metrics(BaseModel):
+    """What a report reads of ``metrics.json``."""
+
+    before: _Summary | None = None
+    after: _Summary | None = None
+    settings: dict[str, Any] | None = None
+
+
+class _Shown(BaseModel):
+    """What a report needs of an entry of ``gallery/problems.json``."""
+
+    id: str
+    regions: list[Any] | None = None
 
 
 @dataclass(slots=True)
@@ -105,8 +143,8 @@ def load_run(path: Path) -> RunData:
     if not path.is_dir():
         raise DataError(f"{path} is not the folder of a run")
     run = RunData(path.resolve().name, path)
-    stored = _read_json(path / "metrics.json", dict)
-    run.settings = (stored or {}).get("settings") or {}
+    stored = read_json(path / "metrics.json", _Metrics) or {}
+    run.settings = stored.get("settings") or {}
     run.measured_only = (path / "samples.jsonl").exists() and not (path / "samples-after.jsonl").exists()
     for stage in STAGES[1:] if run.measured_only else STAGES:
         file = path / ("samples.jsonl" if run.measured_only else f"samples-{stage}.jsonl")
@@ -116,9 +154,8 @@ def load_run(path: Path) -> RunData:
             run.leave_out(
                 "scores", f"{file.name} is missing, so there is no score histogram {stage} training."
             )
-        summary = (stored or {}).get(stage)
-        if summary:
-            run.summaries[stage] = summary
+        if stored.get(stage):
+            run.summaries[stage] = stored[stage]
         elif run.samples.get(stage):
             run.summaries[stage] = summarise(run.samples[stage])
         else:
@@ -129,24 +166,45 @@ def load_run(path: Path) -> RunData:
         run.differences = paired_difference(run.samples["before"], run.samples["after"])
     elif run.summaries and not run.measured_only:
         run.leave_out("table", "Without the samples of both stages there are no paired differences.")
-    timing = {row.get("step"): row for row in read_rows(path / "timing.jsonl")}
-    run.steps = [{**timing.get(row.get("step"), {}), **row} for row in read_rows(path / "metrics.jsonl")]
+    timing = {row.get("step"): row for row in _read_steps(path / "timing.jsonl")}
+    run.steps = [timing.get(row.get("step"), {}) | row for row in _read_steps(path / "metrics.jsonl")]
     if not run.steps and not run.measured_only:
         run.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
     run.happened = story(read_events(path / EVENTS_FILE))
-    run.problems = _read_json(path / "gallery" / "problems.json", list) or []
+    run.problems = read_json(path / "gallery" / "problems.json", list[_Shown]) or []
     if not run.problems:
         run.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")
     return run
 
 
-def _read_json(path: Path, kind: type) -> Any:
+def read_json(path: Path, shape: Any) -> Any:
+    """Return the JSON value of a file; None where there is no file.
+
+    Args:
+        path: The file.
+        shape: The type that the value has to fit, such as a pydantic model. The value is returned as it is.
+
+    Raises:
+        DataError: The file is no JSON, or its value does not fit.
+    """
     if not path.exists():
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        TypeAdapter(shape).validate_python(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = "".join(f"{part}: " for part in fault["loc"])
+        said = "Input should be an object" if fault["type"] == "model_type" else fault["msg"]
+        raise DataError(f"{path}: {place}{said}, but is {fault['input']!r:.80}") from None
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error})") from None
-    if not isinstance(value, kind):
-        raise DataError(f"{path} should hold a JSON {'object' if kind is dict else 'list'}")
     return value
+
+
+def _read_steps(path: Path) -> list[dict[str, Any]]:
+    rows = read_rows(path)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("step", number), (int, float)):
+            raise DataError(f"{path}, line {number}: step: a number is needed, not {row['step']!r:.80}")
+    return rows

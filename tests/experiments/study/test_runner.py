@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from samples import sample, write_samples
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.evaluation.store import StoredSample
 from selfverify.experiments import run as run_module
 from selfverify.experiments.recipe import load_recipe, to_yaml
@@ -142,6 +142,45 @@ def test_a_folder_with_another_recipes_run_is_refused(file: Path, tmp_path: Path
     file.write_text(file.read_text().replace("seeds: [0, 1]", "seeds: [0]\noverrides: [learner.steps=4]"))
     with pytest.raises(ConfigError, match=r"learner\.steps was 3 and is now 4.*Delete the folder"):
         run_study(load_study(file), tmp_path / "moved", say=quiet, launch=FakeLaunch())
+
+
+def test_tables_name_the_file_that_is_missing_or_cut_short(file: Path, tmp_path: Path) -> None:
+    study, folder = load_study(file, "0"), tmp_path / "out"
+    run_study(study, folder, say=quiet, launch=FakeLaunch())
+    samples = folder / "pick" / "adpo" / "seed-0" / "samples-after.jsonl"
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:-1]))
+    with pytest.raises(
+        DataError, match=r"digits-pick, adpo, seed 0: .* 1 differ, such as digits-pick/test/0/3"
+    ):
+        run_study(study, folder, report_only=True, say=quiet)
+    samples.unlink()
+    with pytest.raises(DataError, match=r"adpo/seed-0/samples-after\.jsonl is missing; delete metrics\.json"):
+        run_study(study, folder, report_only=True, say=quiet)
+    (samples.parent / "metrics.json").write_text('{"before": 3}')
+    with pytest.raises(DataError, match=r"metrics\.json: before: Input should be an object, but is 3"):
+        run_study(study, folder, report_only=True, say=quiet)
+
+
+def test_a_study_needs_a_folder_that_can_be_made(file: Path) -> None:
+    launch = FakeLaunch()
+    with pytest.raises(OSError, match="File exists"):
+        run_study(load_study(file), file, say=quiet, launch=launch)
+    assert launch.done == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"after": {}}', "holds no evaluation; delete it"), ("{", "is not valid JSON")]
+)
+def test_a_worker_needs_the_shared_evaluation(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    recipe = plan(load_study(file), tmp_path)[0].recipe
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    before = tmp_path / "metrics.json"
+    before.write_text(text)
+    assert worker.main([str(tmp_path), str(before)]) == 2
+    assert f"error: {before} {said}" in capsys.readouterr().err
 
 
 def test_workers_are_processes_with_a_log(

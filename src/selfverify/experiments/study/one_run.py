@@ -8,7 +8,6 @@ task's runs share; without it, that evaluation is what is made.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core.atomic_files import write_json
-from selfverify.core.errors import SelfVerifyError
+from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import build, measure, train
 from selfverify.learner.progress import TrainingProgress
+from selfverify.reports.run_data import read_json
 
 
 def work(folder: Path, before: Path | None = None) -> None:
@@ -31,7 +31,9 @@ def work(folder: Path, before: Path | None = None) -> None:
     alive = _while_parent_lives()
     with TrainingProgress(recipe.learner.steps) as shown:
         if before is not None:
-            summary = json.loads(before.read_text(encoding="utf-8"))["before"]
+            summary = (read_json(before, dict[str, dict[str, Any]]) or {}).get("before")
+            if summary is None:
+                raise DataError(f"{before} holds no evaluation; delete it and run the study again")
             train(recipe, True, alive(shown.on_step), alive(shown.on_phase), before=summary)
             return
         policy, task, _ = build(recipe)

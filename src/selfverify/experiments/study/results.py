@@ -56,6 +56,14 @@ class MeasuredRun:
     values: dict[str, float]
     draws: dict[str, Floats]
 
+    def minus(self, other: MeasuredRun) -> MeasuredRun:
+        """Return the differences of the metrics that both have, on the same draws."""
+        names = [name for name in self.values if name in other.values]
+        return MeasuredRun(
+            {name: self.values[name] - other.values[name] for name in names},
+            {name: self.draws[name] - other.draws[name] for name in names},
+        )
+
 
 def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
     """Aggregate the finished ``runs`` into results.json, table.md and figures; return the path of the first.
@@ -79,8 +87,14 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
         found = {label: found[label] for label in study.variants if label in found}
         if found:
             first = output / task / BEFORE / "samples.jsonl"
-            if not first.is_file():
-                raise DataError(f"{first} is missing; run the study without --report-only to make it again")
+            for file in (
+                first,
+                *(r.path / "samples-after.jsonl" for of in found.values() for r in of.values()),
+            ):
+                if not file.is_file():
+                    raise DataError(
+                        f"{file} is missing; delete metrics.json beside it and run the study to make it"
+                    )
             before = read_samples(first)[1]
             samples = {v: {k: run.samples["after"] for k, run in of.items()} for v, of in found.items()}
             tasks[task] = task_results(before, samples, recipes, study.baseline)
@@ -119,20 +133,23 @@ def task_results(
     # One at a time: the images of all problems may not fit into memory.
     boxes = target_boxes(task, (p for i in range(held_out.total) for p in held_out.make([i]).values()))
     order = list(dict.fromkeys(sample.problem for sample in before))
-    measured = {
-        variant: {seed: measure_samples(found, order, boxes) for seed, found in by_seed.items()}
-        for variant, by_seed in samples.items()
-    }
+    measured: dict[str, dict[int, MeasuredRun]] = {variant: {} for variant in samples}
+    for variant, by_seed in samples.items():
+        for seed, found in by_seed.items():
+            try:
+                measured[variant][seed] = measure_samples(found, order, boxes)
+            except DataError as error:
+                raise DataError(f"{recipe.task.name}, {variant}, seed {seed}: {error}") from None
     reference = measured.get(baseline or "")
     variants = {}
-    for variant, by_seed in measured.items():
+    for variant, own in measured.items():
         variants[variant] = {
             "method": recipes[variant].method.model_dump(mode="json"),
-            "seeds": list(by_seed),
-            "metrics": pooled(by_seed),
+            "seeds": list(own),
+            "metrics": pooled(own),
         }
         if reference is not None and variant != baseline:
-            variants[variant]["difference"] = difference(by_seed, reference)
+            variants[variant]["difference"] = difference(own, reference)
     return {
         "task": recipe.task.name,
         "kind": task.kind,
@@ -185,17 +202,13 @@ def pooled(by_seed: Mapping[int, MeasuredRun], seeded: bool = True) -> dict[str,
 
     ``seed_std`` is the standard deviation over seeds (dividing by n − 1).
     """
-    result = {}
-    for name in dict.fromkeys(name for measured in by_seed.values() for name in measured.values):
-        values = {seed: measured.values.get(name, math.nan) for seed, measured in by_seed.items()}
-        defined = [seed for seed, value in values.items() if not math.isnan(value)]
-        known = [values[seed] for seed in defined]
-        result[name] = _figure(known, [by_seed[seed].draws[name] for seed in defined], "mean")
+    result: dict[str, dict[str, Any]] = {}
+    for name, (known, interval) in _pool(by_seed).items():
+        values = list(known.values())
+        result[name] = {"mean": float(np.mean(values)) if values else None, "interval": interval}
         if seeded:
-            result[name]["seed_std"] = float(np.std(known, ddof=1)) if len(known) > 1 else None
-            result[name]["per_seed"] = {
-                str(seed): None if math.isnan(value) else value for seed, value in values.items()
-            }
+            result[name]["seed_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+            result[name]["per_seed"] = {str(seed): known.get(seed) for seed in by_seed}
     return result
 
 
@@ -203,21 +216,24 @@ def difference(
     by_seed: Mapping[int, MeasuredRun], baseline: Mapping[int, MeasuredRun]
 ) -> dict[str, dict[str, Any]]:
     """Return how much higher each metric is than the baseline's, on the same problems and seeds."""
-    result = {}
-    common = [seed for seed in by_seed if seed in baseline]
-    for name in dict.fromkeys(name for seed in common for name in by_seed[seed].values):
-        gains = {
-            seed: by_seed[seed].values.get(name, math.nan) - baseline[seed].values.get(name, math.nan)
-            for seed in common
+    gains = {seed: measured.minus(baseline[seed]) for seed, measured in by_seed.items() if seed in baseline}
+    return {
+        name: {
+            "difference": float(np.mean(list(known.values()))),
+            "interval": interval,
+            "per_seed": {str(seed): gain for seed, gain in known.items()},
         }
-        defined = [seed for seed, gain in gains.items() if not math.isnan(gain)]
-        drawn = [by_seed[seed].draws[name] - baseline[seed].draws[name] for seed in defined]
-        result[name] = _figure([gains[seed] for seed in defined], drawn, "difference")
-        result[name]["per_seed"] = {str(seed): gains[seed] for seed in defined}
-    return {name: figure for name, figure in result.items() if figure["difference"] is not None}
+        for name, (known, interval) in _pool(gains).items()
+        if known
+    }
 
 
-def _figure(values: Sequence[float], drawn: Sequence[Floats], name: str) -> dict[str, Any]:
-    if not values:
-        return {name: None, "interval": None}
-    return {name: float(np.mean(values)), "interval": percentile_interval(np.mean(drawn, axis=0))}
+def _pool(by_seed: Mapping[int, MeasuredRun]) -> dict[str, tuple[dict[int, float], list[float] | None]]:
+    """Return for each metric its values by seed, where it is defined, and the interval of their mean."""
+    found = {}
+    for name in dict.fromkeys(name for measured in by_seed.values() for name in measured.values):
+        values = {seed: measured.values.get(name, math.nan) for seed, measured in by_seed.items()}
+        known = {seed: value for seed, value in values.items() if not math.isnan(value)}
+        drawn = [by_seed[seed].draws[name] for seed in known]
+        found[name] = known, percentile_interval(np.mean(drawn, axis=0)) if drawn else None
+    return found

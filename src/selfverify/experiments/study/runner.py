@@ -101,6 +101,7 @@ def run_study(
 
     Raises:
         ConfigError: A recipe is wrong, or a folder holds a run of another recipe.
+        OSError: The study's folder cannot be made.
         KeyboardInterrupt: After Ctrl-C, when the runs at work have written their checkpoints.
     """
     output = output or Path("runs") / study.name
@@ -117,6 +118,7 @@ def run_study(
         _refuse_other_recipe(job)
     outcome = StudyOutcome(output)
     if not report_only:
+        output.mkdir(parents=True, exist_ok=True)
         make_output_folder(output)
         chosen = [job for job, run in zip(work, runs, strict=True) if not only or run.variant in only]
         needed = {run.task for run in runs if not only or run.variant in only}
