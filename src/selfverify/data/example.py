@@ -46,13 +46,8 @@ def parse_example(message: Bytes) -> dict[str, Feature]:
     found: dict[str, Feature] = {}
     for features in _parts(message, 1):
         for entry in _parts(features, 1):
-            name, feature = b"", b""
-            for number, value in wire_fields(entry):
-                if number == 1 and not isinstance(value, int):
-                    name = bytes(value)
-                elif number == 2 and not isinstance(value, int):
-                    feature = value  # type: ignore[assignment]
-            found[name.decode("utf-8", "replace")] = _feature(feature)
+            name, feature = (next(reversed(_parts(entry, number)), memoryview(b"")) for number in (1, 2))
+            found[str(name, "utf-8", "replace")] = _feature(feature)
     return found
 
 
@@ -62,54 +57,45 @@ def forest_boxes(message: Bytes) -> list[list[int]]:
     Raises:
         DataError: The bytes are no forest, or are cut off.
     """
+    trees = [tree for window in _parts(message, 1) for tree in _parts(window, 11)]
     boxes = []
-    for window in _parts(message, 1):
-        for tree in _parts(window, 11):
-            for node in _parts(tree, 1):
-                box, visible = [0, 0, 0, 0], False
-                for number, value in wire_fields(node):
-                    if number == 2 and not isinstance(value, int):
-                        for side, place in wire_fields(value):
-                            if 1 <= side <= 4 and isinstance(place, int):
-                                box[side - 1] = _signed(place)
-                    elif number == 23:
-                        visible = value == 1
-                if visible and box[0] < box[2] and box[1] < box[3]:
-                    boxes.append(box)
+    for node in (node for tree in trees for node in _parts(tree, 1)):
+        for rect in _parts(node, 2)[-1:]:
+            # A side of 0 is left out, as proto3 does.
+            left, top, right, bottom = box = [(_integers(rect, side) or [0])[-1] for side in (1, 2, 3, 4)]
+            if _integers(node, 23)[-1:] == [1] and left < right and top < bottom:
+                boxes.append(box)
     return boxes
 
 
 def _feature(message: Bytes) -> Feature:
-    for number, value in wire_fields(message):
-        if isinstance(value, int):
-            continue
-        if number == 1:
-            return [bytes(part) for part in _parts(value, 1)]
-        if number == 2:
-            parts = b"".join(bytes(part) for part in _parts(value, 1))
-            return [v for (v,) in struct.iter_unpack("<f", parts[: len(parts) // 4 * 4])]
-        if number == 3:
-            return list(_integers(value))
+    for values in _parts(message, 1):
+        return [bytes(part) for part in _parts(values, 1)]
+    for values in _parts(message, 2):
+        packed = b"".join(_parts(values, 1))
+        return [value for (value,) in struct.iter_unpack("<f", packed[: len(packed) // 4 * 4])]
+    for values in _parts(message, 3):
+        return _integers(values, 1)
     return []
 
 
-def _integers(message: Bytes) -> Iterator[int]:
-    for number, value in wire_fields(message):
-        if number != 1:
-            continue
-        if isinstance(value, int):
-            yield _signed(value)
-            continue
-        place = 0
-        while place < len(value):
-            found, place = _varint(value, place)
-            yield _signed(found)
+def _parts(message: Bytes, wanted: int) -> list[memoryview]:
+    """Return a field's values that are bytes: texts, messages, packed numbers."""
+    return [v for number, v in wire_fields(message) if number == wanted and not isinstance(v, int)]
 
 
-def _parts(message: Bytes, wanted: int) -> Iterator[memoryview]:
+def _integers(message: Bytes, wanted: int) -> list[int]:
+    """Return a field's integers, packed or not."""
+    found = []
     for number, value in wire_fields(message):
-        if number == wanted and not isinstance(value, int):
-            yield value
+        if number == wanted and isinstance(value, int):
+            found.append(value)
+        elif number == wanted and not isinstance(value, int):
+            place = 0
+            while place < len(value):
+                integer, place = _varint(value, place)
+                found.append(integer)
+    return [value - 2**64 if value >= 2**63 else value for value in found]
 
 
 def _varint(view: memoryview, place: int) -> tuple[int, int]:
@@ -123,7 +109,3 @@ def _varint(view: memoryview, place: int) -> tuple[int, int]:
         if byte < 128:
             return value & (2**64 - 1), place
         shift += 7
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value

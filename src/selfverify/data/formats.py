@@ -34,19 +34,32 @@ from selfverify.data.vqa import HUMAN, convert_vqa, spoken
 HEAD_BYTES = 2**16
 
 
+Open = Callable[[Path, list[Path]], list[RowSource]]
+"""Makes the sources of a folder's files, which belong together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """How files of one format are read. docs/data.md shows what each format looks like.
 
     Args:
-        source: Makes the source of one file; None where all JSON files of a folder are one source.
+        open: Makes the sources of files; None where what a file contains decides.
         convert: Makes rows of records; None where a record's columns decide (`by_columns`).
         suffixes: The ends of files' names by which a folder is searched.
     """
 
-    source: Callable[[Path], RowSource] | None
+    open: Open | None
     convert: Convert | None = None
     suffixes: tuple[str, ...] = ()
+
+
+def _each(source: Callable[[Path], RowSource]) -> Open:
+    return lambda folder, files: [source(file) for file in files]
+
+
+def _beside_images(folder: Path, files: list[Path]) -> list[RowSource]:
+    """Make one source of ReasonSeg's files, named after the folder of them all: a split's, or the data set's."""
+    return [JsonFiles(Path(os.path.commonpath([f.parent for f in files])), files, ("utf-8-sig", "cp1252"))]
 
 
 def by_columns(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
@@ -68,22 +81,18 @@ def converter_of(record: Record) -> Convert:
     return convert_vqa
 
 
-def _android_control(file: Path) -> RowSource:
-    return TFRecords(file, PICTURES, HEAVY)
-
-
 FORMATS: dict[str, Format] = {
-    "jsonl": Format(JsonLines, None, (".jsonl", ".ndjson")),
-    "json": Format(JsonList, None, (".json",)),
-    "parquet": Format(Parquet, None, (".parquet",)),
-    "arrow": Format(Arrow, None, (".arrow",)),
-    "tsv": Format(lambda f: Table(f, "\t"), None, (".tsv",)),
-    "csv": Format(lambda f: Table(f, ","), None, (".csv",)),
-    "open-r1": Format(Parquet, convert_vqa, (".parquet",)),
+    "jsonl": Format(_each(JsonLines), None, (".jsonl", ".ndjson")),
+    "json": Format(_each(JsonList), None, (".json",)),
+    "parquet": Format(_each(Parquet), None, (".parquet",)),
+    "arrow": Format(_each(Arrow), None, (".arrow",)),
+    "tsv": Format(_each(lambda file: Table(file, "\t")), None, (".tsv",)),
+    "csv": Format(_each(lambda file: Table(file, ",")), None, (".csv",)),
+    "open-r1": Format(_each(Parquet), convert_vqa, (".parquet",)),
     "refcoco": Format(None, convert_grounding, (".json", ".jsonl", ".tsv")),
-    "reasonseg": Format(None, convert_reasonseg, (".json",)),
-    "android-control": Format(_android_control, convert_android_control),
-    "gui-odyssey": Format(None, convert_gui_odyssey, (".json",)),
+    "reasonseg": Format(_beside_images, convert_reasonseg, (".json",)),
+    "android-control": Format(_each(lambda file: TFRecords(file, PICTURES, HEAVY)), convert_android_control),
+    "gui-odyssey": Format(lambda folder, files: [JsonFiles(folder, files)], convert_gui_odyssey, (".json",)),
 }
 
 
@@ -104,23 +113,15 @@ def find_sources(
         raise ConfigError(f"there is no format {format!r}; formats: {', '.join(FORMATS)}")
     if not path.exists():
         raise ConfigError(f"there is no file or folder {path}")
-    folder, files, left = (
-        (path, *_files(path, format, split)) if path.is_dir() else (path.parent, [path], split)
-    )
-    name = format if format not in (None, "refcoco") else detect(files[0])
-    assert name is not None
+    folder, files, left = path.parent, [path], split
+    if path.is_dir():
+        folder, (files, left) = path, _files(path, format, split)
+    name = format if format and FORMATS[format].open else detect(files[0])
     if name in ("reasonseg", "gui-odyssey"):
         files, left = _listed_split(path, files, left)
-        encodings = ("utf-8-sig", "cp1252") if name == "reasonseg" else ("utf-8-sig",)
-        # The source is named after the folder with the files: a split's, or the data set's.
-        above = Path(os.path.commonpath([file.parent for file in files]))
-        found: list[RowSource] = [JsonFiles(above if name == "reasonseg" else folder, files, encodings)]
-    else:
-        make = FORMATS[name].source
-        assert make is not None
-        found = [make(file) for file in files]
-    convert = FORMATS[format or name].convert or by_columns
-    return found, convert, format or name, left
+    make = FORMATS[name].open
+    assert make is not None  # `detect` finds none of those that are None
+    return make(folder, files), FORMATS[format or name].convert or by_columns, format or name, left
 
 
 def detect(file: Path) -> str:

@@ -20,6 +20,7 @@ from selfverify.data.fields import Images, Place, Record, Row, listed
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 IGNORED = 255
+"""The value of a mask's pixels that no metric counts."""
 
 
 def is_reasonseg(record: Record) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from selfverify.core.errors import ConfigError, DataError
@@ -81,6 +82,11 @@ class Demonstration:
     pieces: list[tuple[str, str]] = field(default_factory=list)
     quality: float = 1.0
 
+    @classmethod
+    def of(cls, head: str, rest: str, wrong: bool, quality: float) -> Demonstration:
+        """Return a demonstration of two pieces; the first is context if the response is ``wrong``."""
+        return cls([("context" if wrong else "answer", head), ("answer", rest)], quality)
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -144,6 +150,22 @@ class Task(ABC):
             DataError: There is no such problem, or its data cannot be used. Training skips it.
             NotCounted: The problem is whole, but the task's scoring leaves it out.
         """
+
+    def posed(
+        self, split: Split, seed: int, index: int, question: str, target: Any, *images: Image, **meta: Any
+    ) -> Problem:
+        """Return problem ``index`` of a task that makes its problems itself.
+
+        Its one turn shows the images, then the question, then ADPO's request for the answer's format.
+        ``meta`` is added to the problem's own.
+        """
+        return Problem(
+            id=f"{self.name}/{split}/{seed}/{index}",
+            messages=user_turn(f"{question} {SCORE_INSTRUCTION}", len(images)),
+            images=list(images),
+            target=target,
+            meta={**meta, "question": question},
+        )
 
     @abstractmethod
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
@@ -218,8 +240,23 @@ def user_turn(text: str, images: int = 1) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
 
 
+def judge_integer(target: int, tagged: Tagged, largest: int) -> Judged:
+    """Reward an answer by 1 if it is the ``target``, else by 0.
+
+    An answer is unreadable unless it is one integer from 0 to ``largest`` and nothing else.
+    """
+    read = read_integers(tagged.fields.get("answer", ""), 1, largest)
+    if read is None:
+        return UNREADABLE
+    correct = read[0] == target
+    return Judged(float(correct), correct, read[0], str(read[0]))
+
+
 def read_integers(text: str, count: int, largest: int) -> list[int] | None:
-    """Exactly ``count`` ASCII integers in [0, ``largest``], separated by spaces or commas, else None."""
+    """Return ``count`` ASCII integers from 0 to ``largest``, separated by spaces or commas.
+
+    Returns None for anything else.
+    """
     if len(text) > 16 * count:
         return None
     words: Sequence[str] = text.replace(",", " ").split()

@@ -31,16 +31,13 @@ class DataFile(BaseModel):
 
     def open(self) -> Rows:
         """Return the file's rows (`open_rows`)."""
-        return open_rows(**self._settings())
-
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in type(self).model_fields}
+        return open_rows(**dict(self))
 
     @model_serializer
     def _short(self) -> Any:
         """Return the settings that differ from their defaults; the path alone where no other does."""
         fields = type(self).model_fields
-        told = {name: value for name, value in self._settings().items() if value != fields[name].default}
+        told = {name: value for name, value in self if value != fields[name].default}
         return self.path if told.keys() == {"path"} else told
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
 
+from selfverify.data.reasonseg import IGNORED
 from selfverify.selection.rules import box_iou
-from selfverify.tasks.pointing.regions import IGNORED, Floats, MaskOverlap, box_overlap
+from selfverify.tasks.base import Floats
+from selfverify.tasks.pointing.regions import MaskOverlap, box_overlap
 
 
 def mask_overlap(mask: ArrayLike | None, target: ArrayLike) -> Floats:

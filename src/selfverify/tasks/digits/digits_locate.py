@@ -10,7 +10,6 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import (
-    SCORE_INSTRUCTION,
     UNREADABLE,
     Demonstration,
     Judged,
@@ -19,7 +18,6 @@ from selfverify.tasks.base import (
     TaskConfig,
     problem_rng,
     read_integers,
-    user_turn,
 )
 from selfverify.tasks.digits.canvas import digit_bank, finish, paste
 
@@ -47,8 +45,9 @@ class DigitsLocateConfig(TaskConfig):
 class DigitsLocate(Task):
     """Find the box of a digit.
 
-    Boxes are ``x1 y1 x2 y2`` in pixels of the image, as Qwen2.5-VL writes them;
-    an answer is right when its IoU exceeds 0.5."""
+    Boxes are ``x1 y1 x2 y2`` in pixels of the image, as Qwen2.5-VL writes them. An answer is right when its
+    IoU exceeds 0.5.
+    """
 
     name = "digits-locate"
     summary = "the box of a digit (continuous, IoU)"
@@ -73,13 +72,9 @@ class DigitsLocate(Task):
         noise = float(rng.uniform(*c.noise))
         asked = int(rng.choice(list(boxes)))
         question = f"Where is the digit {asked}? Give its box as x1 y1 x2 y2."
-        return Problem(
-            id=f"{self.name}/{split}/{seed}/{index}",
-            messages=user_turn(f"{question} {SCORE_INSTRUCTION}"),
-            images=[finish(canvas, noise, rng)],
-            target=boxes[asked],
-            meta={"boxes": boxes, "asked": asked, "noise": noise, "question": question},
-        )
+        image = finish(canvas, noise, rng)
+        about = {"boxes": boxes, "asked": asked, "noise": noise}
+        return self.posed(split, seed, index, question, boxes[asked], image, **about)
 
     def _free_place(self, taken: list[list[int]], rng: np.random.Generator) -> list[int] | None:
         for _ in range(50):
@@ -108,7 +103,5 @@ class DigitsLocate(Task):
                 box = list(others[rng.integers(len(others))])
             x, y = (int(v) for v in rng.integers(-7, 8, 2))
             box = [max(box[0] + x, 0), max(box[1] + y, 0), max(box[2] + x, 1), max(box[3] + y, 1)]
-        answer = f"{' '.join(map(str, box))}"
-        head = f"<think>{asked}</think><answer>"
-        pieces = [("context" if wrong else "answer", f"{head}{answer}"), ("answer", "</answer>")]
-        return Demonstration(pieces=pieces, quality=float(box_iou(box, problem.target)))
+        head = f"<think>{asked}</think><answer>{' '.join(map(str, box))}"
+        return Demonstration.of(head, "</answer>", wrong, float(box_iou(box, problem.target)))

@@ -16,7 +16,6 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.tasks.base import (
-    SCORE_INSTRUCTION,
     UNREADABLE,
     Demonstration,
     Judged,
@@ -25,7 +24,6 @@ from selfverify.tasks.base import (
     TaskConfig,
     problem_rng,
     read_integers,
-    user_turn,
 )
 from selfverify.tasks.digits.canvas import digit_bank, draw_grid
 
@@ -64,13 +62,7 @@ class DigitsPick(Task):
         noise = float(rng.uniform(*c.noise))
         image = draw_grid(digits, c.columns, c.cell, noise, digit_bank(split), rng)
         question = f"Pick {c.picks} of the digits shown that add up to {target}."
-        return Problem(
-            id=f"{self.name}/{split}/{seed}/{index}",
-            messages=user_turn(f"{question} {SCORE_INSTRUCTION}"),
-            images=[image],
-            target=target,
-            meta={"digits": digits, "noise": noise, "question": question},
-        )
+        return self.posed(split, seed, index, question, target, image, digits=digits, noise=noise)
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
         """Reward K digits that are shown and add up to the target by 1, anything else by 0."""
@@ -90,18 +82,14 @@ class DigitsPick(Task):
         digits = problem.meta["digits"]
         subsets = list(combinations(digits, self.config.picks))
         right = [s for s in subsets if sum(s) == problem.target]
+        picks = list(right[rng.integers(len(right))])
         if wrong:
-            picks = self._mistake(list(right[rng.integers(len(right))]), digits, rng)
-        else:
-            picks = list(right[rng.integers(len(right))])
+            picks = self._mistake(picks, digits, rng)
         total = sum(picks)
         quality = float(total == problem.target and not Counter(picks) - Counter(digits))
         sums = "+".join(map(str, picks))
-        head = [("context", f"<think>{sums}")] if wrong else [("answer", f"<think>{sums}")]
-        return Demonstration(
-            pieces=[*head, ("answer", f"={total}</think><answer>{' '.join(map(str, picks))}</answer>")],
-            quality=quality,
-        )
+        rest = f"={total}</think><answer>{' '.join(map(str, picks))}</answer>"
+        return Demonstration.of(f"<think>{sums}", rest, wrong, quality)
 
     def _mistake(self, picks: list[int], digits: list[int], rng: np.random.Generator) -> list[int]:
         """Return a mistake like the policy's own: digits that are shown but miss the target, a digit swapped

@@ -12,18 +12,7 @@ from pydantic import Field, model_validator
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.tasks.base import (
-    SCORE_INSTRUCTION,
-    UNREADABLE,
-    Demonstration,
-    Judged,
-    Range,
-    Task,
-    TaskConfig,
-    problem_rng,
-    read_integers,
-    user_turn,
-)
+from selfverify.tasks.base import Demonstration, Judged, Range, Task, TaskConfig, judge_integer, problem_rng
 from selfverify.tasks.digits.canvas import digit_bank, draw_grid
 
 
@@ -60,21 +49,11 @@ class DigitsSum(Task):
         noise = float(rng.uniform(*c.noise))
         image = draw_grid(digits, c.columns, c.cell, noise, digit_bank(split), rng)
         question = "What do the digits shown add up to?"
-        return Problem(
-            id=f"{self.name}/{split}/{seed}/{index}",
-            messages=user_turn(f"{question} {SCORE_INSTRUCTION}"),
-            images=[image],
-            target=sum(digits),
-            meta={"digits": digits, "noise": noise, "question": question},
-        )
+        return self.posed(split, seed, index, question, sum(digits), image, digits=digits, noise=noise)
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        """1 for the sum, else 0."""
-        read = read_integers(tagged.fields.get("answer", ""), 1, 9 * self.config.count)
-        if read is None:
-            return UNREADABLE
-        correct = read[0] == problem.target
-        return Judged(float(correct), correct, read[0], str(read[0]))
+        """See `judge_integer`."""
+        return judge_integer(problem.target, tagged, 9 * self.config.count)
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """Read the digits in order and add them; a wrong one misreads a digit or two (as context)."""
@@ -84,10 +63,5 @@ class DigitsSum(Task):
                 digits[rng.integers(len(digits))] = int(rng.integers(0, 10))
         total = sum(digits)
         sums = "+".join(map(str, digits))
-        return Demonstration(
-            pieces=[
-                ("context" if wrong else "answer", f"<think>{sums}"),
-                ("answer", f"={total}</think><answer>{total}</answer>"),
-            ],
-            quality=float(total == problem.target),
-        )
+        rest = f"={total}</think><answer>{total}</answer>"
+        return Demonstration.of(f"<think>{sums}", rest, wrong, float(total == problem.target))

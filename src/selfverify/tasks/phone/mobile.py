@@ -140,11 +140,8 @@ class Mobile(RowTask):
         screen, space = problem.meta["screen"], problem.meta["space"]
         shown = _other(problem.target, screen, rng) if wrong else problem.target
         call = write_call(moved(shown, screen, space))
-        pieces = [
-            ("context" if wrong else "answer", f"<tool_call>\n{call}\n"),
-            ("answer", "</tool_call>"),
-        ]
-        return Demonstration(pieces, self._score(problem, shown).reward / 2)
+        quality = self._score(problem, shown).reward / 2
+        return Demonstration.of(f"<tool_call>\n{call}\n", "</tool_call>", wrong, quality)
 
 
 def _judged(score: StepScore, answer: Action | None = None, key: str | None = None) -> Judged:

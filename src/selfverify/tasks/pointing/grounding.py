@@ -8,20 +8,13 @@ import numpy as np
 
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
+from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.core.tags import Tagged
 from selfverify.data.fields import Row
 from selfverify.data.reasonseg import draw_mask
 from selfverify.data.referring import convert_grounding
 from selfverify.selection.rules import box_iou
-from selfverify.tasks.base import (
-    SCORE_INSTRUCTION,
-    UNREADABLE,
-    Demonstration,
-    Floats,
-    Judged,
-    Metric,
-    user_turn,
-)
+from selfverify.tasks.base import UNREADABLE, Demonstration, Floats, Judged, Metric, user_turn
 from selfverify.tasks.coordinates import clip_box, convert
 from selfverify.tasks.pointing.boxes import parse_box
 from selfverify.tasks.pointing.regions import MaskOverlap, box_overlap
@@ -107,17 +100,13 @@ class Grounding(RowTask):
         Where the target has polygons, the pixels that a box covers are compared with its mask, too. A NaN box
         covers nothing.
         """
-        shared, union = box_overlap(answers, np.broadcast_to(problem.target, answers.shape)).T
-        iou = np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
-        found = {"box_intersection": shared, "box_union": union, "box_iou": iou}
-        found["box_hit"] = (iou > HIT).astype(np.float64)
+        found = _parts("box", box_overlap(answers, np.broadcast_to(problem.target, answers.shape)))
+        found["box_hit"] = (found["box_iou"] > HIT).astype(np.float64)
         if problem.meta.get("polygons"):
             mask = draw_mask(
                 problem.meta["polygons"], problem.meta.get("ignored") or (), problem.meta["size"]
             )
-            shared, union = MaskOverlap(mask)(answers).T
-            iou = np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
-            found |= {"mask_intersection": shared, "mask_union": union, "mask_iou": iou}
+            found |= _parts("mask", MaskOverlap(mask)(answers))
         return found
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
@@ -138,8 +127,12 @@ class Grounding(RowTask):
         quality = 0.0 if back is None else float(box_iou(back, problem.target))
         thought = problem.meta["question"].replace("<", "").replace(">", "")
         answer = json.dumps({"bbox_2d": written})
-        pieces = [
-            ("context" if wrong else "answer", f"<think>{thought}</think><answer>{answer}"),
-            ("answer", "</answer>"),
-        ]
-        return Demonstration(pieces, quality)
+        head = f"<think>{thought}</think><answer>{answer}"
+        return Demonstration.of(head, "</answer>", wrong, quality)
+
+
+def _parts(kind: str, overlaps: Floats) -> dict[str, Floats]:
+    """Name intersections and unions ``[M, 2]``, and add their quotient, 1 where the union is empty."""
+    shared, union = overlaps.T
+    iou = np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
+    return {f"{kind}_intersection": shared, f"{kind}_union": union, f"{kind}_iou": iou}

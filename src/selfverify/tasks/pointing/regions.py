@@ -10,10 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from selfverify.data.reasonseg import IGNORED
 from selfverify.tasks.base import Floats
-
-IGNORED = 255
-"""Value of the pixels of a target that count for nothing."""
 
 
 def box_overlap(boxes: ArrayLike, targets: ArrayLike) -> Floats:

@@ -15,17 +15,7 @@ from pydantic import Field, model_validator
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.tasks.base import (
-    SCORE_INSTRUCTION,
-    UNREADABLE,
-    Demonstration,
-    Judged,
-    Task,
-    TaskConfig,
-    problem_rng,
-    read_integers,
-    user_turn,
-)
+from selfverify.tasks.base import Demonstration, Judged, Task, TaskConfig, judge_integer, problem_rng
 from selfverify.tasks.words.word_stories import BOXES, NAMES, SENTENCES, THINGS
 
 Step = tuple[str, int]
@@ -69,12 +59,8 @@ class WordSums(Task):
             start, steps = self._sum(rng)
         aside = int(rng.integers(2, self.config.largest + 1)) if rng.random() < self.config.asides else None
         story = _tell(split, start, steps, aside, rng)
-        return Problem(
-            id=f"{self.name}/{split}/{seed}/{index}",
-            messages=user_turn(f"{story} {SCORE_INSTRUCTION}", images=0),
-            target=_work_out(start, steps)[1],
-            meta={"question": story, "start": start, "steps": steps, "aside": aside},
-        )
+        target = _work_out(start, steps)[1]
+        return self.posed(split, seed, index, story, target, start=start, steps=steps, aside=aside)
 
     def _sum(self, rng: np.random.Generator) -> tuple[int, list[Step]]:
         c = self.config
@@ -98,11 +84,7 @@ class WordSums(Task):
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
         """Reward the number by 1, anything else by 0; an answer with words or a unit is unreadable."""
-        read = read_integers(tagged.fields.get("answer", ""), 1, 9999)
-        if read is None:
-            return UNREADABLE
-        correct = read[0] == problem.target
-        return Judged(float(correct), correct, read[0], str(read[0]))
+        return judge_integer(problem.target, tagged, 9999)
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """Write every step with its result.
