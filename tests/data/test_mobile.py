@@ -110,6 +110,33 @@ def test_a_broken_step_ends_its_episode(tmp_path: Path) -> None:
     assert "9 screenshots, 1 widths" in rows.bad[7].reason and rows.bad[7].place == f"{path}, record 4"
 
 
+def test_a_tree_of_another_type_is_named(tmp_path: Path) -> None:
+    """Trees are left out when a file is opened, and read with their step."""
+    press = {"action_type": "click", "x": 540, "y": 1200}
+    path = write_android_control(tmp_path / "a", [android_episode(1, [press], accessibility_trees=[5, 5])])
+    rows = open_rows(path)
+    with pytest.raises(DataError, match=r"record 1: step 0 of episode 1: its accessibility tree is 5, not"):
+        rows[0]
+    assert rows[1]["added"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"goal": [5]}, "its goal is 5"),
+        ({"goal": ["a", "b"]}, r"its goal is \['a', 'b'\], not one value"),
+        ({"episode_id": []}, "its episode_id is missing"),
+        ({"step_instructions": [7]}, "step 0 of episode 1: its step_instruction is 7"),
+        ({"screenshot_widths": ["a", "b"]}, "step 0 of episode 1: its screen's width is 'a', not a number"),
+        ({"screenshot_heights": [0, 0]}, "step 0 of episode 1: its screen is 1080 x 0"),
+    ],
+)
+def test_wrong_features_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = write_android_control(tmp_path / "a", [android_episode(1, [ANDROID_ACTIONS[0]], **changes)])
+    with pytest.raises(DataError, match=rf"a, record 1: {message}"):
+        open_rows(path, on_bad="refuse")
+
+
 def test_damage_is_found_by_the_checksums(tmp_path: Path) -> None:
     whole = tfrecord([android_episode(k, ANDROID_ACTIONS[:1]) for k in range(3)])
     size = len(whole) // 3

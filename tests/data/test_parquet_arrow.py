@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,54 @@ def test_a_truncated_arrow_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow: it is no whole Arrow file"):
         open_rows(tmp_path / "set")
+
+
+def test_damaged_arrow_files_end_in_an_error(tmp_path: Path) -> None:
+    """pyarrow trusts the places of texts and images in a file; a wrong one would kill the process."""
+    table = pa.table({"question": ["q"] * 5, "answer": ["1"] * 5, "image": [png(8, 8)] * 5})
+    path = tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 3):
+        # Another file each time: the one before is still mapped into memory.
+        damaged = tmp_path / f"{place}.arrow"
+        damaged.write_bytes(whole[:place] + b"\x7f" + whole[place + 1 :])
+        with contextlib.suppress(DataError):
+            rows = open_rows(damaged, check_images=True, note_bad=False)
+            assert len(rows) + len(rows.bad) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("dataset_dict.json", "{", "it is not JSON"),
+        ("dataset_dict.json", "[]", "it is JSON, but a list"),
+        ("dataset_dict.json", "{}", "has no list 'splits'"),
+        ("state.json", '{"_data_files": 5}', "has no list '_data_files'"),
+        ("state.json", '{"_data_files": [{"filename": "no.arrow"}]}', r"names .*no\.arrow, which is no file"),
+        ("state.json", '{"_data_files": [5]}', "has no files of a format"),
+    ],
+)
+def test_damaged_folders_of_datasets_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises((DataError, ConfigError), match=rf"^{tmp_path}.*{message}"):
+        open_rows(tmp_path)
+
+
+def test_a_damaged_json_file_is_named(tmp_path: Path) -> None:
+    """Also while its format is looked for."""
+    (tmp_path / "a.json").write_text('{"text": [')
+    with pytest.raises(DataError, match=r"a\.json: it is not JSON"):
+        open_rows(tmp_path / "a.json")
+
+
+def test_images_without_paths(tmp_path: Path) -> None:
+    """The struct that `datasets` uses, but with bytes alone."""
+    rows = [
+        {"image": {"bytes": png(5, 4)}, "question": "q", "answer": "1"},
+        {"image": None, "question": "q", "answer": "1"},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    found = open_rows(tmp_path / "a.parquet")
+    assert [[image.size for image in row["images"]] for row in found] == [[(5, 4)], []]

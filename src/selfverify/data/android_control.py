@@ -63,6 +63,8 @@ def convert_android_control(record: Record, place: Place, images: Images) -> Seq
             "added": added,
         }
         if step < len(trees) and action["action"] in ("click", "long_press"):
+            if not isinstance(trees[step], bytes):
+                raise DataError(f"its accessibility tree is {shown(trees[step])}, not bytes")
             row["ui_boxes"] = _pressed(forest_boxes(trees[step]), action["coordinate"])
         return row
 

@@ -45,7 +45,9 @@ class _Columns(RowSource):
         try:
             schema = self._open()
         except Exception as error:  # pyarrow raises OSError, ArrowInvalid and others
-            raise DataError(f"it is no whole {self.kind} file; was it cut off? ({error})") from None
+            raise DataError(
+                f"it is no whole {self.kind} file; was it cut off or damaged? ({error})"
+            ) from None
         self._images = [field.name for field in schema if _holds_images(field.type)]
         groups = len(self._starts) - 1
         for group in range(groups):
@@ -145,6 +147,8 @@ class Arrow(_Columns):
         is_file = mapped.read(6) == b"ARROW1"
         mapped.seek(0)
         self._table = (pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)).read_all()
+        # Offsets that point out of the file would end the process. Images' bytes are not read for this.
+        self._table.validate(full=True)
         self._starts.append(self._table.num_rows)
         return self._table.schema
 

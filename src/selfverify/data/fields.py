@@ -32,6 +32,8 @@ SLACK = 1.0
 _BASE64 = re.compile(r"(iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/\s]{40}|[A-Za-z0-9+/\s]{200}")
 """Matches base64: that of PNG, JPEG, GIF or WebP, or any long text without a dot, which no path is."""
 
+_HALF = re.compile("[\ud800-\udfff]")
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -185,7 +187,7 @@ class Images:
             raise DataError(f"the image {shown(value)} is on the web: download it and name the file")
         if _BASE64.match(value):
             return unbase64(value)
-        if "\0" in value or len(value) > 4096:
+        if "\0" in value or len(value) > 4096 or _HALF.search(value):
             raise DataError(f"{shown(value)} is no path of an image")
         return self.root / value
 
@@ -245,7 +247,7 @@ def text(value: Any, name: str, longest: int) -> str:
         raise DataError(f"its {name} is {'missing' if value in (None, '') else shown(value)}")
     if len(value) > longest:
         raise DataError(f"its {name} has {len(value):,} characters, more than {longest:,}")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+    if _HALF.search(value):
         raise DataError(f"its {name} holds half a character (a lone surrogate): {shown(value)}")
     return value.strip()
 
@@ -256,8 +258,10 @@ def written(value: Any, name: str, longest: int) -> str:
     Raises:
         DataError: The value is neither such a text nor a finite number.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        value = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        value = str(int(value)) if value.is_integer() else str(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     return text(value, name, longest)
 
 

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.actions import convert_mobile
@@ -58,7 +59,7 @@ def _each(source: Callable[[Path], RowSource]) -> Open:
 
 
 def _beside_images(folder: Path, files: list[Path]) -> list[RowSource]:
-    """Make one source of ReasonSeg's files, named after the folder of them all: a split's, or the data set's."""
+    """Make one source of ReasonSeg's files, named after the folder of all: a split's, or the data set's."""
     return [JsonFiles(Path(os.path.commonpath([f.parent for f in files])), files, ("utf-8-sig", "cp1252"))]
 
 
@@ -162,8 +163,7 @@ def _detect_text(file: Path, head: bytes) -> str:
             if file.suffix != ".json":
                 return "jsonl"
             # The object is spread over many lines, or its line is longer than what was read.
-            whole = file.read_bytes().removeprefix(BYTE_ORDER_MARK)
-            record, alone = parse_object(whole.decode("utf-8", "replace").encode()), True
+            record, alone = _object_in(file, "replace"), True
         if isinstance(record, dict) and is_reasonseg(record):
             return "reasonseg"
         if isinstance(record, dict) and is_gui_odyssey(record):
@@ -186,10 +186,8 @@ def _files(folder: Path, format: str | None, split: str | None) -> tuple[list[Pa
     if split is not None and folder_split:
         folder, split = folder / split, None
     if (folder / "dataset_dict.json").is_file():
-        known = json.loads((folder / "dataset_dict.json").read_text("utf-8")).get("splits")
-        raise ConfigError(
-            f"{folder} has the splits {', '.join(map(str, known or []))}: choose one with split"
-        )
+        splits = _list_in(folder / "dataset_dict.json", "splits")
+        raise ConfigError(f"{folder} has the splits {', '.join(map(str, splits))}: choose one with split")
     if (folder / "state.json").is_file():
         return _saved_by_datasets(folder), split
     found = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _hidden(file, folder)]
@@ -233,18 +231,33 @@ def _listed_split(path: Path, files: list[Path], split: str | None) -> tuple[lis
     if len(chosen) != 1:
         names = ", ".join(f"{f.stem}/{part}" for f in known) or "none: there is no folder of splits"
         raise ConfigError(f"{path}: split {split!r} could be {names}")
-    episodes = parse_object(chosen[0].read_bytes()).get(part)
-    if not isinstance(episodes, list):
-        raise ConfigError(f"{chosen[0]} has no list {part!r}")
-    wanted = {str(episode).removesuffix(".json") for episode in episodes}
+    wanted = {str(episode).removesuffix(".json") for episode in _list_in(chosen[0], part)}
     return _some(path, [f for f in files if f.stem in wanted]), None
 
 
 def _saved_by_datasets(folder: Path) -> list[Path]:
-    state = json.loads((folder / "state.json").read_text("utf-8"))
-    if state.get("_indices_data_files"):
+    state = folder / "state.json"
+    if _object_in(state).get("_indices_data_files"):
         raise DataError(f"{folder} holds a selection by index; save it again after flatten_indices()")
-    return _some(folder, [folder / entry["filename"] for entry in state.get("_data_files", [])])
+    entries = [entry for entry in _list_in(state, "_data_files") if isinstance(entry, dict)]
+    files = [folder / str(entry.get("filename")) for entry in entries]
+    if gone := [file for file in files if not file.is_file()]:
+        raise DataError(f"{state} names {gone[0]}, which is no file")
+    return _some(folder, files)
+
+
+def _object_in(file: Path, errors: str = "strict") -> Record:
+    try:
+        return parse_object(file.read_text("utf-8-sig", errors).encode())
+    except (DataError, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: {error}") from None
+
+
+def _list_in(file: Path, name: str) -> list[Any]:
+    found = _object_in(file).get(name)
+    if not isinstance(found, list):
+        raise ConfigError(f"{file} has no list {name!r}")
+    return found
 
 
 def _some(folder: Path, files: list[Path]) -> list[Path]:

@@ -162,7 +162,9 @@ def _why(path: Path | str | None, beginning: bytes, error: Exception, times: str
     if isinstance(error, Image.DecompressionBombError):
         return f"{name}: {error}"
     reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, UnidentifiedImageError):
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    elif isinstance(error, UnidentifiedImageError):
         reason = f"it is in none of the formats {', '.join(FORMATS)}"
         reason += f", it begins with {beginning!r}" if beginning else ""
     return f"{name} cannot be read{times}: {reason}"

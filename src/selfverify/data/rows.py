@@ -79,7 +79,7 @@ class Rows:
         """Return row ``index``, read anew; its images are read when they are opened.
 
         Raises:
-            DataError: The file has changed.
+            DataError: The file has changed, or what is read only now is broken (AndroidControl's trees).
         """
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
@@ -89,10 +89,15 @@ class Rows:
         source = self._sources[self._source[index]]
         place = source.place(self._record[index])
         record = source.record(self._record[index])
-        found = self._convert(record, place, self._images)[self._part[index]]
-        if isinstance(found, DataError):
-            raise DataError(f"{place}: {found}; the file has changed since it was opened")
-        return self._named(found, self._source[index], self._record[index], self._again.get(index, 0))
+        found = validated(self._convert, record, place, self._images)
+        # An error may be about the whole record.
+        faults = [row for row in found if isinstance(row, DataError)] or [DataError("the row is gone")]
+        row = dict(enumerate(found)).get(self._part[index], faults[0])
+        if isinstance(row, DataError):
+            raise DataError(
+                f"{place}: {row}; the file has changed since it was opened, or this part is read only now"
+            )
+        return self._named(row, self._source[index], self._record[index], self._again.get(index, 0))
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
