@@ -46,7 +46,7 @@ class _Columns(RowSource):
             schema = self._open()
         except Exception as error:  # pyarrow raises OSError, ArrowInvalid and others
             raise DataError(
-                f"it is no whole {self.kind} file; was it cut off or damaged? ({error})"
+                f"it is no whole {self.kind} file; was it cut off? ({error})"
             ) from None
         self._images = [field.name for field in schema if _holds_images(field.type)]
         groups = len(self._starts) - 1
