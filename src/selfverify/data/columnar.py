@@ -45,9 +45,7 @@ class _Columns(RowSource):
         try:
             schema = self._open()
         except Exception as error:  # pyarrow raises OSError, ArrowInvalid and others
-            raise DataError(
-                f"it is no whole {self.kind} file; was it cut off? ({error})"
-            ) from None
+            raise DataError(f"it is no whole {self.kind} file; was it cut off? ({error})") from None
         self._images = [field.name for field in schema if _holds_images(field.type)]
         groups = len(self._starts) - 1
         for group in range(groups):
