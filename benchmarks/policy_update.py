@@ -52,7 +52,7 @@ SIDES = ("shared", "plain", "plain, cached")
 def loss_of(logprobs: torch.Tensor, advantage: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """GRPO's loss of ``[N, R]`` log-probs, with KL, the same for every side."""
     channel = torch.zeros_like(logprobs, dtype=torch.long)
-    weights = token_weights(channel, torch.ones(1))
+    weights = token_weights(channel, torch.ones(logprobs.shape))
     terms = surrogate(logprobs, logprobs.detach(), advantage, ref_logprobs=reference, kl_coef=0.01)
     return (weights * terms.loss).sum()
 

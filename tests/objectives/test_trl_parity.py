@@ -102,7 +102,7 @@ def test_loss_gradient_and_metrics_are_trls(seed, loss_type, denominator, epsilo
     theirs_in, ours_in = logprobs.clone().requires_grad_(), logprobs.clone().requires_grad_()
 
     theirs, metrics = trl_loss(theirs_in, old, ref, advantage, mask, loss_type, epsilon_high)
-    weights = token_weights(torch.where(mask.bool(), 0, UNTRAINED), torch.ones(1), denominator=denominator)
+    weights = token_weights(torch.where(mask.bool(), 0, UNTRAINED), torch.ones(mask.shape), denominator)
     terms = surrogate(
         ours_in, old, advantage.unsqueeze(1), clip_high=epsilon_high, ref_logprobs=ref, kl_coef=0.01
     )
@@ -141,7 +141,7 @@ def test_loss_on_another_engines_samples_is_trls(seed, cap):
     theirs_in, ours_in = logprobs.clone().requires_grad_(), logprobs.clone().requires_grad_()
 
     theirs, _ = trl_loss(theirs_in, old, ref, advantage, mask, "grpo", importance=theirs_ratio)
-    weights = token_weights(torch.where(mask.bool(), 0, UNTRAINED), torch.ones(1))
+    weights = token_weights(torch.where(mask.bool(), 0, UNTRAINED), torch.ones(mask.shape))
     weight = importance_weight(old, sampler, cap)
     terms = surrogate(ours_in, old, advantage.unsqueeze(1), ref_logprobs=ref, kl_coef=0.01, weight=weight)
     ours = (weights * terms.loss).sum()

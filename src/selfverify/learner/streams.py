@@ -163,7 +163,7 @@ def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> l
 
     channel_nr = rows([group.channel_gr for group in groups], UNTRAINED)
     weight_nr = rows([group.weight_gr for group in groups], 0.0)
-    parts = token_weights(channel_nr, weight_nr, denominator=denominator).split(
+    parts = token_weights(channel_nr, weight_nr, denominator).split(
         [len(group.channel_gr) for group in groups]
     )
     return [part[:, : group.channel_gr.shape[1]] for part, group in zip(parts, groups, strict=True)]

@@ -1,12 +1,14 @@
-"""AdaPO's rewards and KL coefficients: what a problem's own error rate makes of its two-turn trajectories.
+"""AdaPO's rewards and KL coefficients of two-turn trajectories, which depend on a problem's error rate.
 
-A trajectory's type i -> j says whether its first and its second answer are right. Rewards stand in tables
-``[..., 2, 2]``, indexed ``[..., i, j]``.
+A trajectory has the type i -> j: i is 1 where its first answer is right, else 0, and j says the same of its
+second answer. Rewards stand in tables ``[..., 2, 2]``, indexed ``[..., i, j]``. The leading axes may be one
+per problem or none; G is the trajectories of a problem.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -14,16 +16,16 @@ from torch import Tensor
 from .advantage import as_float, member_mask
 
 NAMES = (("0->0", "0->1"), ("1->0", "1->1"))
-"""Types of trajectories, as the tables are indexed."""
+"""The types of trajectories, in the places that they have in the tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardShape:
     """Bases and slopes of R_{i->j} in the error rate P (Eq. 3-5).
 
-    The text asks for K_{0->1} >= 0 and K_{1->1} <= 0, while Table 4 prints -1 and 1 for them. Only the text's
-    signs make correcting pay more where the model errs more, so they are the defaults, and the others are
-    refused. Slopes of 0 are fixed rewards.
+    The paper's text asks for K_{0->1} >= 0 and K_{1->1} <= 0, while its Table 4 prints -1 and 1 for them.
+    Only the text's signs make correcting pay more where the model errs more. So these signs are the defaults,
+    and others are refused. Slopes of 0 give fixed rewards.
 
     Args:
         base_01: R_base of 0 -> 1; the paper has it equal ``base_11``.
@@ -60,17 +62,16 @@ class RewardShape:
                 raise ValueError(
                     f"{name} is {getattr(self, name)} and has to be {needed} (text after Eq. 4, 5)"
                 )
-        # Linear in P, so that the ends tell.
+        # Rewards are linear in P, so it is enough to look at both ends.
         for rate in (0.0, 1.0):
             table = reward_table(torch.tensor(rate, dtype=torch.float64), self).tolist()
-            for i in (0, 1):
-                for j, needed in ((1, "above 0"), (0, "below 0")):
-                    value = table[i][j]
-                    if not (value > 0 if j else value < 0):
-                        raise ValueError(
-                            f"a trajectory of type {NAMES[i][j]} would earn {value:g} at P = {rate:g}; it "
-                            f"has to earn {needed} whatever the error rate"
-                        )
+            for i, j in product((0, 1), (1, 0)):
+                value, needed = table[i][j], "above 0" if j else "below 0"
+                if not (value > 0 if j else value < 0):
+                    raise ValueError(
+                        f"a trajectory of type {NAMES[i][j]} would earn {value:g} at P = {rate:g}; it has to "
+                        f"earn {needed} whatever the error rate"
+                    )
 
 
 def error_rate(first: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -78,7 +79,7 @@ def error_rate(first: Tensor, valid: Tensor | None = None) -> Tensor:
 
     Args:
         first: ``[..., G]``, 1 where the first answer is right, else 0. NaN (no verdict) counts as invalid.
-        valid: Bool, broadcastable to ``[..., G]``: which trajectories count, in numerator and denominator;
+        valid: Bool, broadcastable to ``[..., G]``: which trajectories count, in numerator and denominator.
             None means all.
 
     Returns:
@@ -93,11 +94,11 @@ def error_rate(first: Tensor, valid: Tensor | None = None) -> Tensor:
 def reward_table(rate: Tensor, shape: RewardShape) -> Tensor:
     """R_{i->j} = R_base + R_dyn(P) of all four types (Eq. 3-5).
 
-    K (P - theta) where the second answer is right (Eq. 4), K P where it is wrong (Eq. 5).
+    R_dyn is K (P - theta) where the second answer is right (Eq. 4), and K P where it is wrong (Eq. 5).
 
     Args:
         rate: ``[...]`` error rates P.
-        shape: Bases, slopes, threshold.
+        shape: The bases, the slopes and the threshold.
 
     Returns:
         ``[..., 2, 2]``, indexed ``[..., i, j]``.
@@ -110,12 +111,12 @@ def reward_table(rate: Tensor, shape: RewardShape) -> Tensor:
 
 
 def trajectory_reward(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The table's entry for each trajectory.
+    """Return the table's entry for each trajectory.
 
     Args:
-        table: ``[..., 2, 2]``.
+        table: ``[..., 2, 2]`` of `reward_table`.
         first: ``[..., G]``, 1 where the first answer is right, else 0.
-        second: ``[..., G]``, the same of the second answer.
+        second: ``[..., G]``, 1 where the second answer is right, else 0.
 
     Returns:
         ``[..., G]``.
@@ -127,8 +128,9 @@ def trajectory_reward(table: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def dynamic_kl(table: Tensor, scale: float, base: float) -> tuple[Tensor, Tensor]:
     """KL coefficients of the first and the second turn, per problem (Eq. 7 and 8).
 
-    Where correcting pays more than keeping, the first turn is held (it might err on purpose); where keeping
-    pays more, the second (it might only repeat). One of the two is always ``base``.
+    Where correcting pays more than keeping, the first turn gets the larger coefficient, because it might err
+    on purpose. Where keeping pays more, the second turn gets it, because it might only repeat the first. One
+    of the two coefficients is always ``base``.
 
     Args:
         table: ``[..., 2, 2]`` of `reward_table`.

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def as_float(values: Tensor) -> Tensor:
-    """``values`` in float32, or unchanged when they are float32 or float64 already."""
+    """Return ``values`` in float32, or unchanged if they are float32 or float64 already."""
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 def member_mask(values: Tensor, valid: Tensor | None) -> Tensor:
-    """``[..., G]`` bool: True where a member is marked valid (default: all) and its value is not NaN."""
+    """``[..., G]`` bool: True where a member is valid (None: all are) and its value is not NaN."""
     known = ~torch.isnan(values)
     return known if valid is None else known & torch.broadcast_to(valid.bool(), values.shape)
 
@@ -25,17 +25,17 @@ def group_advantage(
     The papers leave out two things. The standard deviation is the unbiased one (divisor n-1) and
     ``eps`` is 1e-4, both as in TRL, so that the two agree number for number; verl uses ``eps=1e-6``.
 
-    A group whose valid rewards are all equal gets exactly 0, so that a caller can also switch its KL
-    off and drop it. "Equal" allows for rounding: 0.1 + 0.2 and 0.3 are the same reward. The tolerance
-    is 8 machine epsilons of ``rewards``' dtype (1e-6 in float32) times the largest magnitude, or times 1
-    if that is larger, because a sum such as 0.3 - 0.3 carries the rounding of its terms.
+    A group whose valid rewards are all equal gets exactly 0, so that a caller can drop the group and switch
+    its KL off. "Equal" allows for rounding: 0.1 + 0.2 and 0.3 are the same reward. The tolerance is 8 machine
+    epsilons of the rewards' dtype (1e-6 in float32) times the largest magnitude, or times 1 if that is
+    larger, because a sum such as 0.3 - 0.3 carries the rounding of its terms.
 
-    Denominators: an invalid member leaves before mean and std are taken, so both are over the n valid
-    ones. A zero advantage does not remove tokens from the loss denominator (see ``token_weights``).
+    An invalid member leaves before mean and standard deviation are taken, so both are over the n valid
+    members. An advantage of 0 does not take tokens out of the loss's denominator (see ``token_weights``).
 
     Args:
-        rewards: ``[..., G]``, one reward for each trajectory of a group. NaN means "could not be
-            scored" and counts as invalid.
+        rewards: ``[..., G]``, one reward for each trajectory of a group. NaN means that it could not be
+            scored, and counts as invalid.
         valid: Bool, broadcastable to ``[..., G]``; None means all.
         eps: Added to the standard deviation, in units of reward.
         scale: False leaves out the division by the standard deviation.
@@ -45,7 +45,7 @@ def group_advantage(
         two valid members is 0.
 
     Raises:
-        ValueError: a valid reward is infinite.
+        ValueError: A valid reward is infinite.
     """
     rewards = as_float(rewards)
     member = member_mask(rewards, valid)
