@@ -5,7 +5,7 @@ What is written to disk is the same in all cases, so a run may go on with anothe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError
@@ -184,7 +185,7 @@ class WholeOptimizer:
     def __init__(self, raw: torch.optim.Optimizer) -> None:
         self.raw = raw
         self.param_groups, self.state = raw.param_groups, raw.state
-        self._gathered: dict[str, Any] = _map(raw.state_dict(), _whole)
+        self._gathered: dict[str, Any] = tree_map(_whole, raw.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim.Optimizer.state_dict` of one process."""
@@ -198,14 +199,6 @@ class WholeOptimizer:
             for number, entry in state["state"].items()
         }
         self.raw.load_state_dict({**state, "state": kept})
-
-
-def _map(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _map(item, change) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_map(item, change) for item in value]
-    return change(value)
 
 
 def _whole(value: Any) -> Any:

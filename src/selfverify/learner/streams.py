@@ -7,6 +7,7 @@ The ragged lists of a rollout become padded tensors here, once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,14 +77,6 @@ class GroupStreams:
         return int(self.trained_gr.any(-1).sum())
 
 
-@dataclass(slots=True)
-class Dropped:
-    """How many groups left the batch, by reason."""
-
-    zero_advantage: int = 0
-    all_invalid: int = 0
-
-
 def make_streams(
     prompt: Prompt, group: Group, credits: Sequence[Credit], foreign: bool = False, number: int = 0
 ) -> GroupStreams:
@@ -112,8 +105,9 @@ def make_streams(
         ):
             value_g = torch.as_tensor(value, dtype=torch.float32).expand(len(tokens))
             stream_gr[mask_gr] = value_g[:, None].expand(shape)[mask_gr]
-    streams = GroupStreams(prompt, tokens, channel_gr, advantage_gr, kl_coef_gr, weight_gr)
-    streams.foreign, streams.number = foreign, number
+    streams = GroupStreams(
+        prompt, tokens, channel_gr, advantage_gr, kl_coef_gr, weight_gr, foreign=foreign, number=number
+    )
     choosing = [(place, credit) for place, credit in enumerate(credits) if credit.choices is not None]
     if len(choosing) > 1:
         names = ", ".join(credit.channel for _, credit in choosing)
@@ -134,18 +128,23 @@ def make_streams(
 
 def select(
     rollout: Rollout, credits: Sequence[Sequence[Credit]], drop_zero: bool, foreign: bool = False
-) -> tuple[list[GroupStreams], Dropped]:
-    """Streams of the groups that teach something; the others leave the batch and are counted.
+) -> tuple[list[GroupStreams], Counter[str]]:
+    """Lay out the groups that teach something; the others leave the batch.
 
-    What leaves does not count in any denominator: the step's size does not shrink as problems get solved.
+    A group that leaves counts in no denominator, so that the other groups weigh more, not less, as more
+    problems are solved.
+
+    Returns:
+        The streams of the groups that stay, and how many left for which reason: ``all_invalid`` or
+        ``zero_advantage``.
     """
-    kept, dropped = [], Dropped()
+    kept, dropped = [], Counter[str]()
     rows = zip(rollout.prompts, rollout.groups, credits, strict=True)
     for number, (prompt, group, group_credits) in enumerate(rows):
         if all(c.valid is not None and not bool(c.valid.any()) for c in group_credits):
-            dropped.all_invalid += 1
+            dropped["all_invalid"] += 1
         elif drop_zero and not any(c.teaches for c in group_credits):
-            dropped.zero_advantage += 1
+            dropped["zero_advantage"] += 1
         else:
             kept.append(make_streams(prompt, group, group_credits, foreign, number))
     return kept, dropped

@@ -28,8 +28,8 @@ def times(measured: MeasuredPass, settings: PlanSettings, hardware: Hardware) ->
     waiting for the slowest GPU are not counted.
     """
     p, gpus = measured.parameters, settings.gpus
-    speed = settings.utilisation * hardware.peak(p.dtype_bytes)
-    bandwidth = settings.bandwidth_utilisation * hardware.bandwidth
+    speed = settings.utilisation * hardware.peak_tflops(p.dtype_bytes) * 1e12
+    bandwidth = settings.bandwidth_utilisation * hardware.bandwidth_gb_s * 1e9
     found = []
     for name, span in measured.phases.items():
         if name == "optimiser":
@@ -44,7 +44,7 @@ def times(measured: MeasuredPass, settings: PlanSettings, hardware: Hardware) ->
         else:
             found.append(Phase(name, span.flops, span.flops / speed))
     if gpus > 1:
-        found.append(Phase("communication", 0, _moved(measured, settings) / hardware.link))
+        found.append(Phase("communication", 0, _moved(measured, settings) / (hardware.link_gb_s * 1e9)))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,14 +231,13 @@ class _Step:
             lists = [[[0] * self.shapes.response_tokens] * self.shapes.group_size] * len(self.shapes.prompts)
         else:
             lists = [[t.tokens for t in group.trajectories] for group in self._demonstrations()]
-            self.shapes = Shapes(
-                self.shapes.prompts,
-                self.shapes.problems,
-                max(len(rows) for rows in lists),
-                max(len(row) for rows in lists for row in rows),
-                self.shapes.stated.split(";")[0] + "; responses: the task's demonstrations, at their longest",
+            stated = self.shapes.stated.split(";")[0]
+            self.shapes = self.measured.shapes = replace(
+                self.shapes,
+                group_size=max(len(rows) for rows in lists),
+                response_tokens=max(len(row) for rows in lists for row in rows),
+                stated=f"{stated}; responses: the task's demonstrations, at their longest",
             )
-            self.measured.shapes = self.shapes
         kl = float(self.method.config.needs_reference)
         return [_streams(prompt, rows, kl) for prompt, rows in zip(self.shapes.prompts, lists, strict=True)]
 
@@ -322,16 +321,13 @@ def parameters_of(policy: Policy) -> Parameters:
     """Return counts and bytes of a policy's parameters."""
     model, decoder = policy.model, policy.loaded.family.backbone(policy.model)
     every = list(model.parameters())
-    size = {id(p): p.numel() * p.element_size() for p in every}
+    size = {id(p): p.nbytes for p in every}
     trainable = [p for p in every if p.requires_grad]
     head = model.get_output_embeddings().weight
     embeddings = model.get_input_embeddings().weight
     # Embeddings are looked up, not read, unless they are the head as well.
     read = {id(p) for p in decoder.parameters()} - {id(embeddings)} | {id(head)}
-    layers = [
-        sum(p.numel() * p.element_size() for p in layer.parameters())
-        for layer in getattr(decoder, "layers", [])
-    ]
+    layers = [sum(p.nbytes for p in layer.parameters()) for layer in getattr(decoder, "layers", [])]
     weights = sum(size.values())
     return Parameters(
         total=sum(p.numel() for p in every),

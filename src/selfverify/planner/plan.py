@@ -49,13 +49,14 @@ class Plan:
     @property
     def assumptions(self) -> list[str]:
         """What the figures rest on, for people."""
-        settings, peak = self.settings, self.hardware.peak(self.measured.parameters.dtype_bytes)
+        settings = self.settings
+        peak = self.hardware.peak_tflops(self.measured.parameters.dtype_bytes)
         by_vllm = self.recipe.sampling.engine == "vllm"
         return [
             self.measured.shapes.stated,
             *(["sampling by vLLM is not in the plan but for its share of the memory"] if by_vllm else []),
-            f"compute at {settings.utilisation:.0%} of {peak / 1e12:.4g} TFLOP/s, decoding reads at "
-            f"{settings.bandwidth_utilisation:.0%} of {self.hardware.bandwidth / 1e9:.4g} GB/s, "
+            f"compute at {settings.utilisation:.0%} of {peak:.4g} TFLOP/s, decoding reads at "
+            f"{settings.bandwidth_utilisation:.0%} of {self.hardware.bandwidth_gb_s:.4g} GB/s, "
             "communication at full speed without overlap; rewards and image preprocessing are not in it",
         ]
 

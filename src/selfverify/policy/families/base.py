@@ -136,17 +136,10 @@ class Family:
 
 
 class VisionFamily(Family):
-    """Vision-language models of transformers, whose ``model.model`` holds a tower and a decoder."""
+    """Vision-language models of transformers, whose ``model.model`` holds a vision tower and a decoder."""
 
     tower: tuple[str, ...] = ("vision_tower", "multi_modal_projector")
-    """Modules of ``model.model`` that make image features."""
-    decoder = "language_model"
-    """The module of ``model.model`` that is the decoder."""
-
-    def backbone(self, model: Any) -> nn.Module:
-        """See `Family`."""
-        decoder: nn.Module = getattr(model.model, self.decoder)
-        return decoder
+    """The modules of ``model.model`` that make image features."""
 
     def placeholder(self, model: Any) -> int | None:
         """See `Family`."""

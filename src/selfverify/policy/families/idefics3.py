@@ -18,7 +18,6 @@ class Idefics3(VisionFamily):
     """Both share their classes' structure; SmolVLM only has smaller tiles."""
 
     tower = ("vision_model", "connector")
-    decoder = "text_model"
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
         """See `Family`."""
