@@ -28,8 +28,8 @@ def times(measured: MeasuredPass, settings: PlanSettings, hardware: Hardware) ->
     waiting for the slowest GPU are not counted.
     """
     p, gpus = measured.parameters, settings.gpus
-    speed = settings.utilisation * hardware.peak_tflops(p.dtype_bytes) * 1e12
-    bandwidth = settings.bandwidth_utilisation * hardware.bandwidth_gb_s * 1e9
+    speed = settings.utilisation * (hardware.peak_tflops(p.dtype_bytes) * 1e12)
+    bandwidth = settings.bandwidth_utilisation * (hardware.bandwidth_gb_s * 1e9)
     found = []
     for name, span in measured.phases.items():
         if name == "optimiser":

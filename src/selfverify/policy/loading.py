@@ -267,14 +267,14 @@ def load(config: PolicyConfig) -> Loaded:
     except (RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights in {source.folder} cannot be loaded: {error}") from error
     _check_weights(source.folder, report)
-    return _complete(model, source, config)
+    return _complete(model, source, config, pick_device(config.device))
 
 
 def load_structure(config: PolicyConfig) -> Loaded:
-    """`load` without reading weights: the model that config.json describes, freshly initialised.
+    """Make the model that config.json describes, without reading weights; ``config.device`` is not ``auto``.
 
     Raises:
-        ConfigError: See `load`.
+        ConfigError: The folder is missing or holds no model this library can load.
     """
     source = _find(config)
     dtype = source.settings.get_text_config().dtype or source.settings.dtype
@@ -287,10 +287,11 @@ def load_structure(config: PolicyConfig) -> Loaded:
         )
     except ValueError as error:
         raise ConfigError(f"no model can be made of {source.folder}: {error}") from error
-    return _complete(model, source, config)
+    # Nothing is computed there, so the device need not exist: a plan is for another machine.
+    return _complete(model, source, config, torch.device(config.device))
 
 
-def _complete(model: Any, source: _Source, config: PolicyConfig) -> Loaded:
+def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.device) -> Loaded:
     """Complete a model: tokenizer, shared attention, frozen weights, adapter, image processor."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, **source.options)
@@ -302,7 +303,7 @@ def _complete(model: Any, source: _Source, config: PolicyConfig) -> Loaded:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     family = prepare(model, config)
-    model.to(pick_device(config.device))
+    model.to(device)
     if config.lora is not None:
         adapters.attach(model, family, config.lora, _lasting(config.path), config.train_vision)
     elif source.base is not None:
