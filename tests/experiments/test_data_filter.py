@@ -22,7 +22,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.data.verdicts import Verdict, read_verdicts, why_dropped
-from selfverify.experiments.data_filter import filter_problems, summary
+from selfverify.experiments.data_filter import Filter, summary
 from selfverify.experiments.run import learn
 from selfverify.learner.kept import Kept
 from selfverify.methods.base import MethodConfig
@@ -88,7 +88,7 @@ OUTCOMES = [
 def test_the_file_and_the_summary(policy: Policy, tmp_path: Path) -> None:
     method: Any = Scripted(OUTCOMES)
     path = tmp_path / "deep" / "kept.jsonl"
-    found = filter_problems(policy, make_task("digits-pick"), method, SAMPLING, path, problems=7, batch=3)
+    found = Filter(policy, make_task("digits-pick"), method, SAMPLING, batch=3).run(path, problems=7)
     assert [v.dropped for v in found] == ["all right", "all wrong", "", "", "", "unjudged", "all right"]
     assert [v.samples for v in found[2:5]] == [{"1->0": 2}, {"0->1": 1, "1->1": 1}, {"0": 1, "1": 1}]
     assert read_verdicts(path)[1] == found and method.asked == 7
@@ -96,11 +96,11 @@ def test_the_file_and_the_summary(policy: Policy, tmp_path: Path) -> None:
     assert lines[0] == "kept 3 of 7 problems; dropped: 2 all right, 1 all wrong, 1 unjudged"
     assert lines[2] == "problems by right samples: 0: 2, 1: 2, 2: 2"
     # Called again nothing is sampled; under other settings it is refused.
-    assert filter_problems(policy, make_task("digits-pick"), method, SAMPLING, path, problems=7) == found
+    assert Filter(policy, make_task("digits-pick"), method, SAMPLING).run(path, problems=7) == found
     assert method.asked == 7
     longer = SAMPLING.model_copy(update={"max_new_tokens": 9})
     with pytest.raises(ConfigError, match="max_new_tokens was 8 and is now 9"):
-        filter_problems(policy, make_task("digits-pick"), method, longer, path, problems=7)
+        Filter(policy, make_task("digits-pick"), method, longer).run(path, problems=7)
 
 
 @pytest.mark.parametrize("left", [0, 40, "header", 700, 1000, -10])
@@ -110,14 +110,14 @@ def test_a_killed_filter_goes_on_with_the_same_result(
     """Cut anywhere, in the middle of a line too, and before the end of the first one."""
     task, method = make_task("digits-sum"), make_method("adpo")
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    filter_problems(policy, task, method, SAMPLING, whole, problems=6, batch=3)
+    Filter(policy, task, method, SAMPLING, batch=3).run(whole, problems=6)
     written = whole.read_bytes()
     end = written.index(b"\n") if isinstance(left, str) else left
     cut.write_bytes(written[:end])
     if end > written.index(b"\n") or end < 0:
         with pytest.raises(ConfigError, match="of 6 verdicts"):
             read_verdicts(cut)
-    filter_problems(policy, task, method, SAMPLING, cut, problems=6, batch=3)
+    Filter(policy, task, method, SAMPLING, batch=3).run(cut, problems=6)
     assert cut.read_bytes() == whole.read_bytes()
 
 
@@ -127,7 +127,7 @@ def test_going_on_with_other_data_or_another_rule_is_refused(policy: Policy, tmp
     path, method = tmp_path / "k.jsonl", make_method("adpo")
 
     def filtered(file: str, **options: Any) -> None:
-        filter_problems(policy, make_task("math", train=file, **options), method, SAMPLING, path)
+        Filter(policy, make_task("math", train=file, **options), method, SAMPLING).run(path)
 
     filtered(files[0])
     filtered(files[0], workers=2, test=files[1])  # these decide nothing
@@ -139,14 +139,14 @@ def test_going_on_with_other_data_or_another_rule_is_refused(policy: Policy, tmp
 
 def test_two_turns_and_what_cannot_be_filtered(policy: Policy, tmp_path: Path) -> None:
     task = make_task("digits-pick")
-    found = filter_problems(
-        policy, task, make_method("adapo"), SAMPLING, tmp_path / "a.jsonl", problems=2, batch=2
+    found = Filter(policy, task, make_method("adapo"), SAMPLING, batch=2).run(
+        tmp_path / "a.jsonl", problems=2
     )
     assert all("->" in kind for verdict in found for kind in verdict.samples)
     with pytest.raises(ConfigError, match="method sft does not learn from samples"):
-        filter_problems(policy, task, make_method("sft"), SAMPLING, tmp_path / "b.jsonl", problems=2)
+        Filter(policy, task, make_method("sft"), SAMPLING).run(tmp_path / "b.jsonl", problems=2)
     with pytest.raises(ConfigError, match="without end: say how many"):
-        filter_problems(policy, task, make_method("adpo"), SAMPLING, tmp_path / "b.jsonl")
+        Filter(policy, task, make_method("adpo"), SAMPLING).run(tmp_path / "b.jsonl")
 
 
 def rows(count: int = 5, **changes: Any) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ def keep(path: Path, task: Task, dropped: Sequence[int], total: int, policy: Pol
 
     outcomes = [[1.0, 1.0] if i in dropped else [1.0, 0.0] for i in range(total)]
     method: Any = ByIndex([])
-    filter_problems(policy, task, method, SAMPLING, path, problems=total, seed=3)
+    Filter(policy, task, method, SAMPLING, seed=3).run(path, problems=total)
     return path
 
 
@@ -227,7 +227,7 @@ def test_broken_problems_are_named_and_dropped(policy: Policy, tmp_path: Path) -
     (tmp_path / "text.png").write_text("no picture")
     file = write_jsonl(tmp_path / "a.jsonl", [*rows(2), {**rows(1)[0], "image": "text.png"}])
     task = make_task("math", train=str(file))
-    found = filter_problems(policy, task, make_method("adpo"), SAMPLING, tmp_path / "k.jsonl")
+    found = Filter(policy, task, make_method("adpo"), SAMPLING).run(tmp_path / "k.jsonl")
     [broken] = [verdict for verdict in found if verdict.dropped == "broken"]
     assert "a.jsonl, line 3" in broken.reason and any("a.jsonl, line 3" in line for line in summary(found))
 
@@ -237,7 +237,7 @@ def test_steps_that_a_profile_does_not_count_are_not_broken(policy: Policy, tmp_
     acts = [{"action": "wait"}, {"action": "click", "coordinate": [5, 5]}]
     file = write_jsonl(tmp_path / "a.jsonl", [{**step, "action": action} for action in acts])
     task = make_task("mobile", train=str(file), profile="ui-r1")
-    found = filter_problems(policy, task, make_method("adpo"), SAMPLING, tmp_path / "k.jsonl")
+    found = Filter(policy, task, make_method("adpo"), SAMPLING).run(tmp_path / "k.jsonl")
     [left_out] = [verdict for verdict in found if not verdict.samples]
     assert left_out.dropped == "not counted" and "does not count wait steps" in left_out.reason
     assert "1 not counted" in summary(found)[0] and "broken" not in " ".join(summary(found))

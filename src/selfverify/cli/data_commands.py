@@ -93,18 +93,14 @@ def filter_(
     from rich.progress import Progress
 
     from selfverify.core import ranks
-    from selfverify.experiments.data_filter import filter_recipe, summary
+    from selfverify.experiments.data_filter import Filter, summary
     from selfverify.experiments.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
     with Progress(transient=True, disable=as_json) as shown:
         bar = shown.add_task("problems", total=None)
-        verdicts = filter_recipe(
-            loaded,
-            output,
-            problems=problems,
-            samples=samples,
-            progress=lambda done, total: shown.update(bar, completed=done, total=total),
+        verdicts = Filter.of(loaded, samples).run(
+            output, problems, lambda done, total: shown.update(bar, completed=done, total=total)
         )
     if not ranks.stop():
         return

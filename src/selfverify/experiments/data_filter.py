@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from selfverify.core.errors import ConfigError, DataError
@@ -21,111 +22,103 @@ from selfverify.policy.sampling import derived_seed
 from selfverify.tasks.base import NotCounted, Task
 
 
-def filter_recipe(
-    recipe: Recipe,
-    output: Path,
-    *,
-    problems: int | None = None,
-    samples: int | None = None,
-    progress: Progress | None = None,
-) -> list[Verdict]:
-    """Call `filter_problems` with the policy, method and sampling of a recipe.
-
-    Raises:
-        ConfigError: The recipe's method does not sample.
-    """
-    start_processes(recipe)
-    task = make_task(recipe.task.name, **recipe.task.options)
-    method = make_method(recipe.method.name, **recipe.method.options)
-    task.count("train")  # a data file that is missing shows before the model is loaded
-    policy = Policy.load(recipe.policy)
-    sampling = recipe.sampling.model_copy(update={"engine": "own"})
-    if samples is not None:
-        sampling = sampling.model_copy(update={"group_size": samples})
-    return filter_problems(
-        policy,
-        task,
-        method,
-        sampling,
-        output,
-        problems=problems,
-        seed=recipe.seed,
-        batch=recipe.evaluation.batch_problems,
-        progress=progress,
-    )
-
-
-def filter_problems(
-    policy: Policy,
-    task: Task,
-    method: Method,
-    sampling: SamplingConfig,
-    output: Path,
-    *,
-    problems: int | None = None,
-    seed: int = 0,
-    batch: int = 64,
-    progress: Progress | None = None,
-) -> list[Verdict]:
-    """Sample training problems and write a verdict on each (AdaPO, appendix A.2).
-
-    A call that was killed can be made again: it goes on, and the result is the same.
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Samples training problems, and says which of them would teach a policy nothing (AdaPO, appendix A.2).
 
     Args:
         policy: The policy that samples.
         task: Makes problems and judges answers.
         method: Rolls out, in one turn or two.
         sampling: How samples are drawn, and how many of each problem.
-        output: The file of verdicts, for `LearnerConfig.keep`.
-        problems: How many problems to sample, at most those that the task has. None is all of them.
         seed: Decides the order of the problems and the samples.
         batch: Problems sampled at once. Only memory depends on it.
-        progress: Called after each batch.
-
-    Returns:
-        The verdicts in the order of their index.
-
-    Raises:
-        ConfigError: The method shows demonstrations instead of sampling, the task makes problems without end
-            and ``problems`` is None, or the file is about something else.
     """
-    if method.objective != "surrogate":
-        raise ConfigError(
-            f"method {method.name} does not learn from samples, so it cannot say which problems would teach: "
-            "name one that does, such as method.name=adpo or, for two turns, method.name=adapo"
-        )
-    task.use_space(policy.coordinate_space)
-    count = task.count("train")
-    if count is None and problems is None:
-        raise ConfigError(f"task {task.name} makes problems without end: say how many with --problems")
-    total = min(n for n in (count, problems) if n is not None)
-    settings = {
-        "problems": total,
-        "task": task.name,
-        "count": count,
-        "options": judged_by(task),
-        "seed": seed,
-        "samples": sampling.group_size,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_new_tokens": sampling.max_new_tokens,
-        "weights": policy.whole(policy.fingerprint),
-        "method": {"name": method.name, **method.config.model_dump(mode="json")},
-    }
 
-    def run() -> list[Verdict]:
-        sweep = Sweep(output, Verdict, settings, total, batch, progress)
-        for share in sweep.shares():
-            made, unusable = make_problems(task, "train", seed, share, policy.encoder)
-            verdicts = [_left_out(task, index, error) for index, error in unusable.items()]
-            if made:
-                seeds = [derived_seed(seed, index) for index in made]
-                groups = method.rollout(policy, task, [*made.values()], seeds, sampling).groups
-                verdicts += [_verdict(index, group) for index, group in zip(made, groups, strict=True)]
-            sweep.store(verdicts)
-        return [sweep.rows[index] for index in sorted(sweep.rows)]
+    policy: Policy
+    task: Task
+    method: Method
+    sampling: SamplingConfig
+    seed: int = 0
+    batch: int = 64
 
-    return policy.whole(run)
+    @classmethod
+    def of(cls, recipe: Recipe, samples: int | None = None) -> Filter:
+        """Return a filter with a recipe's policy, task, method and sampling.
+
+        Args:
+            recipe: The recipe.
+            samples: The number of samples of each problem; by default the recipe's group size.
+        """
+        start_processes(recipe)
+        task = make_task(recipe.task.name, **recipe.task.options)
+        method = make_method(recipe.method.name, **recipe.method.options)
+        task.count("train")  # a data file that is missing shows before the model is loaded
+        group_size = recipe.sampling.group_size if samples is None else samples
+        sampling = recipe.sampling.model_copy(update={"engine": "own", "group_size": group_size})
+        batch = recipe.evaluation.batch_problems
+        return cls(Policy.load(recipe.policy), task, method, sampling, recipe.seed, batch)
+
+    def run(
+        self, output: Path, problems: int | None = None, progress: Progress | None = None
+    ) -> list[Verdict]:
+        """Sample training problems and write a verdict on each.
+
+        A call that was killed can be made again: it goes on, and the result is the same.
+
+        Args:
+            output: The file of verdicts, for `LearnerConfig.keep`.
+            problems: How many problems to sample, at most those that the task has. None is all of them.
+            progress: Called after each batch.
+
+        Returns:
+            The verdicts in the order of their index.
+
+        Raises:
+            ConfigError: The method shows demonstrations instead of sampling, the task makes problems without
+                end and ``problems`` is None, or the file is about something else.
+        """
+        policy, task, method, sampling = self.policy, self.task, self.method, self.sampling
+        if method.objective != "surrogate":
+            raise ConfigError(
+                f"method {method.name} does not learn from samples, so it cannot say which problems would "
+                "teach: name one that does, such as method.name=adpo or, for two turns, method.name=adapo"
+            )
+        task.use_space(policy.coordinate_space)
+        count = task.count("train")
+        if count is None and problems is None:
+            raise ConfigError(f"task {task.name} makes problems without end: say how many with --problems")
+        total = min(n for n in (count, problems) if n is not None)
+        settings = {
+            "problems": total,
+            "task": task.name,
+            "count": count,
+            "options": judged_by(task),
+            "seed": self.seed,
+            "samples": sampling.group_size,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_new_tokens": sampling.max_new_tokens,
+            "weights": policy.whole(policy.fingerprint),
+            "method": {"name": method.name, **method.config.model_dump(mode="json")},
+        }
+
+        def sweep_all() -> list[Verdict]:
+            sweep = Sweep(output, Verdict, settings, total, self.batch, progress)
+            for share in sweep.shares():
+                sweep.store(self._judge(share))
+            return [sweep.rows[index] for index in sorted(sweep.rows)]
+
+        return policy.whole(sweep_all)
+
+    def _judge(self, indices: Sequence[int]) -> list[Verdict]:
+        made, unusable = make_problems(self.task, "train", self.seed, indices, self.policy.encoder)
+        verdicts = [_left_out(self.task, index, error) for index, error in unusable.items()]
+        if made:
+            seeds = [derived_seed(self.seed, index) for index in made]
+            rollout = self.method.rollout(self.policy, self.task, [*made.values()], seeds, self.sampling)
+            verdicts += [_verdict(index, group) for index, group in zip(made, rollout.groups, strict=True)]
+        return verdicts
 
 
 def _left_out(task: Task, index: int, error: DataError) -> Verdict:

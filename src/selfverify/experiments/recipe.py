@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import (
     BaseModel,
@@ -37,6 +37,10 @@ from selfverify.experiments.recipe_yaml import (
     parse_override,
     read_document,
 )
+
+if TYPE_CHECKING:
+    from selfverify.methods.base import Method
+    from selfverify.tasks.base import Task
 
 RECIPE_FILE = "recipe.yaml"
 """The file in a run's folder that holds the resolved recipe."""
@@ -183,20 +187,24 @@ def build_recipe(document: Document) -> Recipe:
         recipe = Recipe.model_validate(document.data)
     except ValidationError as error:
         raise ConfigError("\n".join(complaints(error, Recipe, document))) from None
+    # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
+    from selfverify.experiments import registry
+
     recipe = recipe.model_copy(
         update={
-            "task": _complete("task", recipe.task, _tasks(), document),
-            "method": _complete("method", recipe.method, _methods(), document),
+            "task": _complete("task", recipe.task, registry.TASKS, document),
+            "method": _complete("method", recipe.method, registry.METHODS, document),
         }
     )
-    faults = contradictions(recipe)
+    method = registry.make_method(recipe.method.name, **recipe.method.options)
+    faults = contradictions(recipe) + method.faults(recipe.learner, recipe.sampling, recipe.evaluation)
     if faults:
         raise ConfigError("\n".join(f"{document.source}: {fault}" for fault in faults))
     return recipe
 
 
 def contradictions(recipe: Recipe) -> list[str]:
-    """Return a line for every combination of settings that cannot work, with the reason."""
+    """Return a line for every combination of settings that cannot work with any method, with the reason."""
     sampling, policy = recipe.sampling, recipe.policy
     faults = []
     if sampling.temperature == 0 and sampling.group_size > 1:
@@ -206,12 +214,7 @@ def contradictions(recipe: Recipe) -> list[str]:
         )
     if sampling.engine == "vllm":
         faults += _vllm_faults(policy)
-    faults += _model_path_faults(policy.path)
-    from selfverify.experiments.registry import METHODS
-
-    build = METHODS[recipe.method.name]
-    method = build(build.config_class(**recipe.method.options))
-    return faults + method.faults(recipe.learner, sampling, recipe.evaluation)
+    return faults + _model_path_faults(policy.path)
 
 
 def _vllm_faults(policy: PolicyConfig) -> list[str]:
@@ -248,22 +251,10 @@ def _locate(path_or_name: str | Path) -> Path:
     raise ConfigError(f"there is no recipe file and no built-in recipe called {text!r}; {hint}")
 
 
-def _tasks() -> dict[str, type[BaseModel]]:
-    # Late, because tasks and methods import torch, and `selfverify --help` should not wait for that.
-    from selfverify.experiments.registry import TASKS
-
-    return {name: task.config_class for name, task in TASKS.items()}
-
-
-def _methods() -> dict[str, type[BaseModel]]:
-    from selfverify.experiments.registry import METHODS
-
-    return {name: method.config_class for name, method in METHODS.items()}
-
-
 def _complete(
-    section: str, choice: NamedOptions, registry: dict[str, type[BaseModel]], document: Document
+    section: str, choice: NamedOptions, registry: Mapping[str, type[Task] | type[Method]], document: Document
 ) -> NamedOptions:
+    """Return a task or method with all its options, after a check that there are such a name and options."""
     if choice.name not in registry:
         close = difflib.get_close_matches(choice.name, registry, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -271,7 +262,7 @@ def _complete(
         raise ConfigError(
             f"{place}: there is no {section} called {choice.name!r}; {hint}{section}s: {', '.join(registry)}"
         )
-    model = registry[choice.name]
+    model = registry[choice.name].config_class
     try:
         options = model.model_validate(choice.options)
     except ValidationError as error:

@@ -18,9 +18,8 @@ from selfverify.experiments.study.results import (
     pooled,
     task_results,
 )
+from selfverify.experiments.study.study_figures import TURN_CURVES, draw_figures
 from selfverify.experiments.study.study_tables import difference_table, task_table
-from selfverify.experiments.study.turn_figures import CURVES as TURN_CURVES
-from selfverify.experiments.study.turn_figures import draw_turn_figures
 from selfverify.reports.run_data import RunData
 
 
@@ -158,8 +157,8 @@ def test_two_turns_have_a_table_of_their_own() -> None:
 def test_two_turn_figures_are_drawn(tmp_path: Path) -> None:
     steps = [{"step": k, **dict.fromkeys(TURN_CURVES, 0.1 * k)} for k in (1, 2)]
     runs = {name: {0: RunData(name, tmp_path, steps=steps)} for name in ("ours", "other")}
-    metrics = {f"turns.{kind}": {"mean": 0.1, "per_seed": {"0": 0.1}} for kind in ("0->1", "1->0")}
+    metrics = {f"turns.{kind}": {"mean": 0.1, "per_seed": {"0": 0.1}} for kind in ("acc@t1", "0->1", "1->0")}
     results = {"before": {"metrics": metrics}, "variants": {name: {"metrics": metrics} for name in runs}}
-    drawn = draw_turn_figures(tmp_path, "pick", results, runs)
+    drawn = draw_figures(tmp_path, "pick", results, runs)
     assert [path.name for path in drawn] == ["pick-training.png", "pick-turns.png", "pick-bubbles.png"]
     assert all(path.stat().st_size > 5000 for path in drawn)

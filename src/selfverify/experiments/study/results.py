@@ -38,8 +38,7 @@ from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.experiments.study.study_figures import draw_figures
 from selfverify.experiments.study.study_file import BEFORE, Run, Study
-from selfverify.experiments.study.study_tables import markdown, two_turns
-from selfverify.experiments.study.turn_figures import draw_turn_figures
+from selfverify.experiments.study.study_tables import markdown
 from selfverify.reports.run_data import RunData, load_run
 from selfverify.selection.rules import Floats, best_weights
 
@@ -98,8 +97,7 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
             before = read_samples(first)[1]
             samples = {v: {k: run.samples["after"] for k, run in of.items()} for v, of in found.items()}
             tasks[task] = task_results(before, samples, recipes, study.baseline)
-            draw = draw_turn_figures if two_turns(tasks[task]) else draw_figures
-            draw(output / "figures", task, tasks[task], found)
+            draw_figures(output / "figures", task, tasks[task], found)
     results = {
         "study": study.name,
         "recipe": Path(study.recipe).stem,

@@ -1,9 +1,10 @@
-"""A study's figures, as PNG files: training curves, verification quality and score histograms by variant."""
+"""A study's figures, as PNG files: curves of training, and what verification or second turns are worth."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,17 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from selfverify.experiments.study.study_file import BEFORE
-from selfverify.reports.figures import PALETTE, RUN_COLOURS, STYLE, draw_histogram, draw_lines
-from selfverify.reports.run_data import RunData
+from selfverify.experiments.study.study_tables import two_turns
+from selfverify.reports.figures import (
+    PALETTE,
+    RUN_COLOURS,
+    STYLE,
+    Bubble,
+    draw_bubbles,
+    draw_histogram,
+    draw_lines,
+)
+from selfverify.reports.run_data import ENOUGH, RunData
 
 CURVES = {
     "verification/score_is_1": ("Scores that are 1", True),
@@ -27,18 +37,29 @@ CURVES = {
 }
 """Logged metrics that are drawn (ADPO's Fig. 2 and 7, and others): the title, and whether it is a share."""
 
+TURN_CURVES = {
+    "turns/acc@t1": ("First answers right", True),
+    "turns/acc@t2": ("Second answers right", True),
+    "turns/0->1": ("Corrected, of all", True),
+    "turns/1->0": ("Spoiled, of all", True),
+}
+"""Figures measured or logged during training: the title, and whether it is a share."""
+
 FEW = 20
 """A curve of at most so many points is drawn without a running mean."""
 
 Runs = Mapping[str, Mapping[int, RunData]]
 """Runs by variant and seed."""
 
-Drawings = Mapping[str, tuple[Callable[[list[Axes], Any], None], tuple[float, float], tuple[int, int], Any]]
-"""By name, a function that draws on panels, the size in inches, rows and columns, and what it draws."""
+Draw = Callable[[list[Axes]], None]
+"""Draws on the panels of a figure."""
 
 
 def draw_figures(folder: Path, task: str, results: Mapping[str, Any], runs: Runs) -> list[Path]:
-    """Write a task's three figures, ``<task>-training.png``, ``-verification.png`` and ``-scores.png``.
+    """Write a task's three figures as ``<task>-<name>.png``; return their paths.
+
+    Their names are ``training``, ``verification`` and ``scores``, or, for a task in two turns, ``training``,
+    ``turns`` and ``bubbles``.
 
     Args:
         folder: The folder of the files.
@@ -46,30 +67,37 @@ def draw_figures(folder: Path, task: str, results: Mapping[str, Any], runs: Runs
         results: What `selfverify.experiments.study.results.task_results` returned.
         runs: The runs that the results are about.
     """
-    rows = len(results["variants"]) + 1
-    columns = min(3, len(runs))
-    lines = -(-len(runs) // columns)
-    drawings: Drawings = {
-        "training": (training_curves, (11.0, 6.6), (2, 2), runs),
-        "verification": (verification_points, (12.0, 1.2 + 0.34 * rows), (1, 3), results),
-        "scores": (score_histograms, (3.9 * columns, 2.7 * lines), (lines, columns), runs),
-    }
-    return draw_panels(folder, task, drawings)
-
-
-def draw_panels(folder: Path, task: str, drawings: Drawings) -> list[Path]:
-    """Write ``<task>-<name>.png`` for each drawing; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, (draw, size, grid, content) in drawings.items():
-        paths.append(folder / f"{task}-{name}.png")
+
+    def save(name: str, draw: Draw, width: float, height: float, lines: int = 1, columns: int = 1) -> Path:
+        """Draw on panels in lines and columns, each ``width`` x ``height`` inches."""
+        path = folder / f"{task}-{name}.png"
         with matplotlib.rc_context(STYLE):
             layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.04)
-            figure = Figure(figsize=size, layout=layout, dpi=150)
-            panels = figure.subplots(*grid, squeeze=False).ravel()
-            draw(list(panels), content)
-            figure.savefig(paths[-1], facecolor=PALETTE["panel"])
-    return paths
+            figure = Figure(figsize=(width * columns, height * lines), layout=layout, dpi=150)
+            draw(list(figure.subplots(lines, columns, squeeze=False).ravel()))
+            figure.savefig(path, facecolor=PALETTE["panel"])
+        return path
+
+    if not two_turns(results):
+        columns = min(3, len(runs))
+        rows = len(results["variants"]) + 1
+        return [
+            save("training", partial(training_curves, runs=runs, curves=CURVES), 5.5, 3.3, 2, 2),
+            save("verification", partial(verification_points, results=results), 4.0, 1.2 + 0.34 * rows, 1, 3),
+            save("scores", partial(score_histograms, runs=runs), 3.9, 2.7, -(-len(runs) // columns), columns),
+        ]
+    columns = min(4, len(runs))
+    counts = [len(known_mean(of, "eval/turns/acc@t1")[0]) for of in runs.values()]
+    # Validation's figures, if there are enough of them in every run that has any.
+    source = "eval/" if any(counts) and min(count for count in counts if count) >= ENOUGH else ""
+    curves = {source + name: shown for name, shown in TURN_CURVES.items()}
+    turns = partial(accuracy_curves, runs=runs, source=source)
+    return [
+        save("training", partial(training_curves, runs=runs, curves=curves, narrow=True), 5.5, 3.3, 2, 2),
+        save("turns", turns, 3.2, 2.6, -(-len(runs) // columns), columns),
+        save("bubbles", partial(bubbles, results=results), 7.5, 5.5),
+    ]
 
 
 def colours(variants: Mapping[str, Any]) -> dict[str, str]:
@@ -89,8 +117,15 @@ def seed_mean(runs: Mapping[int, RunData], name: str) -> tuple[np.ndarray, np.nd
         return steps, np.nanmean(values, axis=0)
 
 
+def known_mean(runs: Mapping[int, RunData], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps and means of `seed_mean` without gaps, for what is measured every so many steps."""
+    steps, values = seed_mean(runs, name)
+    known = ~np.isnan(values)
+    return steps[known], values[known]
+
+
 def training_curves(
-    panels: list[Axes], runs: Runs, curves: Mapping[str, tuple[str, bool]] = CURVES, narrow: bool = False
+    panels: list[Axes], runs: Runs, curves: Mapping[str, tuple[str, bool]], narrow: bool = False
 ) -> None:
     """Draw a chart per metric with the mean over seeds of each variant.
 
@@ -123,8 +158,7 @@ def verification_points(panels: list[Axes], results: Mapping[str, Any]) -> None:
         "auc": ("AUC", 0.5, False),
         f"best_over_majority@{n}": (f"best@{n} minus majority@{n}", 0.0, True),
     }
-    rows = {BEFORE: results[BEFORE], **results["variants"]}
-    shades = {BEFORE: "pass", **colours(results["variants"])}
+    rows, shades = _rows(results, "pass")
     for axes, (name, (title, chance, percent)) in zip(panels, names.items(), strict=True):
         axes.axvline(chance, color=PALETTE["muted"], lw=1, ls=":")
         for height, (label, row) in enumerate(rows.items()):
@@ -156,3 +190,46 @@ def score_histograms(panels: list[Axes], runs: Runs) -> None:
             axes.set_xlabel("")  # the chart below says it
     for axes in panels[len(runs) :]:
         axes.set_visible(False)
+
+
+def accuracy_curves(panels: list[Axes], runs: Runs, source: str) -> None:
+    """Draw AdaPO's Fig. 2: both turns' accuracy while training, a chart per variant with the same limits.
+
+    ``source`` is the beginning of the figures' names: ``eval/`` for those of validation.
+    """
+    values = []
+    for axes, (variant, of) in zip(panels, runs.items(), strict=False):
+        lines = []
+        for turn, colour in (("1", "pass"), ("2", "best")):
+            steps, found = known_mean(of, f"{source}turns/acc@t{turn}")
+            if not len(steps):  # trained in one turn, and yet measured in two
+                steps, found = known_mean(of, f"eval/turns/acc@t{turn}")
+            if len(steps):
+                lines.append((f"turn {turn}", colour, steps, found))
+                values.append(found)
+        draw_lines(axes, lines, variant, percent=True, smoothed=any(len(line[2]) > FEW for line in lines))
+    known = np.concatenate(values) if values else np.zeros(1)
+    margin = 0.05 * (known.max() - known.min()) + 0.005
+    for axes in panels[: len(runs)]:
+        axes.set_ylim(known.min() - margin, known.max() + margin)
+    for axes in panels[len(runs) :]:
+        axes.set_visible(False)
+
+
+def bubbles(panels: list[Axes], results: Mapping[str, Any]) -> None:
+    """Draw AdaPO's Fig. 4: every variant's mean over seeds, and its seeds as dots."""
+    rows, shades = _rows(results, "muted")
+    points = []
+    for label, row in rows.items():
+        spoiled, corrected = (row["metrics"][f"turns.{kind}"] for kind in ("1->0", "0->1"))
+        seeds = [
+            (spoiled["per_seed"][seed], corrected["per_seed"][seed]) for seed in spoiled.get("per_seed", {})
+        ]
+        points.append(Bubble(label, PALETTE[shades[label]], spoiled["mean"], corrected["mean"], seeds))
+    draw_bubbles(panels[0], points, "What second turns change")
+
+
+def _rows(results: Mapping[str, Any], before: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what is drawn of each variant and of the policy before training, and their colours' names."""
+    variants = results["variants"]
+    return {BEFORE: results[BEFORE], **variants}, {BEFORE: before, **colours(variants)}
