@@ -105,7 +105,9 @@ def open_journal(path: Path, row: type[Row], settings: Mapping[str, Any]) -> tup
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, header.decode())
         return Journal(path), {}
-    found, rows = _read(path, row, warn=False)  # `Journal` warns below, where it removes a cut-off line
+    found, rows = read_journal(
+        path, row, warn=False
+    )  # `Journal` warns below, where it removes a cut-off line
     # As a reader sees the settings: lists, not tuples.
     if changed := differences(found, json.loads(header)["settings"]):
         raise ConfigError(
@@ -115,8 +117,13 @@ def open_journal(path: Path, row: type[Row], settings: Mapping[str, Any]) -> tup
     return Journal(path), rows
 
 
-def read_journal(path: Path, row: type[Row]) -> tuple[dict[str, Any], dict[int, Row]]:
-    """Read a journal with a header. A last line that was cut off is left out with a warning.
+def read_journal(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[str, Any], dict[int, Row]]:
+    """Read a journal with a header. A last line that was cut off is left out.
+
+    Args:
+        path: The file.
+        row: The dataclass of its lines.
+        warn: Whether to warn of a line that was cut off.
 
     Returns:
         The settings, and the rows by index.
@@ -124,7 +131,18 @@ def read_journal(path: Path, row: type[Row]) -> tuple[dict[str, Any], dict[int, 
     Raises:
         DataError: The file is no journal of such rows, a line in it is corrupt, or an index stands twice.
     """
-    return _read(path, row)
+    lines = _whole_lines(path, warn)
+    header = _value(path, 1, lines[0]) if lines else None
+    wanted = {"rows": row.__name__, "format": FORMAT}
+    settings = header.pop("settings", None) if isinstance(header, dict) else None
+    if header != wanted or not isinstance(settings, dict):
+        raise DataError(f"{path}, line 1: not the header of a journal of {row.__name__} in format {FORMAT}")
+    rows: dict[int, Row] = {}
+    for number, found in enumerate(_rows(path, lines[1:], row, first=2), start=2):
+        if found.index in rows:
+            raise _corrupt(path, number, f"index {found.index} stands in the file twice")
+        rows[found.index] = found
+    return settings, rows
 
 
 def read_rows(path: Path, skip_corrupt: bool = False) -> list[dict[str, Any]]:
@@ -141,21 +159,6 @@ def read_rows(path: Path, skip_corrupt: bool = False) -> list[dict[str, Any]]:
         DataError: A complete line is corrupt. The message names file and line.
     """
     return _rows(path, _whole_lines(path), dict[str, Any], skip_corrupt) if path.exists() else []
-
-
-def _read(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[str, Any], dict[int, Row]]:
-    lines = _whole_lines(path, warn)
-    header = _value(path, 1, lines[0]) if lines else None
-    wanted = {"rows": row.__name__, "format": FORMAT}
-    settings = header.pop("settings", None) if isinstance(header, dict) else None
-    if header != wanted or not isinstance(settings, dict):
-        raise DataError(f"{path}, line 1: not the header of a journal of {row.__name__} in format {FORMAT}")
-    rows: dict[int, Row] = {}
-    for number, found in enumerate(_rows(path, lines[1:], row, first=2), start=2):
-        if found.index in rows:
-            raise _corrupt(path, number, f"index {found.index} stands in the file twice")
-        rows[found.index] = found
-    return settings, rows
 
 
 def _whole_lines(path: Path, warn: bool = True) -> list[bytes]:

@@ -1,6 +1,6 @@
-"""The processes of one run: which one this is, what they tell each other, who learns from which group.
+"""The processes of one run: their number, what they tell each other, and which learns from which group.
 
-Outside `accelerate launch` and torchrun there is one process, and everything here is what it would be anyway.
+A run that was started without `accelerate launch` and torchrun has one process; all functions allow for that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def start(cpu: bool) -> None:
-    """Join the other processes, if a launcher started several. Before a model is loaded."""
+    """Join the run's other processes if a launcher started several. Call this before a model is loaded."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from accelerate import PartialState
 
@@ -26,31 +26,31 @@ def start(cpu: bool) -> None:
 
 
 def stop() -> bool:
-    """Part from the others when all is done: threads between processes must not outlive the interpreter.
+    """Leave the group of processes at the end of a run: its threads must not outlive the interpreter.
 
     Returns:
-        Whether this is the first process, which tells people what came out.
+        Whether this is process 0, which tells people what came out.
     """
     first = index() == 0
     if count() > 1:
-        gc.collect()  # a wrapper that outlives its group may hang when it goes
+        gc.collect()  # an FSDP or DDP wrapper that is freed after the group may hang
         dist.barrier()
         dist.destroy_process_group()
     return first
 
 
 def count() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def index() -> int:
-    """Which one this is, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if count() > 1 else 0
 
 
 def gather(value: T) -> list[T]:
-    """Everybody's ``value``, by process. All have to call it."""
+    """Return every process's ``value``, in the order of the processes. All processes must call this."""
     if count() == 1:
         return [value]
     values: list[Any] = [None] * count()
@@ -59,24 +59,14 @@ def gather(value: T) -> list[T]:
 
 
 def on_first(run: Callable[[], T]) -> T:
-    """``run()`` by the first process; all get its result. All have to call it.
+    """Call ``run`` in process 0 and return its result in every process. All processes must call this.
 
     Raises:
-        SelfVerifyError: The first process raised one; so do the others then.
+        SelfVerifyError: ``run`` raised one, which is raised in all processes.
     """
-    if count() == 1:
-        return run()
-    told: list[Any] = [None, None]
-    if index() == 0:
-        try:
-            told[0] = run()
-        except SelfVerifyError as error:
-            told[1] = error
-    dist.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise told[1]
-    result: T = told[0]
-    return result
+    found: Any = gather(everywhere(lambda: run() if index() == 0 else None))
+    first: T = found[0]
+    return first
 
 
 def everywhere(run: Callable[[], T]) -> T:
@@ -99,10 +89,10 @@ def everywhere(run: Callable[[], T]) -> T:
 
 
 def agree(what: str, facts: dict[str, Any]) -> None:
-    """Check that all processes hold the same ``facts``. All have to call it.
+    """Check that all processes hold the same ``facts``. All processes must call this.
 
     Raises:
-        SelfVerifyError: They don't; the message names the first fact and the process that differ.
+        SelfVerifyError: A process holds another fact; the message names both.
     """
     everyone = gather(facts)
     for number, theirs in enumerate(everyone):
@@ -115,14 +105,15 @@ def agree(what: str, facts: dict[str, Any]) -> None:
 
 
 def balance(costs: Sequence[int], owners: Sequence[int], processes: int) -> list[int]:
-    """Who learns from which group, so that the busiest process has little to do.
+    """Return which process learns from which group, so that the busiest process has as little as possible.
 
-    Groups stay where they were sampled, and its image is encoded, unless a move shortens the longest queue.
+    A group stays with the process that sampled it, which has encoded its images, unless a move shortens the
+    longest queue.
 
     Args:
-        costs: Tokens of each group.
-        owners: The process that sampled it.
-        processes: How many there are.
+        costs: The number of tokens of each group.
+        owners: The process that sampled each group.
+        processes: The number of processes.
 
     Returns:
         A process for each group; the same for the same arguments.

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfverify.core.errors import DataError
-from selfverify.data.actions import (
-    LONGEST_TEXT,
-    Action,
-    from_android_control,
-    rows_of_episode,
-    screen_of,
-)
+from selfverify.data.actions import LONGEST_TEXT, Action, from_android_control, rows_of_episode, screen_of
 from selfverify.data.example import forest_boxes
 from selfverify.data.fields import Images, Place, Record, Row, shown, text, written
 

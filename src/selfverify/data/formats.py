@@ -15,16 +15,7 @@ from selfverify.data.actions import convert_mobile
 from selfverify.data.android_control import HEAVY, PICTURES, convert_android_control
 from selfverify.data.columnar import Arrow, Parquet
 from selfverify.data.delimited import Table
-from selfverify.data.fields import (
-    Convert,
-    Images,
-    Place,
-    Record,
-    Row,
-    RowSource,
-    filled,
-    first,
-)
+from selfverify.data.fields import Convert, Images, Place, Record, Row, RowSource, filled, first
 from selfverify.data.gui_odyssey import convert_gui_odyssey, is_gui_odyssey
 from selfverify.data.jsonl import BYTE_ORDER_MARK, JsonFiles, JsonLines, JsonList, parse_object
 from selfverify.data.reasonseg import SUFFIXES, convert_reasonseg, is_reasonseg

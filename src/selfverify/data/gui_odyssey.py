@@ -8,18 +8,7 @@ from typing import Any
 
 from selfverify.core.errors import DataError
 from selfverify.data.actions import LONGEST_TEXT, Action, from_gui_odyssey, rows_of_episode, screen_of
-from selfverify.data.fields import (
-    Images,
-    Place,
-    Record,
-    Row,
-    first,
-    listed,
-    number,
-    optional,
-    text,
-    written,
-)
+from selfverify.data.fields import Images, Place, Record, Row, first, listed, number, optional, text, written
 
 
 def is_gui_odyssey(record: Record) -> bool:

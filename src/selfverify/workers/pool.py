@@ -83,7 +83,6 @@ class WorkerPool:
 
     def _fresh(self) -> None:
         """Start without workers, and with locks that nobody holds."""
-        self._owner = os.getpid()
         self._idle: list[Worker] = []
         self._lock = threading.Lock()
         self._places = threading.Semaphore(self.workers)
@@ -117,11 +116,8 @@ class WorkerPool:
 
     def map(self, calls: Iterable[Sequence[Any]]) -> list[CallOutcome]:
         """Return the outcomes of several calls in their order; as many run at once as there are workers."""
-        rows = list(calls)
-        if self.workers == 1 or len(rows) < 2:
-            return [self.call(*row) for row in rows]
         with ThreadPoolExecutor(self.workers) as threads:
-            return list(threads.map(lambda row: self.call(*row), rows))
+            return list(threads.map(lambda call: self.call(*call), calls))
 
     def counters(self) -> dict[str, float]:
         """Return how many tries timed out, workers were replaced, and calls were answered from the cache."""

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from selfverify.tasks.mathematics.math_numbers import (
-    Number,
-    number_key,
-    read_number,
-    same_number,
-    split_unit,
-)
+from selfverify.tasks.mathematics.math_numbers import Number, number_key, read_number, same_number, split_unit
 from selfverify.tasks.mathematics.math_text import balanced, elements, words
 
 Kind = Literal["integer", "float", "list", "text"]

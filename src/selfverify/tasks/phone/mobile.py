@@ -17,13 +17,7 @@ from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action, convert_
 from selfverify.data.fields import Row
 from selfverify.tasks.base import Demonstration, Judged, Metric, NotCounted
 from selfverify.tasks.coordinates import Size
-from selfverify.tasks.phone.mobile_action import (
-    TOOL,
-    moved,
-    parse_tool_call,
-    vote_key,
-    write_call,
-)
+from selfverify.tasks.phone.mobile_action import TOOL, moved, parse_tool_call, vote_key, write_call
 from selfverify.tasks.phone.mobile_scoring import PLACED, PROFILES, StepScore, counts, score_step
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig
 
