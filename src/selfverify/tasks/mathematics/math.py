@@ -175,7 +175,7 @@ class Math(RowTask):
     def _workers(self) -> WorkerPool:
         if self._pool is None:
             try:
-                from selfverify.workers import math_worker as math_answer
+                from selfverify.workers import math_worker
             except ImportError as error:
                 raise ConfigError(
                     f"task math compares answers with math-verify, which cannot be imported ({error}); "
@@ -183,7 +183,7 @@ class Math(RowTask):
                 ) from None
             c = self.config
             self._pool = WorkerPool(
-                math_answer.compare, c.timeout_s, c.workers, cache=100_000, max_input=20_000
+                math_worker.compare, c.timeout_s, c.workers, cache=100_000, max_input=20_000
             )
         return self._pool
 

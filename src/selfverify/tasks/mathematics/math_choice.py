@@ -23,24 +23,19 @@ _LETTER = re.compile(
 def read_choice(text: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the option that ``text`` commits to; None if it commits to none, or to several.
 
-    ``B``, ``(b)``, ``B.``, ``\\boxed{B}``, ``Answer: B``, ``Option B``, an option's text, ``B. its text``. A
-    text that is another option's after the letter contradicts it; anything else after the letter must not
-    name another option.
+    Accepted are ``B``, ``(b)``, ``B.``, ``\\boxed{B}``, ``Answer: B``, ``Option B``, an option's text, and
+    ``B. its text``. What follows the letter must not be or name another option.
     """
     content = final_expression(text)
     if not content:
         return None
-    by_text = _by_text(content, options)
-    letter = _only_letter(content, options)
-    if letter is not None and by_text is not None and letter != by_text:
-        # The options' texts are letters, so that the answer is a letter and a text. Letters were asked for.
-        return letter
-    if letter is not None or by_text is not None:
-        return letter or by_text
     match = _LETTER.fullmatch(content)
-    letter = _letter(match, options) if match is not None else None
-    if match is None or letter is None:
-        return None
+    letter = (match["a"] or match["b"] or match["c"]).upper() if match is not None else ""
+    if match is not None and letter in options and not match["rest"]:
+        return letter  # even if it is another option's text: letters were asked for
+    by_text = _by_text(content, options)
+    if by_text is not None or match is None or letter not in options:
+        return by_text
     rest = unwrap(match["rest"])
     said = _by_text(rest, options) or _by_text(rest.removeprefix("(").removesuffix(")"), options)
     if said is not None:
@@ -52,16 +47,6 @@ def read_choice(text: str, options: Mapping[str, str]) -> str | None:
 def right_letters(target: str, options: Mapping[str, str]) -> set[str]:
     """Return the target's letter, and the letters of options with the same text."""
     return {key for key, text in options.items() if key == target or _spelt_alike(text, options[target])}
-
-
-def _letter(match: re.Match[str], options: Mapping[str, str]) -> str | None:
-    letter = (match["a"] or match["b"] or match["c"]).upper()
-    return letter if letter in options else None
-
-
-def _only_letter(content: str, options: Mapping[str, str]) -> str | None:
-    match = _LETTER.fullmatch(content)
-    return _letter(match, options) if match is not None and not match["rest"] else None
 
 
 def _by_text(content: str, options: Mapping[str, str]) -> str | None:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action
+from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, TIMED, Action
 from selfverify.tasks.coordinates import Size, convert
 from selfverify.tasks.strict_json import is_number, read_json
 
@@ -53,27 +53,14 @@ def parse_tool_call(text: str) -> Action | None:
     if not isinstance(call, dict) or call.keys() != {"name", "arguments"} or call["name"] != TOOL:
         return None
     given = call["arguments"]
-    if not isinstance(given, dict) or not _well_formed(given):
+    if not isinstance(given, dict) or not all(key in _CHECKS and _CHECKS[key](v) for key, v in given.items()):
         return None
-    return _kept(given)
-
-
-def _kept(given: Mapping[str, Any]) -> Action:
-    name = given["action"]
-    wanted = ("action", *ACTIONS[name], *(("time",) if name in ("wait", "long_press") else ()))
-    kept = {key: given[key] for key in wanted if key in given}
+    kind = given.get("action")
+    if kind is None or not given.keys() >= set(ACTIONS[kind]):
+        return None
+    used = ("action", *ACTIONS[kind], *(("time",) if kind in TIMED else ()))
+    kept = {key: given[key] for key in used if key in given}
     return {key: [float(v) for v in value] if key in _PLACES else value for key, value in kept.items()}
-
-
-def _well_formed(given: Mapping[str, Any]) -> bool:
-    """Whether a call's arguments are `mobile_use`'s own, of its types, and those that the action needs."""
-    name = given.get("action")
-    return (
-        isinstance(name, str)
-        and name in ACTIONS
-        and all(key in _CHECKS and _CHECKS[key](value) for key, value in given.items())
-        and given.keys() >= set(ACTIONS[name])
-    )
 
 
 def _is_point(value: Any) -> bool:
@@ -89,7 +76,7 @@ def _is_text(value: Any) -> bool:
 
 
 _CHECKS: dict[str, Any] = {
-    "action": lambda value: True,
+    "action": lambda value: isinstance(value, str) and value in ACTIONS,
     "coordinate": _is_point,
     "coordinate2": _is_point,
     "text": _is_text,
