@@ -153,14 +153,13 @@ class Core:
             ).logits[:, -1]
             assert not logits.isnan().any(), "vLLM samples without weights"
             logits = (logits.float() + bias) / params.temperature
-            probs, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
-            kept = torch.where(probs.cumsum(-1) - probs < params.top_p, probs, 0.0)
-            place = (kept.cumsum(-1) <= draws[:, step, None] * kept.sum(-1, keepdim=True)).sum(
-                -1, keepdim=True
-            )
-            place = torch.minimum(place, (kept > 0).sum(-1, keepdim=True) - 1)
-            chosen = order.gather(-1, place)
-            values.append((kept.gather(-1, place) / kept.sum(-1, keepdim=True)).log()[:, 0])
+            probs = logits.double().softmax(-1)
+            ordered, order = probs.sort(dim=-1, descending=True)
+            outside = ordered.cumsum(-1) - ordered >= params.top_p
+            kept = probs.scatter(-1, order, ordered.masked_fill(outside, 0.0))
+            below = kept.cumsum(-1) <= draws[:, step, None] * kept.sum(-1, keepdim=True)
+            chosen = torch.minimum(below.sum(-1, keepdim=True), kept.cumsum(-1).argmax(-1, keepdim=True))
+            values.append((kept.gather(-1, chosen) / kept.sum(-1, keepdim=True)).log()[:, 0])
             picked.append(chosen[:, 0])
             ended |= torch.isin(chosen[:, 0], stop)
             if bool(ended.all()):

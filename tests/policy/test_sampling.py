@@ -157,6 +157,35 @@ def test_uniforms_differ_between_samples_of_a_problem() -> None:
     assert numbers.shape == (2, 5, 6) and numbers.unique().numel() == 60
 
 
+def test_a_samples_draws_depend_on_its_seed_place_and_turn_alone() -> None:
+    numbers = uniforms([3, 4], 5, 6)
+    assert numbers.dtype == torch.float64
+    assert torch.equal(uniforms([4], 3, 4), numbers[1:, :3, :4])
+    second = uniforms([3, 4], 5, 6, turn=1)
+    assert torch.cat([numbers, second]).unique().numel() == 120
+
+
+def test_samples_do_not_depend_on_the_limits(policy: Policy, problems: list[Problem]) -> None:
+    """A shorter limit cuts samples off, a smaller group leaves samples out; neither changes a token."""
+    prompts = policy.encode(problems)
+    whole = policy.sample(prompts, FREE, seeds=[5, 6, 7])
+    less = FREE.model_copy(update={"group_size": 2, "max_new_tokens": 4})
+    for group, cut in zip(whole, policy.sample(prompts, less, seeds=[5, 6, 7]), strict=True):
+        assert [s.tokens[:4] for s in group[:2]] == [s.tokens for s in cut]
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_last_bits_of_logits_hardly_change_what_is_drawn(top_p: float) -> None:
+    """Pairs of tokens of almost the same probability, whose order the last bits decide."""
+    generator = torch.Generator().manual_seed(4)
+    pairs = torch.randn(64, 200, generator=generator).repeat(1, 2)
+    left, right = (pairs + 2e-7 * torch.randn(64, 400, generator=generator) for _ in range(2))
+    drawn = torch.rand(64, generator=generator, dtype=torch.float64)
+    for temperature in (0.7, 1.0):
+        picked = [pick_tokens(logits, drawn, temperature, top_p) for logits in (left, right)]
+        assert int((picked[0] != picked[1]).sum()) <= 1
+
+
 def test_stop_token_ends_a_response(boosted: Any, problems: list[Problem]) -> None:
     policy = boosted("<|im_end|>", 3.0)
     sampling = SamplingConfig(group_size=16, top_p=1.0, max_new_tokens=30)

@@ -152,7 +152,7 @@ def _sample_turns(
         [[t.first.tokens[: None if t.inserted else 1] + t.inserted for t in group] for group in groups]
     )
     hidden, layout = forward.extend(given, starts, layout, steps)
-    draws = uniforms([derived_seed(seed, 1) for seed in seeds], sampling.group_size, steps)
+    draws = uniforms(seeds, sampling.group_size, steps, turn=1)
     starts = starts[:, None] + given.lengths_bg
     second = decoder.go_on(hidden, layout, starts, draws, wanted.to(forward.device))
     for group, samples in zip(groups, second, strict=True):
