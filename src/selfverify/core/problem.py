@@ -31,6 +31,8 @@ class Problem:
             - ``screen``: width and height that places in the target refer to; by default the image's
             - ``polygons``: outlines of the target's mask, each a list of points (x, y)
             - ``ui_boxes``: boxes (x1, y1, x2, y2) of the target's element on the screen
+        tools: What the policy may call, as JSON schemas in the Hugging Face form; the model's chat template
+            shows them.
     """
 
     id: str
@@ -38,6 +40,7 @@ class Problem:
     images: list[Image] = field(default_factory=list)
     target: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
     def digest(self) -> str:
         """Return 16 hexadecimal digits of the question, the images' sizes and the target.

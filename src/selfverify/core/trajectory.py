@@ -29,6 +29,10 @@ class Finish(StrEnum):
     """It was lost, or could not be judged: neither right nor wrong."""
 
 
+ANSWER, SCORE = "answer", "score"
+"""Channels of a single answer and of the score behind an answer."""
+TURN_1, TURN_2 = "turn_1", "turn_2"
+"""Channels of a first answer and of its re-examination."""
 OBSERVATION = "observation"
 """Channel of everything the environment wrote. Never trained."""
 

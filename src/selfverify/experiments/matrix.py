@@ -11,7 +11,7 @@ from selfverify.core.atomic_files import make_output_folder, write_json, write_t
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.held_out import HeldOut, target_boxes
 from selfverify.evaluation.store import StoredSample, read_samples
@@ -19,7 +19,6 @@ from selfverify.evaluation.verifier_pairs import SIZES, Cell, as_markdown, matri
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import ANSWER
 from selfverify.tasks.base import Judged, Task
 from selfverify.verifiers.by_policy import Form, Judge
 

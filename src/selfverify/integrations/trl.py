@@ -17,10 +17,9 @@ from trl import GRPOTrainer
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import channel_lengths, parse_tagged, token_ends
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
-from selfverify.rollouts.single_turn import ANSWER, SCORE
 
 _READ = ("score", "answer_format", "score_format", "score_opened", "length", "truncated")
 """What every process tells the others about a completion."""

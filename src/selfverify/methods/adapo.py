@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from selfverify.core.credit import Credit, valid_trajectories
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import TURN_1, TURN_2, Group
 from selfverify.methods.base import column
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.objectives import (
@@ -23,7 +23,6 @@ from selfverify.objectives import (
     reward_table,
     trajectory_reward,
 )
-from selfverify.rollouts.two_turn import TURN_1, TURN_2
 
 _SHAPE = RewardShape()
 

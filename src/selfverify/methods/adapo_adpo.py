@@ -13,11 +13,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from selfverify.core.credit import Credit
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import SCORE, Group
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.two_turn_method import TwoTurnMethod
-from selfverify.rollouts.single_turn import SCORE
 
 
 class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):

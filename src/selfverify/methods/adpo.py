@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.core.credit import Alternatives, Credit
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import ANSWER, SCORE, Group
 from selfverify.methods.base import Method, PolicyGradientConfig, column, quality, scores
 from selfverify.objectives import (
     binary_reward,
@@ -20,7 +20,6 @@ from selfverify.objectives import (
     preference_reward,
 )
 from selfverify.policy.scores import ScoreReading, score_distributions
-from selfverify.rollouts.single_turn import ANSWER, SCORE
 
 
 class ADPOConfig(PolicyGradientConfig):

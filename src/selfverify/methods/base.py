@@ -12,6 +12,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from selfverify.core.credit import Credit
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
@@ -19,7 +21,8 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout, read_rollout, roll_out
+from selfverify.rollouts.converse import Rollout, converse
+from selfverify.rollouts.reading import read_rollout
 from selfverify.tasks.base import Task
 
 Objective = Literal["surrogate", "likelihood"]
@@ -108,13 +111,23 @@ class Method(ABC):
         Raises:
             DataError: A problem cannot be encoded.
         """
-        return self.with_scores(policy, roll_out(policy, task, problems, seeds, sampling), sampling)
 
-    def with_scores(self, policy: Policy, rollout: Rollout, sampling: SamplingConfig) -> Rollout:
-        """Return a rollout with the probabilities of each answer's scores, if the credit needs them."""
+        def begin(problem: Problem, seed: int) -> Episode:
+            return self.open(task, problem, seed)
+
+        rollout = converse(policy, task, problems, seeds, sampling, begin, self.limits)
         if self.config.reads_scores:
             read_rollout(policy, rollout, sampling.temperature)
         return rollout
+
+    @property
+    def limits(self) -> EpisodeLimits | None:
+        """How long conversations may get; None, the default, leaves that to the task."""
+        return None
+
+    def open(self, task: Task, problem: Problem, seed: int) -> Episode:
+        """Begin a conversation about a problem: by default the task's own, which a method may wrap."""
+        return task.open(problem, seed)
 
     @abstractmethod
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:

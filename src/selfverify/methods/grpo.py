@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from selfverify.core.credit import Credit
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import ANSWER, SCORE, Group
 from selfverify.methods.base import Method, PolicyGradientConfig, column
 from selfverify.objectives import group_advantage
-from selfverify.rollouts.single_turn import ANSWER, SCORE
 
 
 class GRPOConfig(PolicyGradientConfig):

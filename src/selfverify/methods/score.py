@@ -16,11 +16,10 @@ from selfverify.core.credit import Credit, valid_trajectories
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import TURN_1, TURN_2, Group
 from selfverify.methods.base import column
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.objectives import group_advantage
-from selfverify.rollouts.two_turn import TURN_1, TURN_2
 
 
 class SCoReConfig(TwoTurnConfig):

@@ -11,10 +11,10 @@ from pydantic import Field
 from selfverify.core.credit import Credit
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout
+from selfverify.rollouts.converse import Rollout
 from selfverify.tasks.base import Task
 
 

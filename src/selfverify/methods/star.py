@@ -26,6 +26,8 @@ from pydantic import Field
 
 from selfverify.core import ranks
 from selfverify.core.credit import Credit
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import EVENTS_FILE, EventLog, note
@@ -39,8 +41,8 @@ from selfverify.methods.base import Training
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import ask_again
+from selfverify.rollouts.converse import Rollout
+from selfverify.tasks.answering import AskAgain
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -191,25 +193,25 @@ class STaR(TwoTurnMethod):
         Conversations that were cut off, or whose answers have no verdict, are left out.
         """
         rollout = super().rollout(policy, task, problems, seeds, sampling)
-        kept: list[list[Trajectory]] = [[] for _ in problems]
-        going = [
-            (n, g, t) for n, group in enumerate(rollout.groups) for g, t in enumerate(group.trajectories)
-        ]
-        for round in range(1, self.config.rounds + 1):
-            if round > 1:
-                asked = [(problems[n], rollout.prompts[n], t) for n, _, t in going]
-                own = [derived_seed(seeds[n], round, g) for n, g, _ in going]
-                again = ask_again(policy, task, asked, own, sampling, self.config.second_turn)
-                going = [(n, g, t) for (n, g, _), t in zip(going, again, strict=True)]
-            going = [(n, g, t) for n, g, t in going if not t.truncated and t.finish != Finish.ERROR]
-            for n, _, trajectory in going:
-                rewards = trajectory.rewards
-                # Malformed text behind a right answer would be learnt, too.
-                whole = rewards["correct"] > 0 and rewards["score_opened"] <= rewards["score_format"]
-                if whole and (rewards["correct_1"] == 0 or self.config.keep_right):
-                    kept[n].append(trajectory)
-            going = [(n, g, t) for n, g, t in going if t.rewards["correct"] == t.rewards["correct_1"] == 0]
-        return kept
+        return [[t for t in group.trajectories if self._is_worth_it(t)] for group in rollout.groups]
+
+    def _is_worth_it(self, trajectory: Trajectory) -> bool:
+        rewards = trajectory.rewards
+        if trajectory.truncated or trajectory.finish == Finish.ERROR:
+            return False
+        # Malformed text behind a right answer would be learnt, too.
+        whole = rewards["correct"] > 0 and rewards["score_opened"] <= rewards["score_format"]
+        return whole and (rewards["correct_1"] == 0 or self.config.keep_right)
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        """An answer, and all rounds."""
+        return EpisodeLimits(turns=1 + self.config.rounds)
+
+    def open(self, task: Task, problem: Problem, seed: int) -> Episode:
+        """A conversation that goes on while the answer is wrong."""
+        words, rounds = self.config.second_turn, self.config.rounds
+        return AskAgain(problem, task.tags, task.verdict, words, rounds, while_wrong=True)
 
     def problem(self, task: Task, seed: int, index: int) -> Problem:
         """Return the problem of a conversation; each pass over the conversations has another order."""

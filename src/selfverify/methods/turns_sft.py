@@ -17,16 +17,14 @@ from pydantic import Field
 from selfverify.core.credit import Credit
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.tags import SCORE_TAG
-from selfverify.core.trajectory import Finish, Group, Trajectory
+from selfverify.core.tags import SCORE_TAG, parse_tagged
+from selfverify.core.trajectory import TURN_2, Finish, Group, Trajectory
 from selfverify.methods.monitor import turn_metrics
 from selfverify.methods.sft import SFT, SFTConfig
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.turns import Turns, follow_up, inserted_tokens
-from selfverify.rollouts.single_turn import Rollout, read_response, verdict
-from selfverify.rollouts.two_turn import TURN_2, make_trajectory
+from selfverify.rollouts.converse import Rollout, recite, said_of
 from selfverify.tasks.base import Task
 
 
@@ -93,35 +91,30 @@ class TurnsSFT(TwoTurnMethod):
         groups = []
         sampled = policy.sample(prompts, sampling, seeds=seeds)
         for problem, seed, samples in zip(problems, seeds, sampled, strict=True):
-            between = follow_up(policy.loaded, problem, self.config.second_turn)
             rng = np.random.default_rng(seed)
-            turns = [self._demonstrate(policy, task, problem, sample, between, rng) for sample in samples]
-            groups.append(Group(problem, [make_trajectory(policy, task, problem, each) for each in turns]))
+            turns = [[first, self._demonstrate(policy, task, problem, first, rng)] for first in samples]
+            told = [recite(policy, problem, self.open(task, problem, seed), both) for both in turns]
+            groups.append(Group(problem, told))
         return Rollout(prompts, groups)
 
     @staticmethod
     def _demonstrate(
-        policy: Policy,
-        task: Task,
-        problem: Problem,
-        first: Sample,
-        between: Sequence[int],
-        rng: np.random.Generator,
-    ) -> Turns:
+        policy: Policy, task: Task, problem: Problem, first: Sample, rng: np.random.Generator
+    ) -> Sample:
+        """The second turn that is shown behind ``first``."""
         if first.finish != Finish.STOP:
-            return Turns(first, [], None)
-        inserted = inserted_tokens(first.tokens, between)
-        _, tagged, _ = read_response(policy, task, first)
+            return first  # which is the last turn
+        tagged = parse_tagged(said_of(policy, first).text, task.tags)
         scored = SCORE_TAG not in task.tags or tagged.score_ok
         # What is malformed is not copied: it would be learnt from turn to turn.
-        if verdict(task, problem, tagged).correct and tagged.answer_ok and scored:
-            return Turns(first, inserted, Sample(first.tokens, [], Finish.STOP))
+        if task.verdict(problem, tagged).correct and tagged.answer_ok and scored:
+            return Sample(first.tokens, [], Finish.STOP)
         text = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
         if SCORE_TAG in task.tags:
             # Whatever it said of the first answer: nothing is taught about scores here but their place.
             text += f"<score>{0.5 if tagged.score is None else tagged.score:.1f}</score>"
         ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Turns(first, inserted, Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP))
+        return Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """1 for the second turns that are learnt, and for what is rehearsed."""

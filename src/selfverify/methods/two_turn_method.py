@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
@@ -14,10 +16,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import group_metrics, turn_metrics
-from selfverify.policy.policy import Policy
-from selfverify.policy.turns import SECOND_TURN
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import roll_out_turns
+from selfverify.tasks.answering import SECOND_TURN, AskAgain
 from selfverify.tasks.base import Task
 
 
@@ -40,18 +39,15 @@ class TwoTurnMethod(Method):
     compares = True
     config: TwoTurnConfig
 
-    def rollout(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        """Sample a group of two-turn trajectories per problem."""
+    @property
+    def limits(self) -> EpisodeLimits:
+        """Two turns."""
+        return EpisodeLimits(turns=2)
+
+    def open(self, task: Task, problem: Problem, seed: int) -> Episode:
+        """A conversation in which the policy is asked to re-examine its answer."""
         words = self.config.second_turn
-        rollout = roll_out_turns(policy, task, problems, seeds, sampling, words, self.split_score)
-        return self.with_scores(policy, rollout, sampling)
+        return AskAgain(problem, task.tags, task.verdict, words, split_score=self.split_score)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """The common figures and those of the turns."""

@@ -192,17 +192,17 @@ class _Step:
         with self._phase("sampling") as span:
             last, prefilled = forward.prefill(prompts)
             self.meter.relabel((x for kv in prefilled.prompt_keys.values() for x in kv), "caches")
-            layout = prefilled.to_decode(g, steps)
-            decoder = self.policy.decoder(sampling)
-            tokens = torch.zeros(b, g, dtype=torch.long)
+            layout, voice = prefilled.to_grow(g), self.policy.voice(sampling)
+            tokens, draws = torch.zeros(b, g, 1, dtype=torch.long), torch.zeros(b, g)
+            places = tokens.expand(forward.family.position_axes, b, g, 1)
             hidden = last[:, None].expand(b, g, -1)
             with self.meter.span() as one:
-                decoder.choose(hidden, torch.zeros(b, g))
-                layout.position = steps // 2
-                hidden = forward.decode_step(tokens, tokens, layout)
+                voice.choose(hidden, draws)
+                layout.place(tokens[..., 0], steps // 2, True)
+                hidden = forward.grow(tokens, places, layout)[:, :, 0]
             self.meter.relabel((x for kv in layout.own_keys.values() for x in kv), "caches")
-            layout.position = steps - 1
-            decoder.choose(forward.decode_step(tokens, tokens, layout), torch.zeros(b, g))
+            layout.place(tokens[..., 0], steps - 1, True)
+            voice.choose(forward.grow(tokens, places, layout)[:, :, 0], draws)
             # Ended rows leave the batch: for a moment the caches exist twice, a fifth smaller.
             layout.select(torch.arange(b), torch.arange(max(g * 4 // 5, 1)).expand(b, -1))
         span.flops -= 2 * one.flops

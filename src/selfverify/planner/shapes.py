@@ -9,6 +9,7 @@ from itertools import cycle, islice
 import torch
 from PIL import Image
 
+from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.experiments.recipe import Recipe
@@ -16,7 +17,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.planner.plan_settings import PlanSettings
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.turns import follow_up
+from selfverify.policy.replies import ReplyEncoder
 from selfverify.tasks.base import user_turn
 
 MOST = 64
@@ -79,7 +80,7 @@ def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: PlanSettings
     response, allowed = recipe.sampling.max_new_tokens, "all as long as sampling.max_new_tokens allows"
     if (words := recipe.method.options.get("second_turn")) is not None:
         asked = Problem("planned", user_turn(_WORD, images=0))
-        response = 2 * response + len(follow_up(policy.loaded, asked, words))
+        response = 2 * response + len(ReplyEncoder(policy.encoder).encode(asked, Reply(words), 1).tokens)
         allowed = "two turns, " + allowed
     stated = f"prompts: {where}; responses: " + ("given" if lengths.response_tokens else allowed)
     response = lengths.response_tokens or response

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from selfverify.policy.families import ImageInput
@@ -18,10 +19,20 @@ from selfverify.policy.families import ImageInput
 
 @dataclass(slots=True)
 class Continuation:
-    """Tokens that follow a prompt; images only where the environment put some in."""
+    """Tokens that follow a prompt; images only where the environment put some in.
+
+    Args:
+        tokens: Token ids, image placeholders expanded.
+        images: One entry per image, in order.
+        unexpanded: Token ids with one slot per image, for engines that expand prompts on their own; None
+            where that is the same.
+        pictures: The images themselves, for the same engines.
+    """
 
     tokens: Sequence[int]
     images: list[ImageInput] = field(default_factory=list)
+    unexpanded: list[int] | None = None
+    pictures: list[Image] = field(default_factory=list)
 
 
 RaggedTokens = Sequence[Sequence[Sequence[int] | Continuation]]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
+from torch.nn.functional import pad
 
-from selfverify.core.errors import DataError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
+from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
 from selfverify.policy.loading import Loaded
@@ -106,8 +108,7 @@ class Encoder:
         images = [self.image(image, problem.id, len(problem.images) > 1) for image in problem.images]
         if reads_images:
             self._refuse_literals(problem)
-        messages = problem.messages if reads_images else text_only(problem)
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = chat_text(self.loaded, problem)
         # The template has written all special tokens there are to be.
         unexpanded = tokenizer(text, add_special_tokens=False)["input_ids"]
         expanded = unexpanded
@@ -123,13 +124,46 @@ class Encoder:
         following = int(positions.max()) + 1 if len(ids) else 0
         return Prompt(problem.id, ids, positions, images, following, unexpanded, problem.images)
 
+    def extended(self, prompt: Prompt, piece: Continuation) -> Prompt:
+        """``prompt`` with ``piece`` behind it.
+
+        Raises:
+            ConfigError: The piece shows an image to a model of an unknown family.
+        """
+        family, model = self.loaded.family, self.loaded.model
+        more = torch.tensor(list(piece.tokens), dtype=torch.long)
+        ids = torch.cat([prompt.ids, more])
+        images = [*prompt.images, *piece.images]
+        if not family.shares_prompts:
+            if piece.images:
+                raise ConfigError(
+                    f"problem {prompt.problem_id}: a conversation shows an image, and where models of type "
+                    f"{model.config.model_type!r} put it is not known here"
+                )
+            images = [replace(i, tensors=_lengthened(i.tensors, len(prompt.ids), len(more))) for i in images]
+        if piece.images:
+            positions = family.positions(model, ids, images)
+            following = int(positions.max()) + 1
+        else:
+            places = prompt.next_position + torch.arange(len(more))
+            positions = torch.cat([prompt.positions, places.expand(len(prompt.positions), -1)], dim=1)
+            following = prompt.next_position + len(more)
+        unexpanded = piece.tokens if piece.unexpanded is None else piece.unexpanded
+        return Prompt(
+            prompt.problem_id,
+            ids,
+            positions,
+            images,
+            following,
+            [*prompt.unexpanded, *unexpanded],
+            [*prompt.pictures, *piece.pictures],
+        )
+
     def _whole_prompt(self, problem: Problem) -> Prompt:
         """The prompt that the model's own processor makes, for `families.Unknown`."""
         processor = self.loaded.image_processor
         assert processor is not None
-        text = self.loaded.tokenizer.apply_chat_template(
-            problem.messages, tokenize=False, add_generation_prompt=True
-        )
+        text = chat_text(self.loaded, problem)
         try:
             shown = {"images": [image.convert("RGB") for image in problem.images]} if problem.images else {}
             made = dict(processor(text=[text], return_tensors="pt", add_special_tokens=False, **shown))
@@ -176,12 +210,35 @@ class Encoder:
         return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
 
 
+def _lengthened(tensors: dict[str, Tensor], length: int, more: int) -> dict[str, Tensor]:
+    """Tensors ``[1, length]`` that hold the kinds of tokens go on with ``more`` zeros, which mean text."""
+    return {
+        name: pad(tensor, (0, more)) if tensor.shape == (1, length) else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def longest_row(model: Any) -> int | None:
     """How many tokens ``model`` reads at most; None where its settings do not say."""
     c = model.config.get_text_config()
     # Scaled rotary positions reach further than max_position_embeddings says.
     scaled = "factor" in str(getattr(c, "rope_parameters", None))
     return None if scaled else getattr(c, "max_position_embeddings", None)
+
+
+def chat_text(loaded: Loaded, problem: Problem) -> str:
+    """A problem's messages and tools as the chat template writes them, up to where the policy begins.
+
+    Raises:
+        DataError: A message has a part that is no text, and the model reads nothing else.
+    """
+    family, model = loaded.family, loaded.model
+    reads_images = family.placeholder(model) is not None or not family.shares_prompts
+    messages = problem.messages if reads_images else text_only(problem)
+    text: str = loaded.tokenizer.apply_chat_template(
+        messages, tools=problem.tools or None, tokenize=False, add_generation_prompt=True
+    )
+    return text
 
 
 def text_only(problem: Problem) -> list[dict[str, Any]]:

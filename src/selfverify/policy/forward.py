@@ -146,34 +146,31 @@ class Forward:
         hidden_bph = self._shared(embedded.values_blh, positions_abp, layout, **embedded.more)
         return hidden_bph[torch.arange(len(prompts), device=self.device), lengths_b - 1], layout
 
-    def extend(
-        self, given: Continuations, starts: Tensor, layout: SharedLayout, steps: int
-    ) -> tuple[Tensor, SharedLayout]:
-        """Give each prefilled prompt's continuations tokens that were not decoded one by one.
+    def grow(
+        self,
+        ids_bgr: Tensor,
+        positions_abgr: Tensor,
+        layout: SharedLayout,
+        images: Sequence[ImageInput] = (),
+        owners: Sequence[Prompt] = (),
+    ) -> Tensor:
+        """Hidden states ``[B, G, R, H]`` of new tokens behind kept ones; `SharedLayout.place` says where.
 
         Args:
-            given: Text, at least one token for each continuation.
-            starts: ``[B]`` position of the first of them.
-            layout: The layout of the prefilled prompts.
-            steps: Room for tokens to be decoded afterwards.
-
-        Returns:
-            The hidden state of each continuation's last token ``[B, G, H]``, and the layout to decode with.
+            ids_bgr: Tokens, padded on the right.
+            positions_abgr: Their position ids.
+            layout: Keeps their keys and values.
+            images: The images among the tokens, row by row.
+            owners: The prompts of the rows, named in errors.
         """
-        b, g, r = given.ids_bgr.shape
-        layout = layout.to_decode(g, r + steps)
-        layout.given_lengths, layout.given_width = given.lengths_bg, r
-        positions = self.text_positions(starts[:, None].expand(b, g), r).flatten(2)
-        embeddings = self.model.get_input_embeddings()(given.ids_bgr.flatten(1))
-        hidden_bgrh = self._shared(embeddings, positions, layout).unflatten(1, (g, r))
-        layout.position = r
-        last = (given.lengths_bg - 1)[..., None, None].expand(b, g, 1, hidden_bgrh.shape[-1])
-        return hidden_bgrh.gather(2, last)[:, :, 0], layout
-
-    def decode_step(self, tokens: Tensor, positions: Tensor, layout: SharedLayout) -> Tensor:
-        """Hidden states ``[B, G, H]`` of one new token per continuation; ``positions`` [B, G]."""
-        embeddings = self.model.get_input_embeddings()(tokens)
-        return self._shared(embeddings, positions.expand(self.family.position_axes, -1, -1), layout)
+        ids_bl = ids_bgr.flatten(1)
+        if images:
+            embedded = self.embed(ids_bl, images, owners)
+            layout.own_images = self._blocks(embedded.places_bl.unflatten(1, ids_bgr.shape[1:]))
+        else:
+            embedded = Embedded(self.model.get_input_embeddings()(ids_bl), ids_bl)
+        hidden_blh = self._shared(embedded.values_blh, positions_abgr.flatten(2), layout, **embedded.more)
+        return hidden_blh.unflatten(1, ids_bgr.shape[1:])
 
     def hidden_shared(self, prompts: Sequence[Prompt], batch: Continuations) -> Tensor:
         """Hidden states that predict each continuation token ``[B, G, R, H]``; each prompt forwarded once."""

@@ -29,7 +29,8 @@ from selfverify.policy.head import Head
 from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.offload import offloaded
 from selfverify.policy.root import Root, enter, enter_whole
-from selfverify.policy.sampling import Decoder, GivenUp, Sample
+from selfverify.policy.sampling import Sample
+from selfverify.policy.threads import ApartThreads, GivenUp, SharedThreads, Threads, Voice
 from selfverify.policy.unshared import generate
 
 T = TypeVar("T")
@@ -223,16 +224,42 @@ class Policy:
             return []
         if not self.loaded.family.shares_prompts:
             return self.infer(lambda: self._sample_unshared(prompts, sampling, seeds))
-        return self.infer(lambda: self.decoder(sampling).sample(prompts, seeds, given_up))
+        threads = self._shared_threads(prompts, sampling, seeds)
+        places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
+        said = threads.say(places, 0, more=False, given_up=given_up)
+        return [[said[b, g] for g in range(sampling.group_size)] for b in range(len(prompts))]
 
-    def decoder(self, sampling: SamplingConfig) -> Decoder:
-        """A decoder for this policy, to be used inside `infer`.
+    def threads(
+        self, prompts: Sequence[Prompt], sampling: SamplingConfig | None = None, *, seeds: Sequence[int]
+    ) -> Threads:
+        """Growing conversations behind each prompt, G of each; see `sample` for the arguments.
+
+        Raises:
+            ConfigError: ``sampling.engine`` is ``vllm`` outside of training, or the model does something to
+                its logits that is not known here.
+        """
+        sampling = sampling or SamplingConfig()
+        if sampling.engine == "vllm" or not self.loaded.family.shares_prompts or not prompts:
+            return ApartThreads(self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended)
+        return self._shared_threads(prompts, sampling, seeds)
+
+    def _shared_threads(
+        self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
+    ) -> SharedThreads:
+        return SharedThreads(self.forward, self.voice(sampling), prompts, seeds, self.infer)
+
+    def voice(self, sampling: SamplingConfig) -> Voice:
+        """How this policy speaks with these settings.
 
         Raises:
             ConfigError: The model does something to its logits that is not known here.
         """
-        self._check_head()
-        return Decoder(self.forward, self.head, sampling, self.stop_tokens, self.suppressed_tokens)
+        self.inside(self._check_head)
+        stop, suppressed = (
+            torch.tensor(sorted(ids), dtype=torch.long, device=self.device)
+            for ids in (self.stop_tokens, self.suppressed_tokens)
+        )
+        return Voice(self.head, sampling, stop, suppressed)
 
     def infer(self, run: Callable[[], T]) -> T:
         """The result of ``run()``, called inside the root with the model in evaluation mode."""

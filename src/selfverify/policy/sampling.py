@@ -1,23 +1,15 @@
-"""Sampling: one prefill per problem, then its G continuations decoded as a batch."""
+"""Drawing tokens: what is drawn depends on the seed, the sample and the turn alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
-from selfverify.policy.encoding import Prompt
-from selfverify.policy.forward import Forward
-from selfverify.policy.head import Head
-from selfverify.policy.shared_attention import SharedLayout
-
-GivenUp = Callable[[], Collection[int]]
-"""Returns the places of those problems in a batch that need no more samples."""
 
 _SHORT = 128
 """How many of the most likely tokens are looked at before all are sorted."""
@@ -91,142 +83,3 @@ def _least_likely(probs: Tensor, top_p: float) -> Tensor:
         if length == vocabulary or bool((reached[..., -1] >= top_p).all()):
             break
     return ordered.masked_fill(reached - ordered >= top_p, 1.0).amin(-1, keepdim=True)
-
-
-class Decoder:
-    """Decodes a batch of prompts; ended rows leave the batch once that saves a fifth of it."""
-
-    def __init__(
-        self,
-        forward: Forward,
-        head: Head,
-        sampling: SamplingConfig,
-        stop: set[int],
-        suppressed: list[int],
-    ) -> None:
-        self.forward, self.head = forward, head
-        self.sampling = sampling
-        self.stop = torch.tensor(sorted(stop), dtype=torch.long, device=forward.device)
-        self.suppressed = torch.tensor(suppressed, dtype=torch.long, device=forward.device)
-
-    def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Next tokens ``[B, G]`` and their log-probabilities under the temperature, before top-p."""
-        logits = self.head.logits(hidden).float()
-        free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
-        temperature = self.sampling.temperature
-        tokens = pick_tokens(free, uniform, temperature, self.sampling.top_p)
-        scaled = logits / temperature if temperature > 0 else logits
-        chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
-        return tokens, chosen
-
-    def sample(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], given_up: GivenUp | None = None
-    ) -> list[list[Sample]]:
-        """B lists of G samples; each prompt is prefilled once. See `go_on` for ``given_up``."""
-        return self.behind(*self.forward.prefill(prompts), self.forward.starts(prompts), seeds, given_up)
-
-    def behind(
-        self,
-        last_hidden: Tensor,
-        prefilled: SharedLayout,
-        starts: Tensor,
-        seeds: Sequence[int],
-        given_up: GivenUp | None = None,
-    ) -> list[list[Sample]]:
-        """Sample behind prefilled prompts.
-
-        Args:
-            last_hidden: ``[B, H]`` hidden state of each prompt's last token.
-            prefilled: The prompts' layout.
-            starts: ``[B]`` position of the first new token.
-            seeds: One per problem.
-            given_up: See `go_on`.
-
-        Returns:
-            B lists of G samples.
-        """
-        b, g, steps = len(seeds), self.sampling.group_size, self.sampling.max_new_tokens
-        hidden = last_hidden[:, None].expand(b, g, -1)
-        draws = uniforms(seeds, g, steps)
-        layout = prefilled.to_decode(g, steps)
-        return self.go_on(hidden, layout, starts[:, None].expand(b, g), draws, given_up=given_up)
-
-    def go_on(
-        self,
-        hidden: Tensor,
-        layout: SharedLayout,
-        starts: Tensor,
-        draws: Tensor,
-        wanted: Tensor | None = None,
-        given_up: GivenUp | None = None,
-    ) -> list[list[Sample]]:
-        """Sample on from where each continuation is.
-
-        Args:
-            hidden: ``[B, G, H]`` hidden state of each continuation's last token.
-            layout: The layout to decode with; it is changed.
-            starts: ``[B, G]`` position of the first new token.
-            draws: ``[B, G, steps]`` of `uniforms`.
-            wanted: ``[B, G]`` bool: the continuations to go on with, whose samples alone mean something;
-                None goes on with all.
-            given_up: Called before every token; samples of the problems that it returns are cut off there.
-
-        Returns:
-            B lists of G samples.
-        """
-        device = hidden.device
-        b, g, steps = draws.shape
-        draws = draws.to(device)
-        tokens = torch.zeros(b, g, steps, dtype=torch.long, device=device)
-        logprobs = torch.zeros(b, g, steps, device=device)
-        ended = torch.full((b, g), -1, dtype=torch.long, device=device)
-        if wanted is not None:
-            ended[~wanted] = 0
-        problems = torch.arange(b, device=device)
-        slots = torch.arange(g, device=device).expand(b, g)
-        for step in range(steps):
-            rows = problems[:, None]
-            if given_up is not None:
-                for problem in given_up():
-                    ended[problem] = torch.where(ended[problem] < 0, step, ended[problem])
-            chosen, chosen_logprobs = self.choose(hidden, draws[rows, slots, step])
-            tokens[rows, slots, step] = chosen
-            logprobs[rows, slots, step] = chosen_logprobs
-            ends = torch.isin(chosen, self.stop) & (ended[rows, slots] < 0)
-            ended[rows, slots] = torch.where(ends, step, ended[rows, slots])
-            alive = ended[rows, slots] < 0
-            if step + 1 == steps or not bool(alive.any()):
-                break
-            keep = self._smaller(alive)
-            if keep is not None:
-                which, places = keep
-                layout = layout.select(which, places)
-                chosen, slots = chosen[which[:, None], places], slots[which[:, None], places]
-                problems = problems[which]
-            positions = starts[problems[:, None], slots] + step
-            hidden = self.forward.decode_step(chosen, positions, layout)
-            layout.position += 1
-        lengths = torch.where(ended >= 0, ended + 1, steps).tolist()
-        return [
-            [
-                Sample(
-                    tokens[i, j, : lengths[i][j]].tolist(),
-                    logprobs[i, j, : lengths[i][j]].tolist(),
-                    Finish.STOP if ended[i, j] >= 0 else Finish.LENGTH,
-                )
-                for j in range(g)
-            ]
-            for i in range(b)
-        ]
-
-    @staticmethod
-    def _smaller(alive: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Problems and slots to keep when dropping ended rows saves at least a fifth of the batch."""
-        counts = alive.sum(1)
-        width = int(counts.max())
-        which = counts.nonzero().squeeze(1)
-        if width * len(which) > 0.8 * alive.numel():
-            return None
-        # Ended rows fill up groups that have fewer living ones; their tokens are ignored.
-        places = alive[which].to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :width]
-        return which, places

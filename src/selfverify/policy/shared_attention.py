@@ -13,7 +13,7 @@ back to PyTorch's SDPA when no layout is passed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -27,6 +27,8 @@ from selfverify.policy.flash import flash_for
 from selfverify.policy.merged_attention import MergedAttention
 
 ATTENTION = "selfverify_shared"
+_LEAST_ROOM = 64
+"""Own tokens that there is room for at first."""
 
 
 @dataclass(slots=True)
@@ -35,34 +37,34 @@ class SharedLayout:
 
     Args:
         mode: ``packed`` (prompt and continuations in one forward), ``prefill`` (prompts only, their keys
-            and values are kept) or ``decode`` (new tokens of each of the G continuations, equally many).
+            and values are kept) or ``grow`` (new tokens of each of the G continuations, equally many; shorter
+            ones are padded on the right).
         prompt_lengths: ``[B]`` true prompt lengths; prompts are padded on the right to P.
         prompt_width: P.
         continuations: G.
-        steps: Room for own tokens (``decode``).
-        position: How many own tokens each continuation has so far, padding included (``decode``).
-        prompt_keys: Keys and values ``[B, K, P, D]`` of each layer (``prefill``, ``decode``).
-        own_keys: Keys and values ``[B, G, K, steps, D]`` of each layer (``decode``).
+        prompt_keys: Keys and values ``[B, K, P, D]`` of each layer (``prefill``, ``grow``).
+        own_keys: Keys and values ``[B, G, K, room, D]`` of each layer (``grow``), without gaps.
+        starts: ``[B, G]`` how many own tokens each continuation has before the new ones (``grow``).
+        longest: The largest of ``starts``, known without asking the device.
+        even: Whether all ``starts`` are equal.
         prompt_images: ``[B, P]`` number of the image that a token belongs to, -1 for text, where an image's
             tokens see each other both ways; None where every token sees only what stands before it.
-        own_images: ``[B, G, R]`` the same of the continuations (``packed``).
-        given_lengths: ``[B, G]`` how many of the ``given_width`` first own tokens are no padding; None where
-            continuations are decoded from their first token.
+        own_images: ``[B, G, R]`` the same of the continuations' new tokens.
     """
 
-    mode: Literal["packed", "prefill", "decode"]
+    mode: Literal["packed", "prefill", "grow"]
     prompt_lengths: Tensor
     prompt_width: int
     continuations: int = 1
-    steps: int = 0
-    position: int = 0
     prompt_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     own_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    starts: Tensor | None = None
+    longest: int = 0
+    even: bool = True
     prompt_images: Tensor | None = None
     own_images: Tensor | None = None
-    given_lengths: Tensor | None = None
-    given_width: int = 0
     _sizes: list[int] | None = None
+    _masks: dict[int | None, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
 
     def sizes(self) -> list[int] | None:
         """The prompt lengths if any prompt is padded; fetched from the device once, as every layer asks."""
@@ -70,29 +72,66 @@ class SharedLayout:
             self._sizes = self.prompt_lengths.tolist()
         return self._sizes if any(size != self.prompt_width for size in self._sizes) else None
 
-    def to_decode(self, continuations: int, steps: int) -> SharedLayout:
-        """The layout to decode ``continuations`` of up to ``steps`` tokens behind each prefilled prompt."""
-        return SharedLayout(
-            "decode",
-            self.prompt_lengths,
-            self.prompt_width,
-            continuations,
-            steps,
-            prompt_keys=self.prompt_keys,
-        )
+    def to_grow(self, continuations: int) -> SharedLayout:
+        """The layout of ``continuations`` without any token yet behind each prefilled prompt."""
+        lengths, width = self.prompt_lengths, self.prompt_width
+        return SharedLayout("grow", lengths, width, continuations, prompt_keys=self.prompt_keys)
+
+    def place(self, starts: Tensor, longest: int, even: bool, own_images: Tensor | None = None) -> None:
+        """Say where the tokens of the next forward stand; see the class for the arguments."""
+        self.starts, self.longest, self.even, self.own_images = starts, longest, even, own_images
+        self._masks.clear()
 
     def select(self, problems: Tensor, slots: Tensor) -> SharedLayout:
-        """The layout with only ``problems`` [B'] and of each the continuations ``slots`` [B', G']."""
+        """A copy of the rows of ``problems`` [B'] and of each the continuations ``slots`` [B', G']."""
         rows = problems[:, None]
-        return replace(
-            self,
-            prompt_lengths=self.prompt_lengths[problems],
-            continuations=slots.shape[1],
-            prompt_keys={i: (k[problems], v[problems]) for i, (k, v) in self.prompt_keys.items()},
-            own_keys={i: (k[rows, slots], v[rows, slots]) for i, (k, v) in self.own_keys.items()},
-            given_lengths=None if self.given_lengths is None else self.given_lengths[rows, slots],
-            _sizes=None,
+        return SharedLayout(
+            self.mode,
+            self.prompt_lengths[problems],
+            self.prompt_width,
+            slots.shape[1],
+            {i: (k[problems], v[problems]) for i, (k, v) in self.prompt_keys.items()},
+            {i: (k[rows, slots], v[rows, slots]) for i, (k, v) in self.own_keys.items()},
         )
+
+    def put_back(self, copy: SharedLayout, problems: Tensor, slots: Tensor, first: int, end: int) -> None:
+        """Take the own keys in columns ``first`` to ``end`` from a `select`ed copy that has grown since."""
+        rows = problems[:, None]
+        for number, theirs in copy.own_keys.items():
+            self._make_room(number, theirs, end)
+            for mine, grown in zip(self.own_keys[number], theirs, strict=True):
+                mine[rows, slots, :, first:end] = grown[:, :, :, first:end]
+
+    def _make_room(self, number: int, like: tuple[Tensor, Tensor], columns: int) -> None:
+        """Room for ``columns`` own tokens in layer ``number``; it grows by doubling."""
+        kept = self.own_keys.get(number)
+        have = 0 if kept is None else kept[0].shape[3]
+        if have >= columns:
+            return
+        room = max(columns, 2 * have, _LEAST_ROOM)
+        grown = []
+        for place, tensor in enumerate(like):
+            b, g = len(self.prompt_lengths), self.continuations
+            # Zeros: a mask hides what nobody has written, and must not meet a NaN.
+            wider = tensor.new_zeros(b, g, tensor.shape[2], room, tensor.shape[4])
+            if kept is not None:
+                wider[:, :, :, :have] = kept[place]
+            grown.append(wider)
+        self.own_keys[number] = (grown[0], grown[1])
+
+    def add(self, number: int, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keep the new tokens' keys and values ``[B, G, K, R, D]``; all that the rows have is returned."""
+        assert self.starts is not None
+        r, end = new[0].shape[3], self.longest + new[0].shape[3]
+        self._make_room(number, new, end)
+        for kept, fresh in zip(self.own_keys[number], new, strict=True):
+            if self.even:
+                kept[:, :, :, self.longest : end] = fresh
+            else:
+                columns = self.starts[..., None] + torch.arange(r, device=fresh.device)
+                kept.scatter_(3, columns[:, :, None, :, None].expand_as(fresh), fresh)
+        keys, values = self.own_keys[number]
+        return keys[:, :, :, :end], values[:, :, :, :end]
 
 
 @dataclass(slots=True)
@@ -124,42 +163,44 @@ def _same_image(images: Tensor) -> Tensor:
     return (images[..., :, None] == images[..., None, :]) & (images[..., :, None] >= 0)
 
 
-def _masks(
-    layout: SharedLayout, query: Tensor, first: int, window: int | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores of own tokens from column ``first`` on; None where they see everything.
+def _masks(layout: SharedLayout, query: Tensor, window: int | None) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the scores of the new tokens; None where they see everything.
 
     Returns:
-        ``[B, 1, 1, G or 1, Q or 1, P]`` for the prompt's keys, ``[1 or B, 1, 1, 1 or G, Q, T]``, or fewer of
-        the first axes, for a continuation's own.
+        ``[B, 1, 1, G or 1, Q or 1, P]`` for the prompt's keys, ``[1 or B, 1, 1, 1 or G, Q, T]`` for a
+        continuation's own.
     """
     count, dtype = query.shape[4], query.dtype
     ends = layout.prompt_lengths[:, None, None, None, None, None]
     before = torch.arange(layout.prompt_width, device=query.device)
     prompt = before >= ends if layout.sizes() else None
-    if count == 1 and window is None and layout.given_lengths is None:
+    first = layout.longest if layout.even else 0
+    if count == 1 and window is None and layout.even:
         return None if prompt is None else _hide(prompt, dtype), None
-    columns = torch.arange(first + count, device=query.device)
-    places, hidden = columns[None], None  # [..., 1, T] how far behind the prompt's end own keys stand
-    if layout.given_lengths is not None:
-        # Padding stands between what was given and what was decoded.
-        lengths = layout.given_lengths[:, None, None, :, None, None]
-        decoded = columns >= layout.given_width
-        hidden = (columns >= lengths) & ~decoded
-        places = torch.where(decoded, lengths + columns - layout.given_width, columns)
-    queries = places[..., first:].transpose(-1, -2)  # [..., Q, 1]
-    if count > 1:
-        later = places > queries
-        if layout.own_images is not None:
-            later = (later & ~_same_image(layout.own_images))[:, None, None]
-        hidden = later if hidden is None else hidden | later
+    columns = torch.arange(layout.longest + count, device=query.device)
+    queries = torch.arange(first, first + count, device=query.device)[:, None]  # [..., Q, 1]
+    if not layout.even:
+        assert layout.starts is not None
+        queries = layout.starts[:, None, None, :, None, None] + queries
+    hidden = columns > queries
+    if layout.own_images is not None:
+        hidden = hidden & ~_seen_both_ways(layout, len(columns))[:, None, None]
     if window is not None:
-        far = queries - places >= window
-        hidden = far if hidden is None else hidden | far
+        hidden = hidden | (queries - columns >= window)
         far = ends + queries - before >= window
         prompt = far if prompt is None else prompt | far
-    to_prompt, to_own = (None if x is None else _hide(x, dtype) for x in (prompt, hidden))
-    return to_prompt, to_own
+    return None if prompt is None else _hide(prompt, dtype), _hide(hidden, dtype)
+
+
+def _seen_both_ways(layout: SharedLayout, columns: int) -> Tensor:
+    """``[B, G, R, columns]`` whether a new token and an own key belong to one image."""
+    assert layout.own_images is not None
+    same = _same_image(layout.own_images)
+    if layout.starts is None:
+        return same
+    b, g, r, _ = same.shape
+    places = layout.starts[..., None] + torch.arange(r, device=same.device)
+    return same.new_zeros(b, g, r, columns).scatter(3, places[:, :, None].expand(b, g, r, r), same)
 
 
 def _two_part_attention(
@@ -204,12 +245,16 @@ def _two_part_attention(
 def _own_attention(
     layer: _Layer, query: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """All of the continuations' tokens at once; see `_two_part_attention` for the shapes (Q = T)."""
+    """The continuations' new tokens; see `_two_part_attention` for the shapes."""
     layout, count = layer.layout, query.shape[4]
-    window = layer.narrow_window(layout.prompt_width + count)
-    flash = flash_for(query) if window is None and layout.own_images is None else None
+    window = layer.narrow_window(layout.prompt_width + own[0].shape[3])
+    whole = count == own[0].shape[3] and count > 1
+    flash = flash_for(query) if whole and window is None and layout.own_images is None else None
     if flash is None:
-        return _two_part_attention(query, prompt, own, _masks(layout, query, 0, window), layer.scale)
+        # The same in every layer with the same window.
+        if window not in layout._masks:
+            layout._masks[window] = _masks(layout, query, window)
+        return _two_part_attention(query, prompt, own, layout._masks[window], layer.scale)
     by_group = query.permute(0, 3, 1, 2, 4, 5)
     out: Tensor = MergedAttention.apply(flash, by_group, *prompt, *own, layout.sizes(), layer.scale)
     return out.permute(0, 2, 3, 1, 4, 5)
@@ -261,26 +306,16 @@ def _packed(layer: _Layer) -> Tensor:
     return torch.cat([prompt_out, own_out.reshape(b, heads, g * r, d)], dim=2).transpose(1, 2)
 
 
-def _decode(layer: _Layer) -> Tensor:
-    """The R newest tokens of every continuation (one, or all that it was given) behind a kept prompt."""
+def _grow(layer: _Layer) -> Tensor:
+    """The R newest tokens of every continuation behind a kept prompt and the continuation's own tokens."""
     layout, k = layer.layout, layer.key.shape[1]
     b, heads, length, d = layer.query.shape
-    g, first = layout.continuations, layout.position
+    g = layout.continuations
     r = length // g
-    if layer.number not in layout.own_keys:
-        room = (b, g, k, layout.steps, d)
-        layout.own_keys[layer.number] = (layer.key.new_empty(room), layer.key.new_empty(room))
     new = layer.key.unflatten(2, (g, r)).transpose(1, 2), layer.value.unflatten(2, (g, r)).transpose(1, 2)
-    keys, values = (kept[:, :, :, : first + r] for kept in layout.own_keys[layer.number])
-    keys[:, :, :, first:], values[:, :, :, first:] = new
+    own = layout.add(layer.number, new)
     query = layer.query.reshape(b, k, heads // k, g, r, d)
-    prompt = layout.prompt_keys[layer.number]
-    if r > 1:
-        out = _own_attention(layer, query, prompt, new)
-    else:
-        window = layer.narrow_window(layout.prompt_width + first + 1)
-        masks = _masks(layout, query, first, window)
-        out = _two_part_attention(query, prompt, (keys, values), masks, layer.scale)
+    out = _own_attention(layer, query, layout.prompt_keys[layer.number], own)
     return out.reshape(b, heads, length, d).transpose(1, 2)
 
 
@@ -320,7 +355,7 @@ def shared_attention(
     if shared.mode == "prefill":
         shared.prompt_keys[number] = (key, value)
     layer = _Layer(shared, number, query, key, value, scale, sliding_window)
-    return (_decode if shared.mode == "decode" else _packed)(layer), None
+    return (_grow if shared.mode == "grow" else _packed)(layer), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_attention)

@@ -11,7 +11,6 @@ from selfverify.core.tags import parse_tagged
 from selfverify.remote.client import OpenAIClient, ServerSettings
 from selfverify.remote.messages import openai_messages
 from selfverify.remote.replies import Reader, Reading, read_text
-from selfverify.rollouts.single_turn import verdict
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import Ask
 from selfverify.serving.best_of import BestOf
@@ -41,7 +40,7 @@ def solve_on_server(
     """
 
     def judged(text: str) -> Judged:
-        return verdict(task, problem, parse_tagged(text, task.tags))
+        return task.verdict(problem, parse_tagged(text, task.tags))
 
     def read(text: str) -> Reading:
         if isinstance(task, FreeQuestion):

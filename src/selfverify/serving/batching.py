@@ -15,8 +15,9 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
 from selfverify.remote.replies import Reply
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.converse import recite
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.verifiers.base import Verifier, verify
 
@@ -162,7 +163,7 @@ class Batcher:
             list(prompts.values()), alive[0].sampling, seeds=[job.seed for job in alive], given_up=given_up
         )
         groups = {
-            job: Group(job.problem, [make_trajectory(self.policy, job.task, job.problem, s) for s in samples])
+            job: Group(job.problem, [self._told(job, sample) for sample in samples])
             for job, samples in zip(alive, sampled, strict=True)
             if not job.done.done()
         }
@@ -175,3 +176,7 @@ class Batcher:
         for job, group in groups.items():
             results[job] = ([job.make(row) for row in group.trajectories], len(prompts[job].ids))
         return results
+
+    def _told(self, job: Job, sample: Sample) -> Trajectory:
+        """One sampled answer, judged by the job's task."""
+        return recite(self.policy, job.problem, job.task.open(job.problem, job.seed), [sample])

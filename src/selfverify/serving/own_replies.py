@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.core.trajectory import Trajectory
+from selfverify.core.trajectory import TURN_1, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.remote.replies import Reply
-from selfverify.rollouts.single_turn import answer_segment
-from selfverify.rollouts.two_turn import TURN_1
+from selfverify.rollouts.reading import answer_segment
 from selfverify.tasks.base import Judged
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,20 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.core.splits import Split
 from selfverify.core.tags import SCORE_TAG, Tagged
+from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.judged import RULES as RULES
+from selfverify.tasks.judged import UNREADABLE as UNREADABLE
+from selfverify.tasks.judged import Judged as Judged
+
+logger = logging.getLogger(__name__)
 
 Floats = NDArray[np.float64]
 
@@ -35,40 +45,6 @@ class TaskConfig(BaseModel):
     """Options of a task; every task adds its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-RULES = "rules"
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A task's verdict on one answer.
-
-    Args:
-        reward: What the answer channel is paid, without any format part; 0 or more, in most tasks at most 1.
-        correct: Whether the answer counts as right in accuracy, AUC and AP.
-        answer: The parsed answer as a JSON value, None when it can't be read.
-        key: Equal for equivalent answers; None when the answer can't be read.
-        unjudged: Why there is no verdict (the judge hung twice, or its data is gone); else empty.
-            Such a trajectory is neither right nor wrong: it takes no part in training. An answer that can be
-            judged not to be one (malformed, far too long) is wrong instead.
-        quality: What decides whether two answers contrast (ADPO Eq. 6 and 7) where that is not ``reward``.
-        parts: Components by name, which become rewards of the trajectory beside ``answer`` and are logged as
-            ``reward/NAME``: a mean over the answers that have it.
-        read_by: Who read the answer: the task's `RULES`, or in evaluations an extractor's name.
-    """
-
-    reward: float
-    correct: bool
-    answer: Any = None
-    key: str | None = None
-    unjudged: str = ""
-    quality: float | None = None
-    parts: dict[str, float] = field(default_factory=dict)
-    read_by: str = RULES
-
-
-UNREADABLE = Judged(reward=0.0, correct=False)
 
 
 @dataclass(slots=True)
@@ -128,6 +104,7 @@ class Task(ABC):
         metrics: Published figures besides accuracy that evaluations compute.
         writes_places: Whether prompts or answers hold places in images, so that `use_space` has to be called
             before problems are made.
+        limits: How long its conversations may get.
     """
 
     name: str
@@ -137,6 +114,7 @@ class Task(ABC):
     tags: tuple[str, ...] = ("think", "answer", SCORE_TAG)
     metrics: tuple[Metric, ...] = ()
     writes_places: bool = False
+    limits: EpisodeLimits = EpisodeLimits(turns=1)
     config: TaskConfig
 
     def __init__(self, config: TaskConfig | None = None) -> None:
@@ -174,6 +152,32 @@ class Task(ABC):
         Raises:
             DataError: What answers are judged by cannot be read. The answer then counts as ``unjudged``.
         """
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        """Begin a conversation about a problem: by default one that is over after the first answer.
+
+        Args:
+            problem: What the policy is asked.
+            seed: Decides whatever is random in the episode.
+        """
+        return AnswerOnce(problem, self.tags, self.verdict)
+
+    def verdict(self, problem: Problem, tagged: Tagged) -> Judged:
+        """The verdict on an answer; one whose tags are malformed earns nothing.
+
+        Where there is none (``unjudged``, or `judge` raises a DataError) the log says for which problem.
+        """
+        if not tagged.answer_ok:
+            return self.unreadable(problem)
+        try:
+            judged = self.judge(problem, tagged)
+        except DataError as error:
+            judged = Judged(0.0, False, unjudged=str(error))
+        if judged.unjudged:
+            reason = judged.unjudged
+            message = f"problem {problem.id}: an answer could not be judged: {reason}"
+            note(logger, "unjudged", message, problem=problem.id, reason=reason)
+        return judged
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """A right (or plausibly wrong) response for the cold start, without its score.

@@ -13,12 +13,13 @@ from selfverify.core.requests import CHECK, RATE
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.core.trajectory import Group
+from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.scores import read_scores
-from selfverify.policy.turns import longer_prompt
-from selfverify.rollouts.single_turn import Rollout, read_rollout
+from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.reading import read_rollout
 from selfverify.verifiers.base import CLOSING, OPENING, Scores, answers, no_scores
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def _continue(policy: Policy, groups: Sequence[Group]) -> Asked:
     """Return each answer's prompt followed by the answer, up to where the score is written."""
     prompts = policy.encode([group.problem for group in groups])
     return [
-        (b, g, longer_prompt(policy, prompts[b], _tokens(policy, text + OPENING)))
+        (b, g, policy.encoder.extended(prompts[b], Continuation(_tokens(policy, text + OPENING))))
         for b, g, text in answers(groups)
     ]
 

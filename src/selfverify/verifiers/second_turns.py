@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from selfverify.core.episode import Reply
+from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish, Group
+from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.sampling import Sample
-from selfverify.policy.turns import SECOND_TURN, follow_up, inserted_tokens, longer_prompt
-from selfverify.rollouts.single_turn import read_response, verdict
+from selfverify.rollouts.converse import said_of
 from selfverify.selection.rules import box_iou
+from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Judged, Task
 from selfverify.verifiers.base import Scores
 from selfverify.verifiers.by_policy import Asked, mean_of_samples
@@ -49,19 +53,23 @@ class SecondTurns:
     def score(self, groups: Sequence[Group]) -> Scores:
         """See `Verifier.score`. Every conversation is prefilled once for its K second turns."""
         asked: Asked = []
+        writer = ReplyEncoder(self.policy.encoder)
         encoded = self.policy.encode([group.problem for group in groups])
         for b, (group, prompt) in enumerate(zip(groups, encoded, strict=True)):
-            between = follow_up(self.policy.loaded, group.problem, self.words)
+            request = writer.encode(group.problem, Reply(self.words), 1)
             for g, trajectory in enumerate(group.trajectories):
                 readable = trajectory.parsed is not None and trajectory.parsed.answer is not None
                 if readable and trajectory.finish == Finish.STOP:
-                    inserted = inserted_tokens(trajectory.segments[-1].tokens, between)
-                    asked.append((b, g, longer_prompt(self.policy, prompt, trajectory.tokens + inserted)))
+                    said = trajectory.tokens
+                    more = [*said, *without_written_end(said, request).tokens]
+                    asked.append((b, g, self.policy.encoder.extended(prompt, Continuation(more))))
 
         def kept(sample: Sample, group: Group, g: int) -> float | None:
             if sample.finish != Finish.STOP:
                 return None
-            again = verdict(self.task, group.problem, read_response(self.policy, self.task, sample)[1])
+            again = self.task.verdict(
+                group.problem, parse_tagged(said_of(self.policy, sample).text, self.task.tags)
+            )
             return None if again.answer is None else self._same(group.trajectories[g].parsed, again)
 
         return mean_of_samples(self.policy, groups, asked, self.repeats, MAX_NEW_TOKENS, kept)

@@ -1,0 +1,107 @@
+"""An episode: what stands at the other end of a conversation with the policy.
+
+A rollout is a conversation. The policy says something and the episode replies, until the episode is done. A
+single answer is an episode that is done after the first words; a second turn is one that replies once; an
+agent's environment carries out what was called and shows what came of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from PIL.Image import Image
+
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import Finish
+
+
+@dataclass(slots=True)
+class Said:
+    """What the policy has said in one turn.
+
+    Args:
+        text: Its text, without the token that ended it.
+        tokens: Its tokens as sampled, with the token that ended it.
+        finish: How it ended.
+        turn: How often the policy had spoken before.
+        values: What was measured of it while it was said, by name.
+    """
+
+    text: str
+    tokens: list[int]
+    finish: Finish
+    turn: int
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Reply:
+    """What an episode says to what the policy has said.
+
+    Args:
+        content: Text, or parts in the Hugging Face form: ``{"type": "text", "text": ...}`` and
+            ``{"type": "image"}``, the latter in the order of ``images``.
+        images: The images shown.
+        role: Who speaks, as the chat template knows it.
+        done: Whether the conversation is over; nothing is shown to the policy then.
+        cuts: The channels of what the policy said: names, and the characters of `Said.text` at which each
+            begins, the first at 0. Empty puts all of it into `Episode.channel`.
+    """
+
+    content: str | list[dict[str, Any]] = ""
+    images: list[Image] = field(default_factory=list)
+    role: Literal["user", "tool"] = "user"
+    done: bool = False
+    cuts: list[tuple[str, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Ending:
+    """What came of a conversation.
+
+    Args:
+        rewards: By name.
+        scores: By verifier.
+        parsed: What the task makes of the whole; None where nothing can be said of it.
+        turns: What the task makes of each turn of the policy, in order; shorter where it says nothing.
+        lost: Whether there is no verdict, as in an outage: the trajectory takes no part in training.
+        lost_turns: The turns of which there is no verdict.
+    """
+
+    rewards: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    parsed: Any = None
+    turns: list[Any] = field(default_factory=list)
+    lost: bool = False
+    lost_turns: Sequence[int] = ()
+
+
+class Episode(ABC):
+    """One conversation's other end. It belongs to one trajectory and is used by one thread at a time."""
+
+    channel = "answer"
+    """The channel of what the policy says, where a reply does not cut it."""
+
+    @abstractmethod
+    def reply(self, said: Said) -> Reply:
+        """Answer what the policy has said.
+
+        Whatever it raises ends the trajectory with ``error``; the trajectory then takes no part in training.
+        """
+
+    def answers(self) -> Sequence[Tagged]:
+        """The answers that `ending` will have judged.
+
+        A task sees those of all conversations at once (`Task.prepare`) before any `ending` is asked for.
+        """
+        return ()
+
+    @abstractmethod
+    def ending(self) -> Ending:
+        """What came of the conversation; called once, after the last reply, also if it was cut off."""
+
+    def close(self) -> None:
+        """Give back what the episode holds. It is called in any case, once."""

@@ -1,0 +1,36 @@
+"""How long conversations may get, in turns, tokens and time."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EpisodeLimits(BaseModel):
+    """Limits of one rollout's conversations."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    turns: int = Field(30, ge=1, description="How often the policy speaks in one conversation, at most.")
+    reply_threads: int = Field(
+        0,
+        ge=0,
+        description="Threads on which episodes reply. With 0 they reply one after another in the rollout's "
+        "own thread, and no reply has a deadline.",
+    )
+    reply_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds that a reply may take on a thread; a conversation whose reply takes longer ends "
+        "with an error.",
+    )
+    rollout_s: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a rollout asks for no more replies; its open conversations end with "
+        "an error.",
+    )
+    hung_threads: int = Field(
+        16,
+        ge=1,
+        description="Threads that may hang in replies before a rollout fails. Nobody can end a hung thread.",
+    )

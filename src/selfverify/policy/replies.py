@@ -1,0 +1,184 @@
+"""What an environment says as tokens: the chat template's text around it, its words without special meaning.
+
+The template is rendered once with marks in place of the words. So a template's own end tokens and headers are
+those it writes for any conversation, and nothing inside the words can be taken for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from selfverify.core.episode import Reply
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.encoding import Encoder, chat_text, longest_row
+
+_ANSWER = "ANSWER"
+_CHARACTERS_PER_TOKEN = 64
+"""Words of more characters than this for each token of the model's context are not tokenised at all."""
+
+
+@dataclass(slots=True)
+class _Frame:
+    """What the template writes between an answer and the next one.
+
+    Args:
+        pieces: Its texts; between two of them stands what was said, or an image where the slot is.
+        words: For each gap the number of the text part that stands in it.
+    """
+
+    pieces: list[str]
+    words: list[int]
+
+
+class ReplyEncoder:
+    """Turns replies to what the policy has said into tokens, for one problem after another."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder, self.loaded = encoder, encoder.loaded
+        family, model, tokenizer = self.loaded.family, self.loaded.model, self.loaded.tokenizer
+        self._slot = family.slot(model, tokenizer) if family.placeholder(model) is not None else None
+        marks = {mark for mark in family.marks(model, tokenizer) if mark} | ({self._slot} - {None})
+        added = tokenizer.added_tokens_decoder.items()
+        self._meant = {number for number, token in added if token.special or _is_markup(token.content)}
+        literals = marks | {tokenizer.convert_ids_to_tokens(number) for number in self._meant}
+        longest_first = sorted((x for x in literals if x), key=len, reverse=True)
+        self._literal = re.compile("|".join(re.escape(x) for x in longest_first) or r"(?!)")
+        self._frames: dict[tuple[str, str, str], _Frame] = {}
+
+    def encode(self, problem: Problem, reply: Reply, turn: int) -> Continuation:
+        """Tokens from the end of the policy's message to the beginning of its next one.
+
+        The policy may have written the first of them itself (`without_written_end`).
+
+        Raises:
+            ConfigError: The model's chat template cannot continue a conversation in this way.
+            DataError: The reply shows images that cannot be read, or to a model that reads none; or it is
+                longer than the model's context.
+        """
+        where = f"problem {problem.id}, turn {turn}"
+        parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
+        texts = [str(part.get("text", "")) for part in parts if part.get("type") == "text"]
+        limit = longest_row(self.loaded.model)
+        characters = sum(len(text) for text in texts)
+        if limit is not None and characters > _CHARACTERS_PER_TOKEN * limit:
+            raise DataError(
+                f"{where}: the reply has {characters} characters and the model reads {limit} tokens"
+            )
+        places = sum(part.get("type") == "image" for part in parts)
+        if places != len(reply.images):
+            raise DataError(
+                f"{where}: the reply has {places} places for images and {len(reply.images)} images"
+            )
+        if reply.images and self._slot is None:
+            raise DataError(f"{where}: the reply shows an image but the model reads text only")
+        frame = self._frame(problem, reply.role, parts)
+        images = [self.encoder.image(image, where, several=True) for image in reply.images]
+        tokens = self._tokens(frame, texts, [image.text for image in images], where)
+        unexpanded = self._tokens(frame, texts, [self._slot or ""] * len(images), where) if images else None
+        return Continuation(tokens, images, unexpanded, list(reply.images))
+
+    def _frame(self, problem: Problem, role: str, parts: Sequence[dict[str, Any]]) -> _Frame:
+        """What the template writes around a reply of this form; rendered once for each problem and form."""
+        form = "".join("i" if part.get("type") == "image" else "t" for part in parts)
+        key = (problem.id, role, form)
+        if key in self._frames:
+            return self._frames[key]
+        marks = [f"REPLY{number}WORDS" for number in range(form.count("t"))]
+        left = iter(marks)
+        content = [
+            {"type": "image"} if kind == "i" else {"type": "text", "text": next(left)} for kind in form
+        ]
+        said = [
+            {"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]},
+            {"role": role, "content": content},
+        ]
+        longer = replace(problem, messages=[*problem.messages, *said])
+        try:
+            before, whole = chat_text(self.loaded, problem), chat_text(self.loaded, longer)
+        except DataError:
+            raise
+        except Exception as error:
+            # Templates raise whatever their authors chose, and jinja its own errors.
+            raise ConfigError(
+                f"problem {problem.id}: the model's chat template cannot continue a conversation ({error}); "
+                f"another turn needs one that takes user, assistant and {role} messages"
+            ) from error
+        head, rest = before + _ANSWER, whole.removeprefix(before + _ANSWER)
+        if not whole.startswith(head) or any(rest.count(mark) != 1 for mark in marks):
+            raise ConfigError(
+                f"problem {problem.id}: the model's chat template cannot continue a conversation: with an "
+                f"answer and a {role} message it writes other text before the answer than the prompt the "
+                "model answered, or leaves the message out"
+            )
+        slots = rest.count(self._slot) if self._slot else 0
+        if slots != form.count("i"):
+            raise ConfigError(
+                f"problem {problem.id}: the model's chat template writes {slots} images of a {role} message "
+                f"that has {form.count('i')}"
+            )
+        pieces = re.split("|".join(f"({mark})" for mark in marks), rest) if marks else [rest]
+        texts = [piece for piece in pieces if piece is not None and piece not in marks]
+        order = [marks.index(piece) for piece in pieces if piece in marks]
+        self._frames[key] = _Frame(texts, order)
+        return self._frames[key]
+
+    def _tokens(self, frame: _Frame, texts: Sequence[str], images: Sequence[str], where: str) -> list[int]:
+        """The frame with texts and images in it, as tokens of which only the frame's own mean anything."""
+        left = iter(images)
+
+        def shown(piece: str) -> str:
+            if not images or self._slot is None:
+                return piece
+            first, *others = piece.split(self._slot)
+            return first + "".join(next(left) + other for other in others)
+
+        whole, ranges = shown(frame.pieces[0]), []
+        for number, piece in zip(frame.words, frame.pieces[1:], strict=True):
+            ranges.append((len(whole), len(whole) + len(texts[number])))
+            whole += texts[number] + shown(piece)
+        tokenizer = self.loaded.tokenizer
+        start, ids = 0, []
+        for cut in [*self._cuts(whole, ranges), len(whole)]:
+            ids += tokenizer(whole[start:cut], add_special_tokens=False)["input_ids"]
+            start = cut
+        words = "".join(whole[a:b] for a, b in ranges)
+        if self._literal.search(words):
+            own = "".join(shown_piece for shown_piece in _outside(whole, ranges))
+            expected = tokenizer(own, add_special_tokens=False)["input_ids"]
+            if sum(i in self._meant for i in ids) != sum(i in self._meant for i in expected):
+                raise DataError(f"{where}: the reply cannot be written without special tokens of the model")
+        return ids
+
+    def _cuts(self, whole: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """Places inside everything in ``ranges`` that reads like a special token, so that none is one."""
+        cuts = set()
+        for begin, end in ranges:
+            found = self._literal.search(whole, begin)
+            while found is not None and found.start() < end:
+                cuts.add(found.start() + 1)
+                found = self._literal.search(whole, found.start() + 1)
+        return sorted(cuts)
+
+
+def _outside(whole: str, ranges: Sequence[tuple[int, int]]) -> list[str]:
+    """The parts of a text outside of ``ranges``."""
+    edges = [0, *(edge for pair in ranges for edge in pair), len(whole)]
+    return [whole[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _is_markup(text: str) -> bool:
+    """Whether an added token that is not called special reads like markup, such as ``<tool_call>``."""
+    return len(text) > 2 and text[0] in "<[" and text[-1] in ">]"
+
+
+def without_written_end(said: Sequence[int], reply: Continuation) -> Continuation:
+    """``reply`` without the end of the policy's message, where the policy has ``said`` that itself."""
+    if not said or not reply.tokens or said[-1] != reply.tokens[0]:
+        return reply
+    unexpanded = None if reply.unexpanded is None else reply.unexpanded[1:]
+    return Continuation(list(reply.tokens[1:]), reply.images, unexpanded, reply.pictures)

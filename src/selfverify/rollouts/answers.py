@@ -1,0 +1,46 @@
+"""Rollouts of answers: what the task's own conversations come to, or answers that are asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.converse import Rollout, converse
+from selfverify.tasks.answering import AskAgain
+from selfverify.tasks.base import Task
+
+
+def roll_out(
+    policy: Policy,
+    task: Task,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    second_turn: str | None = None,
+) -> Rollout:
+    """Sample a group of trajectories for each problem and judge them.
+
+    Args:
+        policy: Answers.
+        task: Opens the conversations and judges answers.
+        problems: B problems.
+        seeds: One per problem.
+        sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
+        second_turn: A request to re-examine every answer. The second answer then counts, and its score is
+            a channel of its own. None holds the task's own conversations.
+
+    Raises:
+        ConfigError: The chat template cannot continue a conversation.
+        DataError: A problem cannot be encoded.
+    """
+    if second_turn is None:
+        return converse(policy, task, problems, seeds, sampling)
+
+    def ask(problem: Problem, seed: int) -> Episode:
+        return AskAgain(problem, task.tags, task.verdict, second_turn, split_score=True)
+
+    return converse(policy, task, problems, seeds, sampling, ask, EpisodeLimits(turns=2))

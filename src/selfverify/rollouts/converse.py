@@ -1,0 +1,297 @@
+"""The one loop of all rollouts: the policy speaks, episodes reply, until all conversations are over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from selfverify.core import ranks
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import DataError
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import channel_lengths, token_ends
+from selfverify.core.trajectory import OBSERVATION, Finish, Group, Segment, Trajectory
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.encoding import Prompt, longest_row
+from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder, without_written_end
+from selfverify.policy.sampling import Sample, derived_seed
+from selfverify.policy.threads import Place, Threads
+from selfverify.rollouts.replying import Replies
+from selfverify.tasks.base import Task
+
+logger = logging.getLogger(__name__)
+
+OpenEpisode = Callable[[Problem, int], Episode]
+"""Begins the conversation about a problem; the number is a seed for whatever is random in it."""
+
+Listener = Callable[[Mapping[Place, Said], Threads], None]
+"""Measures what has just been said in a round and puts it into `Said.values`, before episodes reply."""
+
+
+@dataclass(slots=True)
+class Rollout:
+    """Groups with the encoded prompts they were sampled from, in the same order."""
+
+    prompts: list[Prompt]
+    groups: list[Group]
+
+
+@dataclass(slots=True)
+class _Talk:
+    """One conversation on its way."""
+
+    problem: Problem
+    episode: Episode | None
+    segments: list[Segment]
+    turns: list[int]
+    """For each turn of the policy the number of its first segment."""
+    last: int = 0
+    """The token that was said last."""
+    tokens: int = 0
+    error: Exception | None = None
+
+
+def converse(
+    policy: Policy,
+    task: Task,
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    open_episode: OpenEpisode | None = None,
+    limits: EpisodeLimits | None = None,
+    listener: Listener | None = None,
+) -> Rollout:
+    """Hold G conversations about each problem and ask what came of them.
+
+    What a conversation says depends on its problem's seed, its place in the group and its episode alone. An
+    episode that raises, hangs or cannot be opened ends its trajectory with ``error``, without rewards: such a
+    trajectory takes no part in training, and the others go on. A turn that was cut off is the last. A
+    conversation that reaches the model's context ends with ``length``; what was said counts.
+
+    Args:
+        policy: Speaks.
+        task: Opens episodes where ``open_episode`` is None; sees all answers before they are judged.
+        problems: B problems.
+        seeds: One per problem.
+        sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
+        open_episode: Begins each conversation.
+        limits: In turns and in time; None takes the task's.
+        listener: Called between what was said and the replies.
+
+    Returns:
+        B groups of G trajectories.
+
+    Raises:
+        ConfigError: The chat template cannot continue a conversation.
+        DataError: A problem cannot be encoded.
+        SamplingError: Too many episodes hang, or the engine has failed.
+    """
+    limits = limits or task.limits
+    prompts = policy.encode(problems)
+    replies, writer = Replies(limits), ReplyEncoder(policy.encoder)
+    talks: dict[Place, _Talk] = {}
+    try:
+        for b, (problem, seed) in enumerate(zip(problems, seeds, strict=True)):
+            for g in range(sampling.group_size):
+                talks[b, g] = _Talk(problem, None, [], [])
+                try:
+                    opened = (open_episode or task.open)(problem, derived_seed(seed, g))
+                except Exception as error:
+                    # An environment that does not start is lost like one that dies.
+                    _fail(talks[b, g], error)
+                else:
+                    talks[b, g].episode = opened
+        _talk(policy, prompts, talks, seeds, sampling, limits, listener, replies, writer)
+        endings = _endings(task, talks)
+    finally:
+        for talk in talks.values():
+            _close(talk)
+    groups = []
+    for b, problem in enumerate(problems):
+        made = [_trajectory(talks[b, g], endings.get((b, g))) for g in range(sampling.group_size)]
+        groups.append(Group(problem, made))
+    return Rollout(prompts, groups)
+
+
+def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[Sample]) -> Trajectory:
+    """A conversation in which the policy's turns are given; as many of them are said as the episode lets.
+
+    Raises:
+        ConfigError: The chat template cannot continue a conversation.
+        DataError: A reply cannot be shown to the policy.
+    """
+    talk, writer = _Talk(problem, episode, [], []), ReplyEncoder(policy.encoder)
+    try:
+        for turn, sample in enumerate(turns):
+            reply = episode.reply(_record(policy, talk, sample, turn))
+            _cut(policy, talk, reply)
+            if reply.done or sample.finish != Finish.STOP or turn + 1 == len(turns):
+                break
+            piece = without_written_end(sample.tokens, writer.encode(problem, reply, turn + 1))
+            talk.segments.append(_observation(policy, piece, turn + 1))
+        return _trajectory(talk, episode.ending())
+    finally:
+        _close(talk)
+
+
+def _talk(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    talks: Mapping[Place, _Talk],
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    limits: EpisodeLimits,
+    listener: Listener | None,
+    replies: Replies,
+    writer: ReplyEncoder,
+) -> None:
+    """Rounds of saying, replying and hearing, until all conversations are over."""
+    threads = policy.threads(prompts, sampling, seeds=seeds)
+    room = longest_row(policy.model)
+    going = [place for place, talk in talks.items() if talk.error is None]
+    for turn in range(limits.turns):
+        # An engine samples for all processes at once, so that all have to ask it equally often.
+        if not (any(ranks.gather(bool(going))) if policy.engine is not None else going):
+            break
+        more = turn + 1 < limits.turns
+        said = {
+            place: _record(policy, talks[place], sample, turn)
+            for place, sample in threads.say(going, turn, more).items()
+        }
+        if listener is not None:
+            listener(said, threads)
+        episodes = {p: e for p in said if (e := talks[p].episode) is not None}
+        heard: dict[Place, Continuation] = {}
+        for place, outcome in replies.ask(said, episodes).items():
+            talk = talks[place]
+            if isinstance(outcome, Exception):
+                _fail(talk, outcome)
+                continue
+            _cut(policy, talk, outcome)
+            if outcome.done or said[place].finish != Finish.STOP or not more:
+                continue
+            try:
+                piece = writer.encode(talk.problem, outcome, turn + 1)
+            except DataError as error:
+                _fail(talk, error)
+                continue
+            piece = without_written_end([talk.last], piece)
+            if room is not None and len(prompts[place[0]].ids) + talk.tokens + len(piece.tokens) >= room:
+                _runs_out(talk, room)
+                continue
+            talk.segments.append(_observation(policy, piece, turn + 1))
+            talk.tokens += len(piece.tokens)
+            heard[place] = piece
+        threads.hear(heard)
+        going = list(heard)
+
+
+def said_of(policy: Policy, sample: Sample, turn: int = 0) -> Said:
+    """What an episode gets to know of a turn: its text without the token that ended it."""
+    text, ends = token_ends(policy.tokenizer, sample.tokens)
+    if sample.finish == Finish.STOP:
+        text = text[: ends[-2] if len(ends) > 1 else 0]
+    return Said(text, sample.tokens, sample.finish, turn)
+
+
+def _record(policy: Policy, talk: _Talk, sample: Sample, turn: int) -> Said:
+    """Keep what was said as one segment, which `_cut` divides."""
+    text, _ = token_ends(policy.tokenizer, sample.tokens)
+    channel = talk.episode.channel if talk.episode is not None else OBSERVATION
+    talk.turns.append(len(talk.segments))
+    talk.segments.append(
+        Segment(channel, sample.tokens, sample.logprobs, text, turn=turn, finish=sample.finish)
+    )
+    talk.tokens += len(sample.tokens)
+    talk.last = sample.tokens[-1] if sample.tokens else -1
+    return said_of(policy, sample, turn)
+
+
+def _cut(policy: Policy, talk: _Talk, reply: Reply) -> None:
+    """Divide the last segment into the channels that the reply names."""
+    if not reply.cuts:
+        return
+    whole = talk.segments.pop()
+    _, ends = token_ends(policy.tokenizer, whole.tokens)
+    starts = [0 if n == 0 else channel_lengths(ends, char) for n, (_, char) in enumerate(reply.cuts)]
+    chars = [char for _, char in reply.cuts]
+    for number, (channel, _) in enumerate(reply.cuts):
+        low, high = starts[number], [*starts, len(whole.tokens)][number + 1]
+        text = whole.text[chars[number] : [*chars, len(whole.text)][number + 1]]
+        if number == 0 or high > low:
+            tokens, logprobs = whole.tokens[low:high], whole.logprobs[low:high]
+            talk.segments.append(Segment(channel, tokens, logprobs, text, turn=whole.turn))
+    talk.segments[-1].finish = whole.finish
+
+
+def _observation(policy: Policy, piece: Continuation, turn: int) -> Segment:
+    tokens = list(piece.tokens)
+    words: str = policy.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    # The environment's tokens have no probability; nothing is trained on them, so that 0 does no harm.
+    zeros = [0.0] * len(tokens)
+    return Segment(
+        OBSERVATION, tokens, zeros, words, author="environment", turn=turn, images=list(piece.pictures)
+    )
+
+
+def _runs_out(talk: _Talk, room: int) -> None:
+    """The context is full: the conversation ends where the policy has spoken last."""
+    talk.segments[-1].finish = Finish.LENGTH
+    message = f"problem {talk.problem.id}: a conversation has reached the model's context of {room} tokens"
+    note(logger, "context_full", message, problem=talk.problem.id, tokens=talk.tokens)
+
+
+def _fail(talk: _Talk, error: Exception) -> None:
+    talk.error = error
+    turn = len(talk.turns)
+    message = f"problem {talk.problem.id}, turn {turn}: its episode failed: {type(error).__name__}: {error}"
+    note(logger, "episode_failed", message, problem=talk.problem.id, turn=turn, reason=str(error))
+
+
+def _endings(task: Task, talks: Mapping[Place, _Talk]) -> dict[Place, Ending]:
+    """What came of each conversation that has not failed; the task sees all their answers before."""
+    whole = {
+        place: talk.episode for place, talk in talks.items() if talk.episode is not None and not talk.error
+    }
+    task.prepare([(talks[p].problem, tagged) for p, episode in whole.items() for tagged in episode.answers()])
+    endings = {}
+    for place, episode in whole.items():
+        try:
+            endings[place] = episode.ending()
+        except Exception as error:
+            # As of a reply: no verdict, never a 0.
+            _fail(talks[place], error)
+    return endings
+
+
+def _close(talk: _Talk) -> None:
+    if talk.episode is None:
+        return
+    try:
+        talk.episode.close()
+    except Exception as error:
+        # The conversation is over, and the others have to be closed, too.
+        message = f"problem {talk.problem.id}: an episode could not be closed: {error}"
+        note(logger, "episode_not_closed", message, problem=talk.problem.id, reason=str(error))
+
+
+def _trajectory(talk: _Talk, ending: Ending | None) -> Trajectory:
+    if ending is None:
+        if not talk.segments:
+            talk.segments.append(Segment(OBSERVATION, [], author="environment"))
+        talk.segments[-1].finish = Finish.ERROR
+        return Trajectory(talk.segments)
+    starts = [*talk.turns, len(talk.segments)]
+    for turn, parsed in enumerate(ending.turns):
+        talk.segments[starts[turn]].parsed = parsed
+    for turn in ending.lost_turns:
+        own = [s for s in talk.segments[starts[turn] : starts[turn + 1]] if s.author == "policy"]
+        own[-1].finish = Finish.ERROR
+    if ending.lost:
+        talk.segments[-1].finish = Finish.ERROR
+    return Trajectory(talk.segments, ending.scores, ending.rewards, ending.parsed)

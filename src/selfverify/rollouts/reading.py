@@ -1,0 +1,34 @@
+"""Reading the scores behind a rollout's answers in all ways: as written, the likeliest, the expected."""
+
+from __future__ import annotations
+
+from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
+from selfverify.policy.policy import Policy
+from selfverify.policy.scores import read_scores
+from selfverify.rollouts.converse import Rollout
+
+
+def answer_segment(trajectory: Trajectory) -> Segment:
+    """The segment with the answer that counts: that of the last turn."""
+    return [segment for segment in trajectory.segments if segment.channel != SCORE][-1]
+
+
+def before_score(trajectory: Trajectory) -> list[int] | None:
+    """The tokens up to and with ``<score>``; None without a well-formed score, or with one inside a turn."""
+    if "sampled" not in trajectory.scores or trajectory.segments[-1].channel not in (ANSWER, SCORE):
+        return None
+    return [token for segment in trajectory.segments if segment.channel != SCORE for token in segment.tokens]
+
+
+def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> None:
+    """Read the score distribution behind every answer whose score is well formed.
+
+    It becomes ``parsed`` of the score's segment, its decodings ``scores["greedy"]`` and ``["soft"]``.
+    """
+    prefixes = [[before_score(t) for t in group.trajectories] for group in rollout.groups]
+    readings = read_scores(policy, rollout.prompts, prefixes, temperature)
+    for group, row in zip(rollout.groups, readings, strict=True):
+        for trajectory, reading in zip(group.trajectories, row, strict=True):
+            if reading is not None:
+                trajectory.segments[-1].parsed = reading
+                trajectory.scores |= {"greedy": reading.greedy, "soft": reading.soft}

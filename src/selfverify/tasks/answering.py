@@ -1,0 +1,139 @@
+"""Conversations in which the policy answers: once, or again after a request to re-examine (AdaPO Eq. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged, parse_tagged
+from selfverify.core.trajectory import ANSWER, SCORE, Finish
+from selfverify.tasks.judged import Judged, answer_rewards
+
+Verdict = Callable[[Problem, Tagged], Judged]
+"""`Task.verdict`."""
+
+SECOND_TURN = (
+    "There might be an error in the solution, please evaluate the previous solution and provide a final "
+    "answer."
+)
+"""AdaPO's fixed self-evaluation prompt (its section on implementation details)."""
+
+
+class AnswerOnce(Episode):
+    """Over after the first answer, in the channels ``answer`` and ``score``.
+
+    Args:
+        problem: What was asked.
+        tags: The tags of an answer, in order.
+        verdict: Judges it.
+    """
+
+    channel = ANSWER
+
+    def __init__(self, problem: Problem, tags: Sequence[str], verdict: Verdict) -> None:
+        self.problem, self.tags, self.verdict = problem, tags, verdict
+        self._answers: list[Tagged] = []
+        self._judged: dict[int, Judged] = {}
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`."""
+        return Reply(done=True, cuts=self._read(said, self.channel, split=True))
+
+    def answers(self) -> Sequence[Tagged]:
+        """See `Episode`."""
+        return self._answers
+
+    def ending(self) -> Ending:
+        """The answer's rewards and score; an answer without a verdict is lost: an outage is no failure."""
+        tagged, judged = self._answers[-1], self._judge(len(self._answers) - 1)
+        return Ending(
+            answer_rewards(tagged, judged), _scores(tagged), judged, [judged], bool(judged.unjudged)
+        )
+
+    def _read(self, said: Said, channel: str, split: bool) -> list[tuple[str, int]]:
+        """Keep the answer that was given; with ``split`` its score is a channel of its own."""
+        tagged = parse_tagged(said.text, self.tags)
+        self._answers.append(tagged)
+        if tagged.score_start is None or not split:
+            return [(channel, 0)]
+        return [(channel, 0), (SCORE, tagged.score_start)]
+
+    def _judge(self, turn: int) -> Judged:
+        """The verdict on the answer of a turn; each answer is judged once."""
+        if turn not in self._judged:
+            self._judged[turn] = self.verdict(self.problem, self._answers[turn])
+        return self._judged[turn]
+
+
+class AskAgain(AnswerOnce):
+    """Asks the policy to re-examine its answer; the last answer counts.
+
+    Channels are ``turn_1``, ``turn_2`` and so on. Rewards are those of the last answer, with ``correct_1``
+    and ``answer_format_1`` of the first. A trajectory whose first turn was cut off ends wrong. A score, where
+    the task asks for one, belongs to its turn.
+
+    Args:
+        problem: What was asked.
+        tags: The tags of an answer, in order.
+        verdict: Judges answers.
+        words: The request to re-examine.
+        rounds: How often it is made at most.
+        split_score: Whether the score behind the second answer is a channel of its own.
+        while_wrong: Whether requests after the first are made only while all answers are wrong (STaR).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        tags: Sequence[str],
+        verdict: Verdict,
+        words: str = SECOND_TURN,
+        rounds: int = 1,
+        split_score: bool = False,
+        while_wrong: bool = False,
+    ) -> None:
+        super().__init__(problem, tags, verdict)
+        self.words, self.rounds = words, rounds
+        self.split_score, self.while_wrong = split_score, while_wrong
+        self._cut_off = False
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`."""
+        cuts = self._read(said, turn_channel(said.turn), split=self.split_score and said.turn == 1)
+        self._cut_off = said.finish != Finish.STOP
+        done = said.turn >= self.rounds or self._cut_off or (said.turn > 0 and self._is_settled())
+        return Reply(self.words, done=done, cuts=cuts)
+
+    def _is_settled(self) -> bool:
+        """Whether nothing is left to correct, or to be said about it."""
+        if not self.while_wrong:
+            return False
+        verdicts = [self._judge(turn) for turn in (0, len(self._answers) - 1)]
+        return any(judged.correct or judged.unjudged for judged in verdicts)
+
+    def ending(self) -> Ending:
+        """See `Episode`. One answer without a verdict loses the trajectory."""
+        verdicts = [self._judge(turn) for turn in range(len(self._answers))]
+        first = verdicts[0]
+        tagged, last = self._answers[-1], verdicts[-1]
+        if len(verdicts) == 1:
+            # There is no second answer.
+            tagged = Tagged()
+            last = self.verdict(self.problem, tagged)
+        rewards = answer_rewards(tagged, last) | {
+            "correct_1": float(first.correct),
+            "answer_format_1": float(self._answers[0].answer_ok),
+        }
+        lost = [turn for turn, judged in enumerate(verdicts) if judged.unjudged]
+        parsed = first if first.unjudged else last
+        return Ending(rewards, _scores(tagged), parsed, list(verdicts), bool(lost), lost)
+
+
+def turn_channel(turn: int) -> str:
+    """The channel of what the policy says in turn ``turn``, from 0: ``turn_1`` and so on."""
+    return f"turn_{turn + 1}"
+
+
+def _scores(tagged: Tagged) -> dict[str, float]:
+    return {} if tagged.score is None else {"sampled": tagged.score}

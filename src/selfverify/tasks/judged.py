@@ -1,0 +1,58 @@
+"""What a task makes of one answer, and the rewards that come of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from selfverify.core.tags import Tagged
+
+RULES = "rules"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A task's verdict on one answer.
+
+    Args:
+        reward: What the answer channel is paid, without any format part; 0 or more, in most tasks at most 1.
+        correct: Whether the answer counts as right in accuracy, AUC and AP.
+        answer: The parsed answer as a JSON value, None when it can't be read.
+        key: Equal for equivalent answers; None when the answer can't be read.
+        unjudged: Why there is no verdict (the judge hung twice, or its data is gone); else empty.
+            Such a trajectory is neither right nor wrong: it takes no part in training. An answer that can be
+            judged not to be one (malformed, far too long) is wrong instead.
+        quality: What decides whether two answers contrast (ADPO Eq. 6 and 7) where that is not ``reward``.
+        parts: Components by name, which become rewards of the trajectory beside ``answer`` and are logged as
+            ``reward/NAME``: a mean over the answers that have it.
+        read_by: Who read the answer: the task's `RULES`, or in evaluations an extractor's name.
+    """
+
+    reward: float
+    correct: bool
+    answer: Any = None
+    key: str | None = None
+    unjudged: str = ""
+    quality: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    read_by: str = RULES
+
+
+UNREADABLE = Judged(reward=0.0, correct=False)
+
+
+def answer_rewards(tagged: Tagged, judged: Judged) -> dict[str, float]:
+    """A judged answer's rewards by name.
+
+    ``answer`` (the task's, without format), ``correct``, ``answer_format`` and ``score_format`` (0 or 1),
+    ``score_opened``, the task's ``parts`` and, where it is not the answer's reward, the ``quality`` that
+    decides contrast. An answer whose tags are malformed earns 0.
+    """
+    rewards = judged.parts | {
+        "answer": judged.reward,
+        "correct": float(judged.correct),
+        "answer_format": float(tagged.answer_ok),
+        "score_format": float(tagged.score_ok),
+        "score_opened": float(tagged.score_start is not None),
+    }
+    return rewards if judged.quality is None else rewards | {"quality": judged.quality}
