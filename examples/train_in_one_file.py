@@ -20,13 +20,13 @@ from torch import Tensor
 
 from selfverify import Policy, Problem, SamplingConfig, make_task
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.trajectory import Group
 from selfverify.learner.streams import GroupStreams, batch_weights, select, stack, stack_choices
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
 from selfverify.policy.sampling import derived_seed
-from selfverify.rollouts.single_turn import Rollout, make_trajectory, read_rollout
+from selfverify.rollouts.converse import Rollout, converse
+from selfverify.rollouts.reading import read_rollout
 from selfverify.tasks.base import Task
 
 FIGURES = {"reward": "reward/answer", "accuracy": "accuracy", "AUC": "verification/soft_auc"}
@@ -35,15 +35,9 @@ FIGURES = {"reward": "reward/answer", "accuracy": "accuracy", "AUC": "verificati
 def roll_out(
     policy: Policy, task: Task, problems: Sequence[Problem], sampling: SamplingConfig, seed: int
 ) -> Rollout:
-    """Sample G responses to each problem, cut them into answer and score, and let the task judge them."""
-    prompts = policy.encode(problems)
+    """Hold the task's conversation G times about each problem: here one answer, cut into answer and score."""
     seeds = [derived_seed(seed, place) for place in range(len(problems))]
-    sampled = policy.sample(prompts, sampling, seeds=seeds)
-    groups = [
-        Group(problem, [make_trajectory(policy, task, problem, sample) for sample in samples])
-        for problem, samples in zip(problems, sampled, strict=True)
-    ]
-    rollout = Rollout(prompts, groups)
+    rollout = converse(policy, task, problems, seeds, sampling)
     # How likely every other score would have been: what the expected credit and the soft AUC are made of.
     read_rollout(policy, rollout, sampling.temperature)
     return rollout

@@ -12,7 +12,7 @@ import pytest
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.extraction import (
     PolicyExtractor,
@@ -23,7 +23,7 @@ from selfverify.evaluation.extraction import (
 from selfverify.evaluation.store import read_samples
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample as Drawn
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.converse import recite
 from selfverify.tasks.base import UNREADABLE
 from selfverify.tasks.mathematics.math import Math
 
@@ -55,7 +55,10 @@ def groups(policy: Policy, texts: Sequence[Sequence[str]]) -> list[Group]:
         found.append(
             Group(
                 problem,
-                [make_trajectory(policy, TASK, problem, Drawn(t, [0.0] * len(t), "length")) for t in drawn],
+                [
+                    recite(policy, problem, TASK.open(problem, 0), [Drawn(t, [0.0] * len(t), Finish.LENGTH)])
+                    for t in drawn
+                ],
             )
         )
     return found

@@ -24,7 +24,7 @@ from selfverify.experiments.run import build
 from selfverify.learner.streams import make_streams
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.turns import SECOND_TURN
+from selfverify.tasks.answering import SECOND_TURN
 
 
 def trajectory(first: int, second: int, finish: str = "stop") -> Trajectory:

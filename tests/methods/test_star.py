@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ from selfverify.core.events import EVENTS_FILE, read_events
 from selfverify.core.journal import open_journal
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample, derived_seed
-from selfverify.policy.turns import Turns, follow_up
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import make_trajectory
+from selfverify.policy.sampling import Sample
+from selfverify.policy.threads import Place
 from selfverify.tasks.digits.digits_pick import DigitsPick
 
 WORDS = "Check the answer."
@@ -36,51 +36,65 @@ WORDS = "Check the answer."
 class Scripted:
     """Says of each sample what is right and what is wrong in every turn, in the model's own tokens."""
 
-    def __init__(self, policy: Policy, scripts: Sequence[str]) -> None:
+    def __init__(self, policy: Policy, scripts: Sequence[str], problems: Sequence[Problem]) -> None:
         self.policy, self.task, self.scripts = policy, make_task("digits-pick"), scripts
+        self.problems = {problem.id: problem for problem in problems}
         self.asked: list[list[str]] = []
-        self.seeds: list[list[int]] = []
+        """For each call with third turns the conversations so far."""
+        self.draws: list[list[tuple[int, int, int]]] = []
+        """For each call with third turns what draws depend on: seed, turn, sample."""
 
     def say(self, problem: Problem, right: str) -> Sample:
         tokenizer = self.policy.tokenizer
         if right == "c":
-            return Sample(tokenizer("<think>", add_special_tokens=False)["input_ids"], [], "length")
+            return Sample(tokenizer("<think>", add_special_tokens=False)["input_ids"], [], Finish.LENGTH)
         pieces = self.task.demonstrate(problem, np.random.default_rng(0), wrong=False).pieces
         text = "".join(piece for _, piece in pieces)
         text = text if right in "1m" else "<think>0</think><answer>0 0 0</answer>"
         score = "0.5" if right in "01" else "high"
         ids = tokenizer(f"{text}<score>{score}</score>", add_special_tokens=False)["input_ids"]
-        return Sample([*ids, tokenizer.eos_token_id], [], "stop")
+        return Sample([*ids, tokenizer.eos_token_id], [], Finish.STOP)
 
-    def first_two(self, policy: Policy, task: Any, problems: Any, seeds: Any, *rest: Any) -> Rollout:
-        groups = []
-        for problem in problems:
-            between = follow_up(policy.loaded, problem, WORDS)
-            made = [
-                Turns(self.say(problem, s[0]), between[1:], self.say(problem, s[1]))
-                if s[0] != "c"
-                else Turns(self.say(problem, "c"), [], None)
-                for s in self.scripts
-            ]
-            groups.append(Group(problem, [make_trajectory(policy, task, problem, t) for t in made]))
-        return Rollout(policy.encode(problems), groups)
+    def threads(
+        self, prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]
+    ) -> ScriptedThreads:
+        """Stands for `Policy.threads`."""
+        assert sampling.group_size == len(self.scripts)
+        return ScriptedThreads(self, prompts, seeds)
 
-    def sample(self, prompts: Any, sampling: SamplingConfig, *, seeds: Sequence[int]) -> list[list[Sample]]:
-        """A further turn: what it is asked is on record."""
-        assert sampling.group_size == 1 and len(set(seeds)) == len(prompts)
-        self.asked.append([self.policy.tokenizer.decode(p.ids) for p in prompts])
-        self.seeds.append(list(seeds))
-        going = [s for s in self.scripts if s[:2] == "00"]
-        return [[self.say(self.problem, s[2])] for _ in range(len(prompts) // len(going)) for s in going]
+
+class ScriptedThreads:
+    """Threads in which everything is said as the script has it."""
+
+    def __init__(self, script: Scripted, prompts: Sequence[Prompt], seeds: Sequence[int]) -> None:
+        self.script, self.prompts, self.seeds = script, prompts, seeds
+        self.whole: dict[Place, list[int]] = {}
+
+    def say(self, places: Collection[Place], turn: int, more: bool = True) -> dict[Place, Sample]:
+        """See `Threads.say`; in the third turn what it is asked is on record."""
+        script, said = self.script, {}
+        if turn == 2:
+            script.asked.append([script.policy.tokenizer.decode(self.whole[place]) for place in places])
+            script.draws.append([(self.seeds[b], turn, g) for b, g in places])
+        for b, g in places:
+            sample = script.say(script.problems[self.prompts[b].problem_id], script.scripts[g][turn])
+            said[b, g] = sample
+            self.whole[b, g] = self.whole.get((b, g), self.prompts[b].ids.tolist()) + sample.tokens
+        return said
+
+    def hear(self, pieces: Mapping[Place, Continuation], score: bool = False) -> dict[Place, torch.Tensor]:
+        """See `Threads.hear`."""
+        for place, piece in pieces.items():
+            self.whole[place] += piece.tokens
+        return {}
 
 
 def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of turns 1, 2, 3 (1 right, 0 wrong, m right with a malformed score, c cut off): what was corrected."""
     scripts = ["11", "10", "01", "0m", "001", "000", "c", "0c", "00c"]
-    script = Scripted(policy, scripts)
-    script.problem = problem = script.task.problem("train", 0, 0)  # type: ignore[attr-defined]
-    monkeypatch.setattr("selfverify.methods.two_turn_method.roll_out_turns", script.first_two)
-    monkeypatch.setattr(policy, "sample", script.sample)
+    problem = make_task("digits-pick").problem("train", 0, 0)
+    script = Scripted(policy, scripts, [problem])
+    monkeypatch.setattr(policy, "threads", script.threads)
     sampling = SamplingConfig(group_size=len(scripts))
 
     def kept(**options: Any) -> list[Trajectory]:
@@ -105,16 +119,14 @@ def test_a_problems_further_turns_do_not_depend_on_its_neighbours(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two problems with the same script, of which the second turns of samples 1 and 2 are wrong."""
-    script = Scripted(policy, ["11", "000", "001"])
-    problems = [script.task.problem("train", 0, index) for index in (0, 1)]
-    script.problem = problems[0]  # type: ignore[attr-defined]
-    monkeypatch.setattr("selfverify.methods.two_turn_method.roll_out_turns", script.first_two)
-    monkeypatch.setattr(policy, "sample", script.sample)
+    problems = [make_task("digits-pick").problem("train", 0, index) for index in (0, 1)]
+    script = Scripted(policy, ["11", "000", "001"], problems)
+    monkeypatch.setattr(policy, "threads", script.threads)
     method, sampling = make_method("star", second_turn=WORDS), SamplingConfig(group_size=3)
     method.collect(policy, script.task, problems, [7, 8], sampling)
     method.collect(policy, script.task, problems[1:], [8], sampling)
-    together, alone = script.seeds
-    assert together == [derived_seed(seed, 2, place) for seed in (7, 8) for place in (1, 2)]
+    together, alone = script.draws
+    assert together == [(seed, 2, place) for seed in (7, 8) for place in (1, 2)]
     assert together[2:] == alone
 
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig, Qwen2_5_VLConfig
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
@@ -24,8 +25,8 @@ from selfverify.planner.shapes import shapes_of
 from selfverify.policy import loading
 from selfverify.policy.flash import CpuFlash, CudaFlash
 from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
-from selfverify.policy.turns import follow_up
 
 SETTINGS = ["method.name=grpo", "learner.groups_per_step=8", "learner.micro_batch_groups=2"]
 LENGTHS: dict[str, Any] = {"prompt_tokens": 90, "image_tokens": 64, "response_tokens": 10}
@@ -250,5 +251,6 @@ def test_second_turns_are_planned(method: str) -> None:
     recipe = load_recipe("quickstart", [f"method.name={method}", *words, "sampling.max_new_tokens=20"])
     policy = Policy.load("builtin:digits", device="cpu")
     shapes = shapes_of(recipe, policy, 2, PlanSettings())
-    between = follow_up(policy.loaded, make_task("digits-pick").problem("train", 0, 0), "Check the answer.")
-    assert shapes.response_tokens == 40 + len(between)
+    problem, request = make_task("digits-pick").problem("train", 0, 0), Reply("Check the answer.")
+    between = ReplyEncoder(policy.encoder).encode(problem, request, 1)
+    assert shapes.response_tokens == 40 + len(between.tokens)

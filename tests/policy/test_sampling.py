@@ -12,8 +12,10 @@ from transformers import TopPLogitsWarper
 
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy import threads
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Decoder, pick_tokens, uniforms
+from selfverify.policy.sampling import pick_tokens, uniforms
+from selfverify.policy.shared_attention import SharedLayout
 
 FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
 
@@ -225,20 +227,24 @@ def test_dropping_ended_rows_changes_nothing(
     policy = boosted("<|im_end|>", 3.5)
     prompts, seeds = policy.encode(problems * 4), list(range(12))
     sampling = SamplingConfig(group_size=4, top_p=0.99, max_new_tokens=30)
-    smaller, dropped = Decoder._smaller, []
+    select, dropped = SharedLayout.select, []
 
-    def counted(alive: torch.Tensor) -> Any:
-        keep = smaller(alive)
-        if keep is not None:
-            dropped.append((tuple(alive.shape), tuple(keep[1].shape)))
-        return keep
+    def counted(layout: SharedLayout, problems: torch.Tensor, slots: torch.Tensor) -> SharedLayout:
+        before = len(layout.prompt_lengths), layout.continuations
+        dropped.append((before, tuple(slots.shape)))
+        return select(layout, problems, slots)
 
-    monkeypatch.setattr(Decoder, "_smaller", staticmethod(counted))
+    monkeypatch.setattr(SharedLayout, "select", counted)
     found = policy.sample(prompts, sampling, seeds=seeds)
     # Both slots and whole problems have left the batch.
     assert any(after[1] < before[1] for before, after in dropped)
     assert any(after[0] < before[0] for before, after in dropped)
-    monkeypatch.setattr(Decoder, "_smaller", staticmethod(lambda alive: None))
+
+    def all_rows(alive: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        b, g = alive.shape
+        return torch.arange(b), torch.arange(g).expand(b, g)
+
+    monkeypatch.setattr(threads, "_packed_rows", all_rows)
     expected = policy.sample(prompts, sampling, seeds=seeds)
     for ours, theirs in zip(found, expected, strict=True):
         assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from selfverify.policy.turns import Turns, follow_up, sample_turns, sample_turns_apart
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
-from selfverify.policy.turns import Turns, follow_up, sample_turns, sample_turns_apart
 from selfverify.tasks.base import user_turn
 
 WORDS = "Is that so? Say it again."

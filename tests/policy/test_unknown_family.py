@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from selfverify.policy.turns import follow_up, inserted_tokens, longer_prompt, sample_turns
 from tests.conftest import sharpen
 from tests.policy.conftest import noise_image
 from transformers import (
@@ -23,7 +24,6 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.tiny import tiny_tokenizer
-from selfverify.policy.turns import follow_up, inserted_tokens, longer_prompt, sample_turns
 from selfverify.tasks.base import user_turn
 
 CONTINUATIONS = [[[70, 71, 72, 73], [75], []], [[80, 81], [82], [83, 84, 85]]]

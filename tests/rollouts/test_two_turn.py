@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from selfverify.policy.turns import Turns, follow_up
+from selfverify.rollouts.single_turn import before_score
+from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
 from tests.rollouts.test_unjudged import Outage
 
 from selfverify.core.credit import valid_trajectories
@@ -12,9 +15,6 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.turns import Turns, follow_up
-from selfverify.rollouts.single_turn import before_score
-from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits.digits_sum import DigitsSum
 

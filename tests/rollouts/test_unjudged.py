@@ -8,11 +8,11 @@ from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import Finish, Group
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.converse import recite
 from selfverify.tasks.base import Judged
 from selfverify.tasks.digits.digits_sum import DigitsSum
 
@@ -37,7 +37,8 @@ def test_unjudged_trajectories_take_no_part(policy: Policy, caplog: pytest.LogCa
     for answer in (1, 2, right, "nonsense"):
         text = f"<think>1</think><answer>{answer}</answer><score>0.5</score>"
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
-        rows.append(make_trajectory(policy, task, problem, Sample(ids, [0.0] * len(ids), "stop")))
+        said = Sample(ids, [0.0] * len(ids), Finish.STOP)
+        rows.append(recite(policy, problem, task.open(problem, 0), [said]))
     group = Group(problem, rows)
     assert [t.finish for t in rows] == ["error", "error", "stop", "stop"]
     assert valid_trajectories(group, False).tolist() == [False, False, True, True]

@@ -180,17 +180,17 @@ def test_sampling_ends_when_the_client_leaves(policy: Policy, monkeypatch: pytes
     steps, widths = [0], list[int]()
     left, started = threading.Event(), threading.Event()
     forward = policy.forward
-    real = type(forward).decode_step
+    real = type(forward).grow
 
-    def decode_step(self: Any, tokens: Any, positions: Any, layout: Any) -> Any:
+    def grow(self: Any, tokens: Any, *others: Any) -> Any:
         steps[0] += 1
         widths.append(tokens.numel())
         if steps[0] == 3:
             started.set()
             assert left.wait(30)
-        return real(self, tokens, positions, layout)
+        return real(self, tokens, *others)
 
-    monkeypatch.setattr(type(forward), "decode_step", decode_step)
+    monkeypatch.setattr(type(forward), "grow", grow)
     monkeypatch.setattr(Policy, "stop_tokens", property(lambda self: set()))
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:

@@ -13,7 +13,7 @@ from selfverify.core.trajectory import Group
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.converse import recite
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.second_turns import SecondTurns
@@ -38,7 +38,8 @@ def ask(
     """Scores of candidates whose second turns are given, and the prompts that these were asked with."""
     task = make_task(task_name)
     problem = task.problem("test", 0, 0)
-    group = Group(problem, [make_trajectory(policy, task, problem, sample) for sample in candidates])
+    told = [recite(policy, problem, task.open(problem, 0), [sample]) for sample in candidates]
+    group = Group(problem, told)
     asked: list[str] = []
 
     def sample(prompts: Any, sampling: SamplingConfig, *, seeds: list[int]) -> Any:

@@ -24,12 +24,13 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged, parse_tagged
+from selfverify.core.trajectory import Finish
 from selfverify.data.fields import Row
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import TASKS, make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.converse import recite
 from selfverify.tasks.image_marks import with_images
 from selfverify.tasks.mathematics.math import INSTRUCTION, Math, MathConfig
 from selfverify.tasks.mathematics.math_answer import Target, answer_key, compare
@@ -241,7 +242,8 @@ def test_malformed_output_earns_nothing(policy: Policy) -> None:
 
     def rewards(text: str) -> dict[str, float]:
         ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
-        return make_trajectory(policy, made, asked, Sample(ids, [0.0] * len(ids), "stop")).rewards
+        said = Sample(ids, [0.0] * len(ids), Finish.STOP)
+        return recite(policy, asked, made.open(asked, 0), [said]).rewards
 
     names = ("answer", "correct", "answer_format", "score_format", "score_opened")
     table = {

@@ -24,7 +24,8 @@ from selfverify.experiments.run import learn
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.single_turn import Rollout, make_trajectory, read_rollout
+from selfverify.rollouts.converse import Rollout, recite
+from selfverify.rollouts.reading import read_rollout
 from selfverify.tasks.phone.mobile import Mobile
 from selfverify.tasks.phone.mobile_action import parse_tool_call
 
@@ -205,7 +206,7 @@ def trajectories(policy: Policy, task: Mobile) -> tuple[Group, list[Trajectory]]
     """Right, of the right type only, malformed JSON, malformed tags."""
     problem = task.problem("train", 0, 0)
     rows = [
-        make_trajectory(policy, task, problem, respond(policy, text))
+        recite(policy, problem, task.open(problem, 0), [respond(policy, text)])
         for text in (
             written(RIGHT, "0.9"),
             written(NEARLY, "0.2"),
@@ -238,7 +239,8 @@ def test_what_follows_the_score_is_no_action(policy: Policy) -> None:
     """A second call behind the score costs the score, and is not read; the first one is the answer."""
     task = mobile()
     twice = written(NEARLY, "0.8") + written(RIGHT, "0.8")
-    row = make_trajectory(policy, task, task.problem("train", 0, 0), respond(policy, twice))
+    problem = task.problem("train", 0, 0)
+    row = recite(policy, problem, task.open(problem, 0), [respond(policy, twice)])
     assert row.rewards["answer"] == 1 and row.rewards["score_format"] == 0 and row.scores == {}
 
 
