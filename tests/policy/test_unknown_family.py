@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from selfverify.policy.turns import follow_up, inserted_tokens, longer_prompt, sample_turns
 from tests.conftest import sharpen
 from tests.policy.conftest import noise_image
 from transformers import (
@@ -18,11 +17,14 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from selfverify.core.episode import Reply
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
+from selfverify.policy.replies import ReplyEncoder, without_written_end
+from selfverify.policy.threads import ApartThreads
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 
@@ -145,24 +147,35 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
     end = policy.tokenizer.eos_token_id
     sampling = SamplingConfig(group_size=3, max_new_tokens=6, top_p=1.0)
     prompts = policy.encode(problems)
-    follow = [follow_up(policy.loaded, problem, "Sure?") for problem in problems]
+    writer = ReplyEncoder(policy.encoder)
+    follow = [writer.encode(problem, Reply("Sure?"), 1) for problem in problems]
     # As if every first turn had ended at once: an untrained model seldom ends one.
-    stop = Sample([end], [-1.0], "stop")
-    longer = [
-        longer_prompt(policy, p, [end, *inserted_tokens(stop.tokens, f)])
-        for p, f in zip(prompts, follow, strict=True)
-    ]
+    said = [[end, *without_written_end([end], f).tokens] for f in follow]
+    longer = [policy.encoder.extended(p, Continuation(s)) for p, s in zip(prompts, said, strict=True)]
     groups = policy.sample(longer, sampling, seeds=[1, 2])
-    whole = [
-        [[end, *inserted_tokens(stop.tokens, f), *sample.tokens] for sample in group]
-        for group, f in zip(groups, follow, strict=True)
-    ]
+    whole = [[[*s, *sample.tokens] for sample in group] for group, s in zip(groups, said, strict=True)]
     values = policy.logprobs(prompts, whole)
-    for group, rows, f in zip(groups, values, follow, strict=True):
+    for group, rows, s in zip(groups, values, said, strict=True):
         for sample, row in zip(group, rows, strict=True):
-            found = row[len(f) :][: len(sample.tokens)]
+            found = row[len(s) :][: len(sample.tokens)]
             assert sample.logprobs == pytest.approx(found.tolist(), abs=2e-5)
-    assert len(sample_turns(policy, prompts, follow, sampling, seeds=[1, 2])[1]) == 3
+    threads = policy.threads(prompts, sampling, seeds=[1, 2])
+    assert isinstance(threads, ApartThreads)
+    places = [(b, g) for b in range(2) for g in range(3)]
+    first = threads.say(places, 0)
+    assert set(first) == set(places)
+    asked = {(b, g): without_written_end(first[b, g].tokens, follow[b]) for b, g in [(0, 1), (1, 0), (1, 2)]}
+    heard = threads.hear(asked, score=True)
+    second = threads.say(list(asked), 1)
+    assert set(second) == set(asked)
+    for (b, g), piece in asked.items():
+        turns = [*first[b, g].tokens, *piece.tokens, *second[b, g].tokens]
+        [[row]] = policy.logprobs([prompts[b]], [[turns]])
+        start = len(first[b, g].tokens)
+        end_of_piece = start + len(piece.tokens)
+        assert first[b, g].logprobs == pytest.approx(row[:start].tolist(), abs=2e-5)
+        assert heard[b, g].tolist() == pytest.approx(row[start:end_of_piece].tolist(), abs=2e-5)
+        assert second[b, g].logprobs == pytest.approx(row[end_of_piece:].tolist(), abs=2e-5)
 
 
 def test_what_the_processor_refuses_names_the_problem(policy: Policy) -> None:

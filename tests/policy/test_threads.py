@@ -1,24 +1,37 @@
-"""Conversations of two turns: the template's own tokens, the policy's own probabilities."""
+"""Conversations of two turns: prefilled once, drawn on their own, the policy's own probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from selfverify.policy.turns import Turns, follow_up, sample_turns, sample_turns_apart
 
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.episode import Reply
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import derived_seed
+from selfverify.policy.replies import ReplyEncoder, without_written_end
+from selfverify.policy.sampling import Sample
+from selfverify.policy.threads import ApartThreads, SharedThreads, Threads
 from selfverify.tasks.base import user_turn
 
 WORDS = "Is that so? Say it again."
 SAMPLING = SamplingConfig(group_size=6, max_new_tokens=12)
 KINDS = ["llama", "mistral", "gemma3_text"]
+
+
+@dataclass
+class Turns:
+    """A first turn, what was put behind it, and the second turn, unless the first one was cut off."""
+
+    first: Sample
+    inserted: list[int]
+    second: Sample | None = None
 
 
 def ending(load_policy: Callable[..., Policy], kind: str = "tiny", by: float = 4.0) -> Policy:
@@ -36,7 +49,45 @@ def ending(load_policy: Callable[..., Policy], kind: str = "tiny", by: float = 4
 
 
 def between(policy: Policy, problems: list[Problem]) -> list[list[int]]:
-    return [follow_up(policy.loaded, problem, WORDS) for problem in problems]
+    writer = ReplyEncoder(policy.encoder)
+    return [list(writer.encode(problem, Reply(WORDS), 1).tokens) for problem in problems]
+
+
+def talk(
+    threads: Threads, policy: Policy, problems: Sequence[Problem], sampling: SamplingConfig
+) -> list[list[Turns]]:
+    """Every thread says something, is asked `WORDS` unless it was cut off, and answers."""
+    writer, size = ReplyEncoder(policy.encoder), sampling.group_size
+    said = threads.say([(b, g) for b in range(len(problems)) for g in range(size)], 0)
+    pieces = {
+        place: without_written_end(sample.tokens, writer.encode(problems[place[0]], Reply(WORDS), 1))
+        for place, sample in said.items()
+        if sample.finish == Finish.STOP
+    }
+    assert threads.hear(pieces) == {}
+    again = threads.say(list(pieces), 1, more=False)
+    groups = [
+        [
+            Turns(said[b, g], list(pieces[b, g].tokens) if (b, g) in pieces else [], again.get((b, g)))
+            for g in range(size)
+        ]
+        for b in range(len(problems))
+    ]
+    assert set(again) == set(pieces)
+    return groups
+
+
+def sample_turns(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    problems: Sequence[Problem],
+    sampling: SamplingConfig,
+    *,
+    seeds: Sequence[int],
+) -> list[list[Turns]]:
+    threads = policy.threads(prompts, sampling, seeds=seeds)
+    assert isinstance(threads, SharedThreads)
+    return talk(threads, policy, problems, sampling)
 
 
 def continuation(turns: Turns) -> list[int]:
@@ -54,26 +105,6 @@ def check_logprobs(policy: Policy, prompts: list[Any], groups: list[list[Turns]]
                 torch.testing.assert_close(found, values[n + m :][: len(found)], rtol=1e-5, atol=2e-5)
 
 
-def test_inserted_tokens_are_the_templates(policy: Policy, problems: list[Problem]) -> None:
-    """Prompt, a written answer, the inserted tokens and a second one are the conversation's own ids."""
-    tokenizer = policy.tokenizer
-    for problem in problems:
-        [prompt] = policy.encode([problem])
-        answer = "<think>7+2</think><answer>9</answer>"
-        answered = tokenizer(answer, add_special_tokens=False)["input_ids"]
-        whole = Problem(
-            problem.id,
-            [
-                *problem.messages,
-                {"role": "assistant", "content": [{"type": "text", "text": answer}]},
-                *user_turn(WORDS, images=0),
-            ],
-            problem.images,
-        )
-        [expected] = policy.encode([whole])
-        assert prompt.ids.tolist() + answered + between(policy, [problem])[0] == expected.ids.tolist()
-
-
 @pytest.mark.parametrize("kind", ["tiny", *KINDS])
 def test_sampling_logprobs_are_the_learners(
     load_policy: Callable[..., Policy], problems: list[Problem], kind: str
@@ -82,7 +113,7 @@ def test_sampling_logprobs_are_the_learners(
     policy = ending(load_policy, kind)
     asked = problems if kind == "tiny" else [Problem("a", user_turn("Say 7.", 0)), problems[1]]
     prompts = policy.encode(asked)
-    groups = sample_turns(policy, prompts, between(policy, asked), SAMPLING, seeds=[3, 4, 5][: len(asked)])
+    groups = sample_turns(policy, prompts, asked, SAMPLING, seeds=[3, 4, 5][: len(asked)])
     flat = [turns for group in groups for turns in group]
     assert {turns.first.finish for turns in flat} == {"stop", "length"}  # both kinds
     assert len({len(turns.first.tokens) for turns in flat}) > 3
@@ -99,11 +130,11 @@ def test_first_turns_are_those_of_single_turn_sampling(
 ) -> None:
     policy = ending(load_policy)
     prompts = policy.encode(problems)
-    groups = sample_turns(policy, prompts, between(policy, problems), SAMPLING, seeds=[3, 4, 5])
+    groups = sample_turns(policy, prompts, problems, SAMPLING, seeds=[3, 4, 5])
     alone = policy.sample(prompts, SAMPLING, seeds=[3, 4, 5])
     assert [[t.first.tokens for t in group] for group in groups] == [[s.tokens for s in g] for g in alone]
     # Nor do second turns depend on what else is in the batch.
-    [third] = sample_turns(policy, prompts[2:], between(policy, problems[2:]), SAMPLING, seeds=[5])
+    [third] = sample_turns(policy, prompts[2:], problems[2:], SAMPLING, seeds=[5])
     assert [continuation(t) for t in third] == [continuation(t) for t in groups[2]]
 
 
@@ -112,10 +143,11 @@ def test_greedy_second_turns_equal_those_with_their_own_prompt(
 ) -> None:
     """The path of vLLM and of unknown families, on a model that could also share."""
     policy = ending(load_policy, by=4.0)
-    prompts, follow = policy.encode(problems), between(policy, problems)
+    prompts = policy.encode(problems)
     greedy = SamplingConfig(group_size=2, temperature=0.0, max_new_tokens=40)
-    shared = sample_turns(policy, prompts, follow, greedy, seeds=[0, 0, 0])
-    apart = sample_turns_apart(policy, prompts, follow, greedy, [0, 0, 0])
+    shared = sample_turns(policy, prompts, problems, greedy, seeds=[0, 0, 0])
+    own = ApartThreads(policy.sample, policy.logprobs, prompts, [0, 0, 0], greedy, policy.encoder.extended)
+    apart = talk(own, policy, problems, greedy)
     assert any(turns.second for group in shared for turns in group)
     assert [[continuation(t) for t in g] for g in shared] == [[continuation(t) for t in g] for g in apart]
     check_logprobs(policy, prompts, apart)
@@ -127,36 +159,11 @@ def test_prompts_are_prefilled_once(
     policy = ending(load_policy)
     prefill, calls = policy.forward.prefill, []
     monkeypatch.setattr(policy.forward, "prefill", lambda p: calls.append(len(p)) or prefill(p))
-    sample_turns(policy, policy.encode(problems), between(policy, problems), SAMPLING, seeds=[3, 4, 5])
+    sample_turns(policy, policy.encode(problems), problems, SAMPLING, seeds=[3, 4, 5])
     assert calls == [3]
 
 
 def test_all_first_turns_cut_off(policy: Policy, problems: list[Problem]) -> None:
     short = SamplingConfig(group_size=2, max_new_tokens=1)
-    groups = sample_turns(policy, policy.encode(problems), between(policy, problems), short, seeds=[1, 2, 3])
+    groups = sample_turns(policy, policy.encode(problems), problems, short, seeds=[1, 2, 3])
     assert all(turns.second is None for group in groups for turns in group)
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        # A question and nothing else; another text before the answer; an error of the template's own.
-        "{{ messages[0]['role'] }}:{% if add_generation_prompt %}assistant:{% endif %}",
-        "{{ messages | length }}{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}",
-        "{% if messages | length > 1 %}{{ raise_exception('one question only') }}{% endif %}user:",
-    ],
-)
-def test_template_that_cannot_go_on_is_refused(load_policy: Callable[..., Policy], template: str) -> None:
-    policy = load_policy()
-    policy.tokenizer.chat_template = template
-    with pytest.raises(ConfigError, match="problem p: the model's chat template cannot continue"):
-        follow_up(policy.loaded, Problem("p", user_turn("Say 7.", 0)), WORDS)
-
-
-def test_words_that_cannot_be_inserted_are_refused(policy: Policy) -> None:
-    problem = Problem("p", user_turn("Say 7.", 0))
-    with pytest.raises(DataError, match=r"problem p: the second turn's prompt takes .* tokens"):
-        follow_up(policy.loaded, problem, "again " * 5000)
-    with pytest.raises(DataError, match="contains the image token"):
-        follow_up(policy.loaded, problem, "look: <|image_pad|>")
-    assert derived_seed(1, 1) != derived_seed(2, 1)

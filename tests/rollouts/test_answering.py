@@ -1,0 +1,201 @@
+"""Two-turn trajectories: channels, rewards of both answers, cut-off and unjudged turns, lost episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.rollouts.test_unjudged import Outage
+
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Trajectory
+from selfverify.policy.encoding import longest_row
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.answers import roll_out
+from selfverify.rollouts.converse import converse, recite
+from selfverify.rollouts.reading import before_score
+from selfverify.tasks.answering import AnswerOnce, AskAgain
+from selfverify.tasks.base import user_turn
+from selfverify.tasks.digits.digits_sum import DigitsSum
+
+TASK = DigitsSum()
+PROBLEM = TASK.problem("train", 0, 0)
+RIGHT, WRONG = PROBLEM.target, PROBLEM.target + 1
+
+
+def said(policy: Policy, answer: object, finish: str = "stop") -> Sample:
+    text = f"<think>1</think><answer>{answer}</answer><score>0.5</score>"
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*ids, policy.tokenizer.eos_token_id] if finish == "stop" else ids
+    return Sample(ids, [-0.5] * len(ids), finish)  # type: ignore[arg-type]
+
+
+def trajectory(policy: Policy, first: object, second: object, task: DigitsSum = TASK) -> Trajectory:
+    return told(policy, [said(policy, first), said(policy, second)], task)
+
+
+def told(
+    policy: Policy, turns: list[Sample], task: DigitsSum = TASK, split_score: bool = False
+) -> Trajectory:
+    asked = AskAgain(PROBLEM, task.tags, task.verdict, "Sure?", split_score=split_score)
+    return recite(policy, PROBLEM, asked, turns)
+
+
+def test_channels_and_rewards(policy: Policy) -> None:
+    made = trajectory(policy, WRONG, RIGHT)
+    assert [s.channel for s in made.segments] == ["turn_1", "observation", "turn_2"]
+    assert [s.turn for s in made.segments] == [0, 1, 1]
+    first, words, second = made.segments
+    assert words.author == "environment" and "Sure?" in words.text
+    mask = made.channel_mask(["turn_1", "observation", "turn_2"])
+    assert mask == [True] * len(first.tokens) + [False] * len(words.tokens) + [True] * len(second.tokens)
+    assert len(made.logprobs) == len(made.tokens)
+    assert (made.rewards["correct_1"], made.rewards["correct"]) == (0.0, 1.0)
+    assert trajectory(policy, RIGHT, "nonsense").rewards["correct"] == 0.0
+    assert made.parsed.answer == RIGHT
+
+
+def test_a_score_of_its_own(policy: Policy) -> None:
+    """The same tokens and rewards; the second turn's score, closing tag and end token are cut off it."""
+    turns = [said(policy, WRONG), said(policy, RIGHT)]
+    whole = told(policy, turns)
+    made = told(policy, turns, split_score=True)
+    assert [s.channel for s in made.segments] == ["turn_1", "observation", "turn_2", "score"]
+    assert [s.turn for s in made.segments] == [0, 1, 1, 1]
+    assert made.tokens == whole.tokens and made.text == whole.text and made.logprobs == whole.logprobs
+    assert made.rewards == whole.rewards and made.scores == whole.scores == {"sampled": 0.5}
+    assert made.finish == "stop" and made.segments[2].text.endswith("<score>")
+    assert before_score(made) == whole.tokens[: -len(made.segments[-1].tokens)]
+    assert before_score(whole) is None
+
+
+def test_cut_off_first_turn_has_no_second(policy: Policy) -> None:
+    made = told(policy, [said(policy, RIGHT, "length"), said(policy, RIGHT)])
+    assert [s.channel for s in made.segments] == ["turn_1"]
+    assert made.truncated and made.rewards["correct"] == 0.0 and made.rewards["answer_format"] == 0.0
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, RIGHT), (RIGHT, 1), (2, "nonsense")])
+def test_one_unjudged_answer_takes_the_trajectory_out(policy: Policy, first: object, second: object) -> None:
+    made = trajectory(policy, first, second, Outage())
+    assert valid_trajectories(Group(PROBLEM, [made]), False).tolist() == [False]
+    assert made.parsed.unjudged
+
+
+def stops(policy: Policy) -> Policy:
+    """The policy with every turn over after its first token."""
+    policy._check_head()
+    right, index = policy.head.logits, policy.tokenizer.eos_token_id
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits = right(hidden)
+        return logits + 1e3 * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
+
+    policy.head.logits = head  # type: ignore[method-assign]
+    return policy
+
+
+def test_words_without_room_end_the_conversation(
+    load_policy: Callable[..., Policy], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was said before them counts, as of any turn that was cut off."""
+    policy, sampling = stops(load_policy()), SamplingConfig(group_size=2)
+    room = longest_row(policy.model)
+    rollout = roll_out(policy, TASK, [PROBLEM], [0], sampling, "Sure? " * 3000)
+    assert [[s.channel for s in t.segments] for t in rollout.groups[0].trajectories] == [["turn_1"]] * 2
+    assert [t.finish for t in rollout.groups[0].trajectories] == ["length"] * 2
+    assert [t.rewards["correct"] for t in rollout.groups[0].trajectories] == [0.0] * 2
+    events = [r.__dict__["fields"] for r in caplog.records if r.__dict__.get("event") == "context_full"]
+    assert [event["problem"] for event in events] == [PROBLEM.id] * 2
+    assert f"context of {room} tokens" in caplog.text
+
+
+def test_words_beyond_all_measure_end_one_conversation(
+    load_policy: Callable[..., Policy], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Words that are not even tokenised take a trajectory out, and leave the others alone."""
+    policy, sampling = stops(load_policy()), SamplingConfig(group_size=1)
+    room = longest_row(policy.model)
+    assert room is not None
+    other = TASK.problem("train", 0, 1)
+
+    def ask(problem: Problem, seed: int) -> Episode:
+        words = "?" * (64 * room + 1) if problem.id == PROBLEM.id else "Sure?"
+        return AskAgain(problem, TASK.tags, TASK.verdict, words)
+
+    rollout = converse(policy, TASK, [PROBLEM, other], [0, 1], sampling, ask, EpisodeLimits(turns=2))
+    [lost], [whole] = (group.trajectories for group in rollout.groups)
+    assert lost.finish == "error" and lost.rewards == {}
+    assert valid_trajectories(rollout.groups[0], False).tolist() == [False]
+    assert whole.finish == "stop" and [s.channel for s in whole.segments][-1] == "turn_2"
+    assert f"{PROBLEM.id}, turn 1: its episode failed: DataError" in caplog.text
+
+
+class Breaks(AnswerOnce):
+    """Fails where it is told to."""
+
+    def __init__(self, where: str, problem: Problem) -> None:
+        super().__init__(problem, TASK.tags, TASK.verdict)
+        self.where, self.closed = where, 0
+
+    def reply(self, said: Said) -> Reply:
+        if self.where == "reply":
+            raise RuntimeError("the screen is gone")
+        return super().reply(said)
+
+    def ending(self) -> Ending:
+        if self.where == "ending":
+            raise RuntimeError("the judge is gone")
+        return super().ending()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("where", ["reply", "ending"])
+def test_an_episode_that_raises_loses_its_own_trajectory(
+    load_policy: Callable[..., Policy], where: str
+) -> None:
+    policy, opened = stops(load_policy()), []
+
+    def begin(problem: Problem, seed: int) -> Episode:
+        opened.append(Breaks(where if not opened else "", problem))
+        return opened[-1]
+
+    rollout = converse(policy, TASK, [PROBLEM], [0], SamplingConfig(group_size=3), begin)
+    first, *others = rollout.groups[0].trajectories
+    assert first.finish == "error" and first.rewards == {}
+    assert all(t.finish == "stop" and "correct" in t.rewards for t in others)
+    assert [episode.closed for episode in opened] == [1, 1, 1]
+
+
+def test_an_episode_that_does_not_begin_loses_its_own_trajectory(load_policy: Callable[..., Policy]) -> None:
+    policy, calls = stops(load_policy()), []
+
+    def begin(problem: Problem, seed: int) -> Episode:
+        calls.append(seed)
+        if len(calls) == 1:
+            raise RuntimeError("no device")
+        return TASK.open(problem, seed)
+
+    first, second = (
+        converse(policy, TASK, [PROBLEM], [0], SamplingConfig(group_size=2), begin).groups[0].trajectories
+    )
+    assert first.finish == "error" and first.rewards == {} and len(set(calls)) == 2
+    assert second.finish == "stop"
+
+
+def test_text_only_model(load_policy: object) -> None:
+    """Same path, with messages as strings."""
+    policy = load_policy("llama")  # type: ignore[operator]
+    problem = Problem("t", user_turn("What is 1+1?", images=0), target=2)
+    sampling = SamplingConfig(group_size=4, max_new_tokens=30)
+    rollout = roll_out(policy, TASK, [problem], [3], sampling, "Sure?")
+    for made in rollout.groups[0].trajectories:
+        assert made.truncated or "Sure?" in made.segments[1].text
