@@ -41,11 +41,10 @@ from common import (
     show,
 )
 from our_step import checksum
-from selfverify.policy.turns import follow_up
-from selfverify.rollouts.single_turn import Rollout
 from torch import Tensor
 
 import selfverify.policy.policy as policy_module
+from selfverify.core.episode import Reply
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -54,24 +53,25 @@ from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Decoder, Sample
+from selfverify.policy.replies import ReplyEncoder
+from selfverify.policy.threads import Voice
+from selfverify.rollouts.converse import Rollout
 
 
-class Timed(Decoder):
+class Timed(Voice):
     """Ends every turn with its last token, and none before."""
 
-    def go_on(self, *args: Any, **more: Any) -> list[list[Sample]]:
-        """See `Decoder.go_on`."""
-        self.left = self.sampling.max_new_tokens
-        return super().go_on(*args, **more)
+    said = 0
+    """How many tokens have been chosen so far; a step chooses for all responses together."""
 
     def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Decoder.choose`."""
-        tokens, logprobs = super().choose(hidden, uniform)
-        self.left -= 1
+        """See `Voice.choose`."""
+        tokens, logprobs = Voice.choose(self, hidden, uniform)
+        self.said += 1
         end, other = self.stop[0], self.stop[0] - 1
         early = tokens.where(~torch.isin(tokens, self.stop), other)
-        return (early if self.left else torch.full_like(tokens, int(end))), logprobs
+        is_last = self.said % self.sampling.max_new_tokens == 0
+        return (torch.full_like(tokens, int(end)) if is_last else early), logprobs
 
 
 def graded(rollout: Rollout) -> Rollout:
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", action="store_true", help="2 problems with an image of 1,024 tokens")
     parser.add_argument("--cpu-time", action="store_true", help="time of the process instead of the clock's")
     options = parse(parser, argv)
-    policy_module.Decoder = Timed  # type: ignore[attr-defined]
+    policy_module.Voice = Timed  # type: ignore[misc]
     rows: list[list[Any]] = []
     ratios = {}
     with model_folder(options.seed) as folder:
@@ -172,7 +172,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 else make_problems(policy, PROBLEMS, prompt)
             )
             length = statistics.mean(len(policy.encoder.prompt(problem).ids) for problem in problems)
-            between = len(follow_up(policy.loaded, problems[0], options.words)) - 1
+            request = ReplyEncoder(policy.encoder).encode(problems[0], Reply(options.words), 1)
+            between = len(request.tokens) - 1  # the first one ends the turn, which the policy writes itself
             for group in options.groups:
                 seconds, ratio = compare(folder, problems, group, options)
                 once = length + group * RESPONSE_TOKENS

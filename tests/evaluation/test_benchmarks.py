@@ -25,6 +25,7 @@ from data_files import (
     write_odyssey,
     write_reasonseg,
 )
+from sampled_threads import sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.evaluation.evaluate import evaluate
@@ -333,7 +334,7 @@ def test_known_responses(name: str, tmp_path: Path, policy: Policy, monkeypatch:
         end = policy.tokenizer.eos_token_id
         return [[Drawn([*ids, end], [0.0] * (len(ids) + 1), "stop") for ids in row] for row in tokens]
 
-    monkeypatch.setattr(policy, "sample", sample, raising=False)
+    monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     monkeypatch.setattr(policy, "coordinate_space", lambda size: (1000, 1000), raising=False)
     task.use_space(policy.coordinate_space)
     config = EvaluationConfig(problems=2, samples=2)

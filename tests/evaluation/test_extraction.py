@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sampled_threads import sampled_threads
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
@@ -162,7 +163,7 @@ def test_evaluations_store_who_read_what(
         rows = [[WELL, "12 it is"], ["blue", "?"]]
         return [[Drawn(policy.tokenizer(t)["input_ids"], [0.0], "length") for t in row] for row in rows]
 
-    monkeypatch.setattr(policy, "sample", sample, raising=False)
+    monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     config, store = EvaluationConfig(problems=None, samples=2), tmp_path / "s.jsonl"
     found = evaluate(policy, TASK, config, store, extractor=Scripted(["12", "blue", "no"]))
     assert [s.read_by for s in read_samples(store)[1]] == ["rules", "script", "script", None]

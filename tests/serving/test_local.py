@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from sampled_threads import sampled_threads
 from selfverify.policy.policy import Policy
 from selfverify.remote.client import ServerSettings
 from selfverify.serving.app import Gateway
@@ -79,6 +80,7 @@ def writes(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return rows
 
     monkeypatch.setattr(Policy, "sample", sample)
+    monkeypatch.setattr(policy, "threads", sampled_threads(policy, policy.sample))
     return script
 
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from sampled_threads import sampled_threads
 from selfverify.cli.main import app
 from selfverify.core.errors import DataError
 from selfverify.core.sampling_settings import SamplingConfig
@@ -52,7 +53,7 @@ def scripted(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             rows.append(Sample(ids, [-0.5] * len(ids), "stop"))
         return [rows]
 
-    monkeypatch.setattr(policy, "sample", sample)
+    monkeypatch.setattr(policy, "threads", sampled_threads(policy, sample))
     monkeypatch.setattr(Policy, "load", lambda *_, **__: policy)
     return script
 

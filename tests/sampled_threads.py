@@ -1,0 +1,22 @@
+"""Conversations whose turns come from a function that a test puts in the place of `Policy.sample`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.policy.threads import ApartThreads
+
+
+def sampled_threads(
+    policy: Policy, sample: Callable[..., Any]
+) -> Callable[[Sequence[Prompt], SamplingConfig], ApartThreads]:
+    """What stands for ``policy.threads``: first turns of all threads are one call of ``sample``."""
+
+    def threads(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> ApartThreads:
+        return ApartThreads(sample, policy.logprobs, prompts, seeds, sampling, policy.encoder.extended)
+
+    return threads
