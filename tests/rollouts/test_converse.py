@@ -111,8 +111,9 @@ def streams_of(policy: Policy, rollout: Rollout) -> list[Any]:
 def test_images_in_mid_conversation(ending_policy: Callable[..., Policy], asked: list[Problem]) -> None:
     """What the sampler says of its tokens is what the learner says, over several turns and images."""
     policy = ending_policy()
+    sampling = SAMPLING.model_copy(update={"group_size": 6, "max_new_tokens": 4})
     rollout = converse(
-        policy, Chat(), asked, [3, 4], SAMPLING, lambda problem, seed: Talkative(seed), EpisodeLimits(turns=5)
+        policy, Chat(), asked, [3, 4], sampling, lambda problem, seed: Talkative(seed), EpisodeLimits(turns=5)
     )
     lengths = set()
     for streams, group in zip(streams_of(policy, rollout), rollout.groups, strict=True):
