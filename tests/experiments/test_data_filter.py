@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selfverify.rollouts.single_turn import Rollout
 from typer.testing import CliRunner
 
 from data_files import base64_png, write_jsonl
@@ -26,7 +27,6 @@ from selfverify.experiments.data_filter import Filter, summary
 from selfverify.experiments.run import learn
 from selfverify.learner.kept import Kept
 from selfverify.methods.base import MethodConfig
-from selfverify.rollouts.single_turn import Rollout
 from selfverify.tasks.base import Task
 
 SAMPLING = SamplingConfig(group_size=4, max_new_tokens=8)

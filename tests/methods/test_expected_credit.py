@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from selfverify.rollouts.single_turn import Rollout, read_rollout
 
 from selfverify import learn as learn_run
 from selfverify.core.credit import valid_trajectories
@@ -19,7 +20,6 @@ from selfverify.learner.streams import select, stack_choices
 from selfverify.objectives import choice_probability
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_distributions
-from selfverify.rollouts.single_turn import Rollout, read_rollout
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]

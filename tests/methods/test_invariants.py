@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from selfverify.rollouts.single_turn import Rollout
 
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.sampling_settings import SamplingConfig
@@ -16,7 +17,6 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import GroupStreams, make_streams, select, stack
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout
 from updating import update
 
 

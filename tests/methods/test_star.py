@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from selfverify.policy.turns import Turns, follow_up
+from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.two_turn import make_trajectory
 
 from selfverify import LearnerConfig, learn
 from selfverify.cli.run_folders import holds_a_run
@@ -25,9 +28,6 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.methods.star import CONVERSATIONS_FILE, Collected, STaR
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample, derived_seed
-from selfverify.policy.turns import Turns, follow_up
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import make_trajectory
 from selfverify.tasks.digits.digits_pick import DigitsPick
 
 WORDS = "Check the answer."
