@@ -141,8 +141,8 @@ def _stored(task: Task, group: Group, number: int, seed: int) -> StoredSample:
     logprobs = [v for s in trajectory.segments if s.channel in (ANSWER, TURN_2) for v in s.logprobs]
     figures = {
         **(judged.parts if judged else {}),
-        "answer": rewards["answer"],
-        "format": min(rewards["answer_format"], rewards["score_format"]),
+        "answer": rewards.get("answer", 0.0),
+        "format": min(rewards.get("answer_format", 0.0), rewards.get("score_format", 0.0)),
     }
     if CORRECT_1 in rewards:
         figures[CORRECT_1] = rewards[CORRECT_1]
@@ -152,7 +152,7 @@ def _stored(task: Task, group: Group, number: int, seed: int) -> StoredSample:
         text=trajectory.text,
         answer=judged.answer if judged else None,
         key=None if judged is None or task.kind == "continuous" else judged.key,
-        correct=rewards["correct"] > 0,
+        correct=rewards.get("correct", 0.0) > 0,
         rewards=figures,
         scores={name: trajectory.scores.get(name) for name in ("sampled", "greedy", "soft")},
         tokens=trajectory.written,

@@ -56,6 +56,7 @@ class Lesson:
         for batch, own in [(groups, passes), *updates]:
             for group in (batch[i] for each in own for i in each.indices):
                 group.prompt = self.source.complete(group.number, group.prompt)
+                group.prepare_images(policy.encoder)
         self._settle(groups[passes[0].indices[0]])
         self.updater.fix_logprobs(groups, passes)
         policy.model.train()
@@ -74,7 +75,7 @@ class Lesson:
         if ranks.count() > 1 and not self._settled:
             policy = self.updater.policy
             with torch.no_grad():
-                policy.whole(lambda: policy.logprobs([group.prompt], [group.tokens[:2]]))
+                policy.whole(lambda: policy.logprobs([group.prompt], [group.continuations[:2]]))
             self._settled = True
 
 

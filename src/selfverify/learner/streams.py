@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
@@ -19,7 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from selfverify.core.credit import Alternatives, Credit
 from selfverify.core.trajectory import Group
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
-from selfverify.policy.encoding import Prompt
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.encoding import Encoder, Prompt
+from selfverify.policy.families import ImageInput
 from selfverify.rollouts.converse import Rollout
 
 
@@ -44,6 +47,8 @@ class GroupStreams:
         old_logprobs_gr: Log-probs of the policy that sampled; None while it is the one that learns, so that
             the ratio is 1 by definition.
         reference_logprobs_gr: Log-probs of the reference; None where no KL coefficient is above 0.
+        pictures: For each trajectory the images that its environment showed, in order; none where empty.
+        images: The same, preprocessed by `prepare_images`.
     """
 
     prompt: Prompt
@@ -60,6 +65,23 @@ class GroupStreams:
     owner: int = 0
     old_logprobs_gr: Tensor | None = None
     reference_logprobs_gr: Tensor | None = None
+    pictures: list[list[Image]] = field(default_factory=list)
+    images: list[list[ImageInput]] = field(default_factory=list)
+
+    def prepare_images(self, encoder: Encoder) -> None:
+        """Preprocess what environments showed, before a pass needs it.
+
+        Raises:
+            DataError: An image cannot be read.
+        """
+        name = self.prompt.problem_id
+        self.images = [[encoder.image(picture, name, True) for picture in row] for row in self.pictures]
+
+    @property
+    def continuations(self) -> list[Continuation]:
+        """What follows the prompt, as `Policy.logprobs` takes it."""
+        rows = self.images or [[] for _ in self.tokens]
+        return [Continuation(tokens, images) for tokens, images in zip(self.tokens, rows, strict=True)]
 
     @property
     def token_count(self) -> int:
@@ -108,6 +130,8 @@ def make_streams(
     streams = GroupStreams(
         prompt, tokens, channel_gr, advantage_gr, kl_coef_gr, weight_gr, foreign=foreign, number=number
     )
+    pictures = [[image for s in t.segments for image in s.images] for t in group.trajectories]
+    streams.pictures = pictures if any(pictures) else []
     choosing = [(place, credit) for place, credit in enumerate(credits) if credit.choices is not None]
     if len(choosing) > 1:
         names = ", ".join(credit.channel for _, credit in choosing)

@@ -72,7 +72,7 @@ def fixed_logprobs(
         chosen = [groups[i] for i in each.indices]
         logprobs_bgr = policy.logprobs(
             [group.prompt for group in chosen],
-            [group.tokens for group in chosen],
+            [group.continuations for group in chosen],
             temperature=temperature,
             needed=stack([group.trained_gr for group in chosen], policy.device),
         ).cpu()
@@ -155,7 +155,7 @@ class Updater:
         choice_places_m3, choice_weight_m, choices = stack_choices(groups)
         logprobs_bgr, alternatives_mk = self.policy.logprobs_and_choices(
             [group.prompt for group in groups],
-            [group.tokens for group in groups],
+            [group.continuations for group in groups],
             choice_places_m3,
             choices.tokens,
             temperature=self.temperature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import Finish, Group, Trajectory
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, converse
@@ -192,15 +193,20 @@ class PolicyGradientConfig(MethodConfig):
 
 
 def column(group: Group, name: str) -> torch.Tensor:
-    """Return one named reward of a group, ``[G]`` float64."""
-    return torch.tensor([t.rewards[name] for t in group.trajectories], dtype=torch.float64)
+    """Return one named reward of a group, ``[G]`` float64; NaN where a lost trajectory has none."""
+    return torch.tensor([_reward(t, name) for t in group.trajectories], dtype=torch.float64)
 
 
 def quality(group: Group) -> torch.Tensor:
     """Return by what answers are told apart, ``[G]`` float64: the task's ``quality``, else ``answer``."""
-    return torch.tensor(
-        [t.rewards.get("quality", t.rewards["answer"]) for t in group.trajectories], dtype=torch.float64
-    )
+    names = ["quality" if "quality" in t.rewards else "answer" for t in group.trajectories]
+    rewards = [_reward(t, name) for t, name in zip(group.trajectories, names, strict=True)]
+    return torch.tensor(rewards, dtype=torch.float64)
+
+
+def _reward(trajectory: Trajectory, name: str) -> float:
+    lost = trajectory.finish == Finish.ERROR and name not in trajectory.rewards
+    return math.nan if lost else trajectory.rewards[name]
 
 
 def scores(group: Group) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from selfverify.core.score_tree import SCORE_TEXTS, Branches, ScoreTree
+from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 
@@ -97,7 +98,7 @@ def score_distributions(readings: Sequence[ScoreReading | None]) -> tuple[Tensor
 def read_scores(
     policy: Policy,
     prompts: Sequence[Prompt],
-    prefixes: Sequence[Sequence[Sequence[int] | None]],
+    prefixes: Sequence[Sequence[Sequence[int] | Continuation | None]],
     temperature: float = 1.0,
 ) -> list[list[ScoreReading | None]]:
     """Scores behind given answers.
@@ -110,7 +111,8 @@ def read_scores(
     Args:
         policy: Any policy, not only the one that wrote the answers.
         prompts: B encoded prompts.
-        prefixes: For each prompt its responses up to and with ``<score>``; None where there is no score.
+        prefixes: For each prompt its responses up to and with ``<score>``, as tokens or, where they hold
+            images, as `Continuation`; None where there is no score.
         temperature: Divides the logits, as in sampling; 0 is read as 1.
 
     Returns:
@@ -128,17 +130,28 @@ def _read(
     policy: Policy,
     tree: ScoreTree[int],
     prompts: Sequence[Prompt],
-    prefixes: Sequence[Sequence[Sequence[int] | None]],
+    prefixes: Sequence[Sequence[Sequence[int] | Continuation | None]],
     temperature: float,
 ) -> list[list[ScoreReading | None]]:
     """`read_scores` of a few prompts, in one forward."""
     branchings = tree.branchings()
     paths = tree.paths()
-    rows = [[(g, list(prefix)) for g, prefix in enumerate(group) if prefix is not None] for group in prefixes]
+    given = [
+        [
+            (g, prefix if isinstance(prefix, Continuation) else Continuation(prefix))
+            for g, prefix in enumerate(group)
+            if prefix is not None
+        ]
+        for group in prefixes
+    ]
+    rows = [[(g, list(prefix.tokens)) for g, prefix in group] for group in given]
     results: list[list[ScoreReading | None]] = [[None] * len(group) for group in prefixes]
     if not any(rows):
         return results
-    continuations = [[[*prefix, *path, 0] for _, prefix in group for path in paths] for group in rows]
+    continuations = [
+        [Continuation([*prefix.tokens, *path, 0], prefix.images) for _, prefix in group for path in paths]
+        for group in given
+    ]
     hidden = policy.hidden_states(prompts, policy.stack(continuations))
     found: dict[tuple[int, int], dict[tuple[int, ...], dict[int, float]]] = {}
     for path, node in branchings:

@@ -234,7 +234,8 @@ def _two_part_attention(
         scores if mask is None else scores + mask
         for scores, mask in zip((scores_prompt, scores_own), masks, strict=True)
     )
-    weights = torch.cat([scores_prompt, scores_own], dim=-1).softmax(dim=-1, dtype=torch.float32)
+    scores = torch.cat([scores_prompt, scores_own], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
     weights = weights.to(query.dtype)
     out = torch.matmul(weights[..., :width].reshape(b, k, n * g * q, width), prompt[1]).view(b, k, n, g, q, d)
     own_weights = weights[..., width:].permute(0, 3, 1, 2, 4, 5).reshape(b, g, k, n * q, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
+from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.rollouts.converse import Rollout
@@ -25,10 +26,19 @@ def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> 
 
     It becomes ``parsed`` of the score's segment, its decodings ``scores["greedy"]`` and ``["soft"]``.
     """
-    prefixes = [[before_score(t) for t in group.trajectories] for group in rollout.groups]
+    prefixes = [[_shown(policy, group.problem.id, t) for t in group.trajectories] for group in rollout.groups]
     readings = read_scores(policy, rollout.prompts, prefixes, temperature)
     for group, row in zip(rollout.groups, readings, strict=True):
         for trajectory, reading in zip(group.trajectories, row, strict=True):
             if reading is not None:
                 trajectory.segments[-1].parsed = reading
                 trajectory.scores |= {"greedy": reading.greedy, "soft": reading.soft}
+
+
+def _shown(policy: Policy, name: str, trajectory: Trajectory) -> Continuation | None:
+    """What stands before the score, with the images that the environment showed."""
+    tokens = before_score(trajectory)
+    if tokens is None:
+        return None
+    pictures = [picture for segment in trajectory.segments for picture in segment.images]
+    return Continuation(tokens, [policy.encoder.image(picture, name, True) for picture in pictures])
