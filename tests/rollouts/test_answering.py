@@ -1,4 +1,4 @@
-"""Two-turn trajectories: channels, rewards of both answers, cut-off and unjudged turns, lost episodes."""
+"""Two-turn trajectories: channels, rewards of both answers, cut-off and unjudged turns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch
 from tests.rollouts.test_unjudged import Outage
 
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.episode import Ending, Episode, Reply, Said
-from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
@@ -18,9 +16,9 @@ from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.answers import roll_out
-from selfverify.rollouts.converse import converse, recite
+from selfverify.rollouts.converse import recite
 from selfverify.rollouts.reading import before_score
-from selfverify.tasks.answering import AnswerOnce, AskAgain
+from selfverify.tasks.answering import AskAgain
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits.digits_sum import DigitsSum
 
@@ -114,81 +112,6 @@ def test_words_without_room_end_the_conversation(
     events = [r.__dict__["fields"] for r in caplog.records if r.__dict__.get("event") == "context_full"]
     assert [event["problem"] for event in events] == [PROBLEM.id] * 2
     assert f"context of {room} tokens" in caplog.text
-
-
-def test_words_beyond_all_measure_end_one_conversation(
-    load_policy: Callable[..., Policy], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Words that are not even tokenised take a trajectory out, and leave the others alone."""
-    policy, sampling = stops(load_policy()), SamplingConfig(group_size=1)
-    room = longest_row(policy.model)
-    assert room is not None
-    other = TASK.problem("train", 0, 1)
-
-    def ask(problem: Problem, seed: int) -> Episode:
-        words = "?" * (64 * room + 1) if problem.id == PROBLEM.id else "Sure?"
-        return AskAgain(problem, TASK.tags, TASK.verdict, words)
-
-    rollout = converse(policy, TASK, [PROBLEM, other], [0, 1], sampling, ask, EpisodeLimits(turns=2))
-    [lost], [whole] = (group.trajectories for group in rollout.groups)
-    assert lost.finish == "error" and lost.rewards == {}
-    assert valid_trajectories(rollout.groups[0], False).tolist() == [False]
-    assert whole.finish == "stop" and [s.channel for s in whole.segments][-1] == "turn_2"
-    assert f"{PROBLEM.id}, turn 1: its episode failed: DataError" in caplog.text
-
-
-class Breaks(AnswerOnce):
-    """Fails where it is told to."""
-
-    def __init__(self, where: str, problem: Problem) -> None:
-        super().__init__(problem, TASK.tags, TASK.verdict)
-        self.where, self.closed = where, 0
-
-    def reply(self, said: Said) -> Reply:
-        if self.where == "reply":
-            raise RuntimeError("the screen is gone")
-        return super().reply(said)
-
-    def ending(self) -> Ending:
-        if self.where == "ending":
-            raise RuntimeError("the judge is gone")
-        return super().ending()
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-@pytest.mark.parametrize("where", ["reply", "ending"])
-def test_an_episode_that_raises_loses_its_own_trajectory(
-    load_policy: Callable[..., Policy], where: str
-) -> None:
-    policy, opened = stops(load_policy()), []
-
-    def begin(problem: Problem, seed: int) -> Episode:
-        opened.append(Breaks(where if not opened else "", problem))
-        return opened[-1]
-
-    rollout = converse(policy, TASK, [PROBLEM], [0], SamplingConfig(group_size=3), begin)
-    first, *others = rollout.groups[0].trajectories
-    assert first.finish == "error" and first.rewards == {}
-    assert all(t.finish == "stop" and "correct" in t.rewards for t in others)
-    assert [episode.closed for episode in opened] == [1, 1, 1]
-
-
-def test_an_episode_that_does_not_begin_loses_its_own_trajectory(load_policy: Callable[..., Policy]) -> None:
-    policy, calls = stops(load_policy()), []
-
-    def begin(problem: Problem, seed: int) -> Episode:
-        calls.append(seed)
-        if len(calls) == 1:
-            raise RuntimeError("no device")
-        return TASK.open(problem, seed)
-
-    first, second = (
-        converse(policy, TASK, [PROBLEM], [0], SamplingConfig(group_size=2), begin).groups[0].trajectories
-    )
-    assert first.finish == "error" and first.rewards == {} and len(set(calls)) == 2
-    assert second.finish == "stop"
 
 
 def test_text_only_model(load_policy: object) -> None:

@@ -112,9 +112,9 @@ COUNTED = {
     "image_retried": ("image read at a second or later try", "images read at a second or later try"),
     "rows_skipped": ("data file with broken rows", "data files with broken rows"),
     "unjudged": ("answer that could not be judged", "answers that could not be judged"),
-    "episode_failed": ("conversation lost with its environment", "conversations lost with their environments"),
+    "episode_failed": ("conversation lost to a failure", "conversations lost to failures"),
     "episode_not_closed": ("environment that could not be closed", "environments that could not be closed"),
-    "context_full": ("conversation as long as the model's context", "conversations as long as the model's context"),
+    "context_full": ("conversation that filled the context", "conversations that filled the context"),
     "step_empty": ("step without a usable problem", "steps without a usable problem"),
     "warning": ("other warning", "other warnings"),
 }
