@@ -92,6 +92,13 @@ class Episode(ABC):
         Whatever it raises ends the trajectory with ``error``; the trajectory then takes no part in training.
         """
 
+    def foreseen(self) -> Sequence[Reply]:
+        """Replies that are known before anything is said.
+
+        A chat template that cannot show them is refused at once, also where no conversation gets so far.
+        """
+        return ()
+
     def answers(self) -> Sequence[Tagged]:
         """The answers that `ending` will have judged.
 

@@ -61,7 +61,7 @@ class ReplyEncoder:
                 longer than the model's context.
         """
         where = f"problem {problem.id}, turn {turn}"
-        parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
+        parts = _parts(reply)
         texts = [str(part.get("text", "")) for part in parts if part.get("type") == "text"]
         limit = longest_row(self.loaded.model)
         characters = sum(len(text) for text in texts)
@@ -81,6 +81,14 @@ class ReplyEncoder:
         tokens = self._tokens(frame, texts, [image.text for image in images], where)
         unexpanded = self._tokens(frame, texts, [self._slot or ""] * len(images), where) if images else None
         return Continuation(tokens, images, unexpanded, list(reply.images))
+
+    def check(self, problem: Problem, reply: Reply) -> None:
+        """Look whether the chat template can show a reply of this form, whatever its words are.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        self._frame(problem, reply.role, _parts(reply))
 
     def _frame(self, problem: Problem, role: str, parts: Sequence[dict[str, Any]]) -> _Frame:
         """What the template writes around a reply of this form; rendered once for each problem and form."""
@@ -163,6 +171,11 @@ class ReplyEncoder:
                 cuts.add(found.start() + 1)
                 found = self._literal.search(whole, found.start() + 1)
         return sorted(cuts)
+
+
+def _parts(reply: Reply) -> list[dict[str, Any]]:
+    """A reply's content as parts."""
+    return [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
 
 
 def _outside(whole: str, ranges: Sequence[tuple[int, int]]) -> list[str]:

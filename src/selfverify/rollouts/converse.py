@@ -106,6 +106,7 @@ def converse(
                     _fail(talks[b, g], error)
                 else:
                     talks[b, g].episode = opened
+                    _check(writer, problem, opened)
         _talk(policy, prompts, talks, seeds, sampling, limits, listener, replies, writer)
         endings = _endings(task, talks)
     finally:
@@ -127,6 +128,7 @@ def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[S
     """
     talk, writer = _Talk(problem, episode, [], []), ReplyEncoder(policy.encoder)
     try:
+        _check(writer, problem, episode)
         for turn, sample in enumerate(turns):
             reply = episode.reply(_record(policy, talk, sample, turn))
             _cut(policy, talk, reply)
@@ -189,6 +191,12 @@ def _talk(
             heard[place] = piece
         threads.hear(heard)
         going = list(heard)
+
+
+def _check(writer: ReplyEncoder, problem: Problem, episode: Episode) -> None:
+    """Refuse a chat template that cannot show what the episode will reply, before anything is sampled."""
+    for reply in episode.foreseen():
+        writer.check(problem, reply)
 
 
 def said_of(policy: Policy, sample: Sample, turn: int = 0) -> Said:

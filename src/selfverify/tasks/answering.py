@@ -98,6 +98,10 @@ class AskAgain(AnswerOnce):
         self.split_score, self.while_wrong = split_score, while_wrong
         self._cut_off = False
 
+    def foreseen(self) -> Sequence[Reply]:
+        """See `Episode`."""
+        return [Reply(self.words)]
+
     def reply(self, said: Said) -> Reply:
         """See `Episode`."""
         cuts = self._read(said, turn_channel(said.turn), split=self.split_score and said.turn == 1)
