@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common import RESPONSE_TOKENS, PreparedTask
+from selfverify.rollouts.single_turn import Rollout
 
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
@@ -19,7 +20,6 @@ from selfverify.methods.adpo import ADPO
 from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout
 
 BETA, LEARNING_RATE = 0.01, 1e-5
 

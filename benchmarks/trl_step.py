@@ -12,6 +12,7 @@ import torch
 from common import RESPONSE_TOKENS
 from datasets import Dataset, Features, Image, List, Value
 from our_step import BETA, LEARNING_RATE, ChecksumGRPO, Setting, checksum, make_learner, timed_step
+from selfverify.rollouts.single_turn import Rollout
 from transformers import AutoModelForImageTextToText, TrainerCallback
 from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer
@@ -26,7 +27,6 @@ from selfverify.learner.totals import UpdateTotals
 from selfverify.learner.update import Updater, micro_batches
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout
 
 CHECKED_STEPS = 2
 

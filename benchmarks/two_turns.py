@@ -41,6 +41,8 @@ from common import (
     show,
 )
 from our_step import checksum
+from selfverify.policy.turns import follow_up
+from selfverify.rollouts.single_turn import Rollout
 from torch import Tensor
 
 import selfverify.policy.policy as policy_module
@@ -53,8 +55,6 @@ from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Decoder, Sample
-from selfverify.policy.turns import follow_up
-from selfverify.rollouts.single_turn import Rollout
 
 
 class Timed(Decoder):
