@@ -1,4 +1,4 @@
-"""Loads saved weights into a live model, or says what does not match; never keeps initial ones silently."""
+"""Loads saved weights into a live model, or says what does not match. No initial weight stays silently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from selfverify.core.errors import CheckpointError
 from selfverify.policy import adapters
 
 SHOWN = 5
-"""Names listed per kind of mismatch."""
+"""The most names that an error lists of each kind of mismatch."""
 
 
 def load_matching(model: Any, folder: Path) -> None:
@@ -27,15 +27,17 @@ def load_matching(model: Any, folder: Path) -> None:
     model's names: Qwen2.5-VL is saved under its older ones, and a tied output head is not saved at all.
     A plain ``load_state_dict`` keeps initial weights wherever names differ.
 
-    Parameters stay the same objects, so an optimizer that holds them goes on working. Takes the memory of
-    a second copy of the model while it runs, and may draw random numbers: restore generators afterwards.
+    Parameters stay the same objects, so an optimizer that holds them goes on working. While this runs, it
+    takes the memory of a second copy of the model. It may draw random numbers, so restore the generators
+    afterwards.
 
     Args:
         model: A transformers model.
         folder: Holds ``config.json`` and safetensors files.
 
     Raises:
-        CheckpointError: Another architecture, or names or shapes that do not match; ``model`` is unchanged.
+        CheckpointError: The folder holds another architecture, or names or shapes do not match. ``model`` is
+            unchanged.
     """
     if adapters.is_adapted(model):
         adapters.load_weights(model, folder)
@@ -45,7 +47,7 @@ def load_matching(model: Any, folder: Path) -> None:
             f"{folder}: holds an adapter, the model has none; set policy.lora as in its recipe"
         )
     _check_architecture(model, folder)
-    # With mixed precision, float32 holds every narrower value exactly and the copy narrows it back.
+    # Where types are mixed, float32 holds every narrower value exactly, and copying narrows it again.
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     try:
@@ -92,7 +94,7 @@ def _check_architecture(model: Any, folder: Path) -> None:
 
 
 def _mismatch(entry: Any) -> str:
-    """A mismatched key, with both shapes where transformers tells them."""
+    """Return a mismatched name, with both shapes where transformers tells them."""
     if isinstance(entry, str):
         return entry
     name, *shapes = entry
@@ -109,7 +111,7 @@ def _listed(kind: str, names: Any) -> list[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers prints a table of mismatches, which our error says in a line."""
+    """Silence transformers, which prints a table of mismatches. Our error names them in one line."""
     level = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
