@@ -162,7 +162,7 @@ def _read(
 
 
 def _shares(policy: Policy, states: Tensor, tokens: list[int], temperature: float) -> list[list[float]]:
-    """Return probabilities ``[N, K]`` of ``tokens`` against each other; few rows of logits exist at a time."""
+    """Return probabilities ``[N, K]`` of ``tokens`` against each other, with few rows of logits at a time."""
     logits = [policy.head.logits(part)[:, tokens] for part in states.split(policy.config.logprob_chunk)]
     shares: list[list[float]] = (torch.cat(logits).float() / (temperature or 1.0)).softmax(-1).tolist()
     return shares

@@ -24,8 +24,8 @@ def generate(
 ) -> list[list[Sample]]:
     """Return B lists of G samples, without log-probabilities, which the caller has to compute.
 
-    transformers' ``generate`` draws from torch's global generator. The generator is seeded for each prompt, and
-    is afterwards as it was before.
+    transformers' ``generate`` draws from torch's global generator. The generator is seeded for each prompt,
+    and is afterwards as it was before.
     """
     groups = []
     devices = [model.device] if model.device.type == "cuda" else []
