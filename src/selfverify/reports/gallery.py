@@ -31,12 +31,15 @@ KINDS = {
 }
 """Kinds of problems in the order in which they are shown: a title, and how many are wanted."""
 
+MOST = 12
+"""The gallery has at most so many problems."""
+
 _LONGEST_SIDE = 640
 """Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
 
 
-def gallery(run: RunData, limit: int = 12) -> list[dict[str, Any]]:
-    """Return cards of up to ``limit`` problems of a run; problems with something to choose come first.
+def gallery(run: RunData) -> list[dict[str, Any]]:
+    """Return cards of up to `MOST` problems of a run; problems with something to choose come first.
 
     The cards show the samples after training, or those before it if there are no others.
     """
@@ -72,7 +75,7 @@ def gallery(run: RunData, limit: int = 12) -> list[dict[str, Any]]:
                 "rows": _rows(grouped[problem], vote[row], best[row]),
             }
         )
-    return _choose(cards, limit)
+    return _choose(cards)
 
 
 def _places(
@@ -87,7 +90,7 @@ def _places(
     return draw_places(entry["frame"], entry.get("target"), entry.get("regions") or [], answers)
 
 
-def _choose(cards: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+def _choose(cards: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return as many cards of each kind as are wanted, and others if there is room, sorted by kind."""
     chosen, rest = [], []
     for kind, (_, wanted) in KINDS.items():
@@ -95,7 +98,7 @@ def _choose(cards: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
         chosen += own[:wanted]
         rest += own[wanted:]
     order = list(KINDS)
-    return sorted((chosen + rest)[:limit], key=lambda card: order.index(card["kind"]))
+    return sorted((chosen + rest)[:MOST], key=lambda card: order.index(card["kind"]))
 
 
 def _kind(right: np.ndarray, vote: float, best: float) -> str:
