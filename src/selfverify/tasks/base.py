@@ -1,4 +1,4 @@
-"""What a task is: where problems come from, what the answer format is, and how answers are rewarded."""
+"""What a task is: it makes problems, says which form an answer has, and rewards answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
-"""The lowest and the highest value of something that is drawn for each problem; neither is negative."""
+"""The range of a number that is drawn for each problem: its lowest and its highest value, both 0 or more."""
 
 
 class TaskConfig(BaseModel):
@@ -45,14 +45,14 @@ class Judged:
     """A task's verdict on one answer.
 
     Args:
-        reward: What the answer channel is paid, without any format part; 0 or more, in most tasks at most 1.
+        reward: The reward of the answer channel without any part for the format: 0 or more, in most tasks at
+            most 1.
         correct: Whether the answer counts as right in accuracy, AUC and AP.
-        answer: The parsed answer as a JSON value, None when it can't be read.
-        key: Equal for equivalent answers; None when the answer can't be read.
-        unjudged: Why there is no verdict (the judge hung twice, or its data is gone); else empty.
-            Such a trajectory is neither right nor wrong: it takes no part in training. An answer that can be
-            judged not to be one (malformed, far too long) is wrong instead.
-        quality: What decides whether two answers contrast (ADPO Eq. 6 and 7) where that is not ``reward``.
+        answer: The parsed answer as a JSON value, None when it cannot be read.
+        key: A text that is equal for equivalent answers; None when the answer cannot be read.
+        unjudged: Why there is no verdict (the judge hung twice, or its data is gone); else empty. A
+            trajectory without a verdict takes no part in training. A malformed answer is wrong instead.
+        quality: What decides whether two answers contrast (ADPO Eq. 6 and 7); None means ``reward``.
         parts: Components by name, which become rewards of the trajectory beside ``answer`` and are logged as
             ``reward/NAME``: a mean over the answers that have it.
         read_by: Who read the answer: the task's `RULES`, or in evaluations an extractor's name.
@@ -73,10 +73,12 @@ UNREADABLE = Judged(reward=0.0, correct=False)
 
 @dataclass(slots=True)
 class Demonstration:
-    """A worked response for supervised fine-tuning: ``(channel, text)`` pieces in order.
+    """A worked response for supervised fine-tuning.
 
-    Pieces of channel ``context`` are read but never trained; that is how a wrong answer is shown
-    without teaching it. ``quality`` is the reward the shown answer would get.
+    Args:
+        pieces: The response's parts in order, each as ``(channel, text)``. Parts of channel ``context`` are
+            read but never trained, so that a wrong answer can be shown without being taught.
+        quality: The reward that the shown answer would get.
     """
 
     pieces: list[tuple[str, str]] = field(default_factory=list)
@@ -144,7 +146,7 @@ class Task(ABC):
 
     @abstractmethod
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """Problem ``index`` of a split; the same arguments give the same problem.
+        """Return problem ``index`` of a split; the same arguments give the same problem.
 
         Raises:
             DataError: There is no such problem, or its data cannot be used. Training skips it.
@@ -169,14 +171,14 @@ class Task(ABC):
 
     @abstractmethod
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        """Reward an answer. Never raises on model output; malformed answers earn 0.
+        """Reward an answer. A malformed answer earns 0; no output of a model raises an error.
 
         Raises:
             DataError: What answers are judged by cannot be read. The answer then counts as ``unjudged``.
         """
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
-        """A right (or plausibly wrong) response for the cold start, without its score.
+        """Return a right (or plausibly wrong) response for the cold start, without its score.
 
         Raises:
             ConfigError: The task has no demonstrations, which is the default.
@@ -190,7 +192,7 @@ class Task(ABC):
         """
 
     def unreadable(self, problem: Problem) -> Judged:
-        """The verdict on a response whose tags are malformed."""
+        """Return the verdict on a response whose tags are malformed."""
         return UNREADABLE
 
     def use_space(self, space: Space) -> None:
@@ -200,7 +202,7 @@ class Task(ABC):
         """
 
     def count(self, split: Split) -> int | None:
-        """How many problems a split has; None where they never end."""
+        """Return the number of a split's problems; None if they never end."""
         return None
 
     def check_files(self, split: Split) -> None:
@@ -212,11 +214,11 @@ class Task(ABC):
         """
 
     def broken(self, split: Split) -> list[str]:
-        """The rows of the split's file that make no problem, each with its place and what is wrong."""
+        """Return the rows of the split's file that make no problem, each with its place and what is wrong."""
         return []
 
     def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
-        """Components ``[M]`` by name of canonical answers, also of those that a vote made.
+        """Return components ``[M]`` of M canonical answers by name, also of answers that a vote made.
 
         Args:
             problem: What was asked.
@@ -225,17 +227,17 @@ class Task(ABC):
         return {}
 
     def counters(self) -> dict[str, float]:
-        """What judging counted so far (timeouts, restarts); it goes to timing.jsonl."""
+        """Return what judging has counted so far (timeouts, restarts), for timing.jsonl."""
         return {}
 
 
 def problem_rng(split: Split, seed: int, index: int) -> np.random.Generator:
-    """One independent stream per (split, seed, index), so that problems need no shared state."""
+    """Return a random generator of this problem's own, so that problems need no shared state."""
     return np.random.default_rng([{"train": 0, "validation": 1, "test": 2}[split], seed, index])
 
 
 def user_turn(text: str, images: int = 1) -> list[dict[str, Any]]:
-    """A one-turn conversation: the images, then the text."""
+    """Return a conversation of one turn: the images, then the text."""
     content: list[dict[str, Any]] = [{"type": "image"} for _ in range(images)]
     return [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
 

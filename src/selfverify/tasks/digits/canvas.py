@@ -21,20 +21,26 @@ _VALIDATION, _TEST = 200, 450
 
 @dataclass(frozen=True, slots=True)
 class DigitBank:
-    """The scans of one split: ``images`` [N, 8, 8] in [0, 1], ``labels`` [N], ``by_label`` index lists."""
+    """The N scans of one split.
+
+    Args:
+        images: ``[N, 8, 8]`` grey levels in [0, 1].
+        labels: ``[N]`` the digits shown.
+        by_label: For each digit the indices of its scans.
+    """
 
     images: np.ndarray
     labels: np.ndarray
     by_label: tuple[np.ndarray, ...]
 
     def draw(self, label: int, rng: np.random.Generator) -> np.ndarray:
-        """A random scan of ``label``, ``[8, 8]`` in [0, 1]."""
+        """Return a random scan of the digit ``label``: ``[8, 8]`` grey levels in [0, 1]."""
         return self.images[rng.choice(self.by_label[label])]
 
 
 @cache
 def digit_bank(split: Split) -> DigitBank:
-    """The scans of ``split``; the three splits share no scan."""
+    """Return the scans of a split. No scan belongs to two splits."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -70,7 +76,7 @@ def finish(canvas: np.ndarray, noise: float, rng: np.random.Generator) -> Image.
 def draw_grid(
     labels: list[int], columns: int, cell: int, noise: float, bank: DigitBank, rng: np.random.Generator
 ) -> Image.Image:
-    """Digits in reading order on a grid, each with its own size, place and ink inside its cell."""
+    """Return an image of digits in reading order on a grid; size, place and ink vary inside each cell."""
     rows = -(-len(labels) // columns)
     canvas = np.zeros((rows * cell, columns * cell), dtype=np.float32)
     for index, label in enumerate(labels):
