@@ -12,7 +12,7 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.actions import convert_mobile
-from selfverify.data.android_control import HEAVY, PICTURES, convert_android_control
+from selfverify.data.android_control import convert_android_control
 from selfverify.data.columnar import Arrow, Parquet
 from selfverify.data.delimited import Table
 from selfverify.data.fields import Convert, Images, Place, Record, Row, RowSource, filled, first
@@ -83,7 +83,7 @@ FORMATS: dict[str, Format] = {
     "open-r1": Format(_each(Parquet), convert_vqa, (".parquet",)),
     "refcoco": Format(None, convert_grounding, (".json", ".jsonl", ".tsv")),
     "reasonseg": Format(_beside_images, convert_reasonseg, (".json",)),
-    "android-control": Format(_each(lambda file: TFRecords(file, PICTURES, HEAVY)), convert_android_control),
+    "android-control": Format(_each(TFRecords), convert_android_control),
     "gui-odyssey": Format(lambda folder, files: [JsonFiles(folder, files)], convert_gui_odyssey, (".json",)),
 }
 
