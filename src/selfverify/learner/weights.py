@@ -15,9 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from selfverify.core.errors import CheckpointError
 from selfverify.policy import adapters
-
-SHOWN = 5
-"""The most names that an error lists of each kind of mismatch."""
+from selfverify.policy.misfits import misfits
 
 
 def load_matching(model: Any, folder: Path) -> None:
@@ -64,12 +62,7 @@ def load_matching(model: Any, folder: Path) -> None:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot load these weights: {error}") from error
     weights, live = loaded.state_dict(), model.state_dict()
-    faults = [
-        *_listed("not in the folder", {*info["missing_keys"], *(live.keys() - weights.keys())}),
-        *_listed("not in the model", info["unexpected_keys"]),
-        *_listed("of another shape", [_mismatch(entry) for entry in info["mismatched_keys"]]),
-        *_listed("in error", info.get("error_msgs") or []),
-    ]
+    faults = misfits(info | {"missing_keys": {*info["missing_keys"], *(live.keys() - weights.keys())}})
     if faults:
         raise CheckpointError(
             f"{folder}: these weights do not match {type(model).__name__}: {'; '.join(faults)}"
@@ -91,22 +84,6 @@ def _check_architecture(model: Any, folder: Path) -> None:
     saved_type, own_type = config.get("model_type"), model.config.model_type
     if saved_type != own_type:
         raise CheckpointError(f"{folder}: holds a model of type {saved_type!r}, the model is {own_type!r}")
-
-
-def _mismatch(entry: Any) -> str:
-    """Return a mismatched name, with both shapes where transformers tells them."""
-    if isinstance(entry, str):
-        return entry
-    name, *shapes = entry
-    return f"{name} ({', model '.join(str(list(shape)) for shape in shapes)})" if shapes else str(name)
-
-
-def _listed(kind: str, names: Any) -> list[str]:
-    ordered = sorted(str(name) for name in names)
-    if not ordered:
-        return []
-    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
-    return [f"{len(ordered)} {kind}: {', '.join(ordered[:SHOWN])}{more}"]
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from selfverify.core.policy_settings import PolicyConfig
 from selfverify.policy import adapters
 from selfverify.policy.families import Family, family_of
 from selfverify.policy.last_layer import ReadOnly
+from selfverify.policy.misfits import misfits
 from selfverify.policy.shared_attention import ATTENTION
 
 BUILTIN = Path(__file__).parent / "builtin"
@@ -169,19 +170,6 @@ def copy_processor_settings(path: str, folder: Path) -> None:
             shutil.copyfile(found, folder / name)
 
 
-def _check_weights(folder: str, report: dict[str, Any]) -> None:
-    problems = {
-        kind: sorted(str(n[0] if isinstance(n, tuple) else n) for n in report.get(kind, ()))
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    wrong = [f"{kind.replace('_', ' ')}: {', '.join(n[:3])} ({len(n)})" for kind, n in problems.items() if n]
-    if wrong:
-        raise CheckpointError(
-            f"the weights in {folder} do not fit the model its config.json describes; {'; '.join(wrong)}. "
-            "Use the folder exactly as `save_pretrained` wrote it."
-        )
-
-
 def prepare(model: Any, config: PolicyConfig) -> Family:
     """Set a model of transformers up to share prompts, freeze its tower, and return its family."""
     family = family_of(model)
@@ -257,7 +245,7 @@ def load(config: PolicyConfig) -> Loaded:
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation="sdpa",
             output_loading_info=True,
-            # Ignored by transformers only, whose own error does not name them: `_check_weights` does.
+            # transformers' own error would not name these; `misfits` below does.
             ignore_mismatched_sizes=True,
             **source.options,
             **unpacking,
@@ -266,7 +254,11 @@ def load(config: PolicyConfig) -> Loaded:
         raise ConfigError(f"cannot load the model at {config.path!r}: {error}") from error
     except (RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights in {source.folder} cannot be loaded: {error}") from error
-    _check_weights(source.folder, report)
+    if wrong := misfits(report):
+        raise CheckpointError(
+            f"the weights in {source.folder} do not fit the model its config.json describes; "
+            f"{'; '.join(wrong)}. Use the folder exactly as `save_pretrained` wrote it."
+        )
     return _complete(model, source, config, pick_device(config.device))
 
 
