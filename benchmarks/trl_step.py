@@ -26,7 +26,7 @@ from selfverify.learner.totals import UpdateTotals
 from selfverify.learner.update import Updater, micro_batches
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 CHECKED_STEPS = 2
 

@@ -54,7 +54,7 @@ from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Decoder, Sample
 from selfverify.policy.turns import follow_up
-from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 
 class Timed(Decoder):

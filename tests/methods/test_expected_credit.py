@@ -19,7 +19,7 @@ from selfverify.learner.streams import select, stack_choices
 from selfverify.objectives import choice_probability
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import score_distributions
-from selfverify.rollouts.single_turn import Rollout, read_rollout
+from selfverify.rollouts.rollout import Rollout, read_rollout
 from updating import update
 
 QUALITIES = [1.0, 0.0, 0.0, 1.0]

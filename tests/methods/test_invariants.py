@@ -16,7 +16,7 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import GroupStreams, make_streams, select, stack
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.rollout import Rollout
 from updating import update
 
 

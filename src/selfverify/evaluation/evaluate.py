@@ -20,8 +20,7 @@ from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import ANSWER, read_rollout, roll_out
-from selfverify.rollouts.two_turn import TURN_2, roll_out_turns
+from selfverify.rollouts.rollout import ANSWER, TURN_2, read_rollout, roll_out
 from selfverify.tasks.base import Task
 
 
@@ -121,11 +120,7 @@ def _sample(
         return []
     asked = [*problems.values()]
     seeds = [config.seed * 1_000_003 + index for index in problems]
-    if config.second_turn is None:
-        rollout = roll_out(policy, task, asked, seeds, sampling)
-    else:
-        words = config.second_turn
-        rollout = roll_out_turns(policy, task, asked, seeds, sampling, words, split_score=True)
+    rollout = roll_out(policy, task, asked, seeds, sampling, config.second_turn, split_score=True)
     read_rollout(policy, rollout)
     if extractor is not None:
         read_again(task, rollout.groups, extractor)

@@ -19,7 +19,7 @@ from selfverify.evaluation.verifier_pairs import SIZES, Cell, as_markdown, matri
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import ANSWER
+from selfverify.rollouts.rollout import ANSWER
 from selfverify.tasks.base import Judged, Task
 from selfverify.verifiers.by_policy import Form, Judge
 

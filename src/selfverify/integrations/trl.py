@@ -20,7 +20,7 @@ from selfverify.core.tags import channel_lengths, parse_tagged, token_ends
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
-from selfverify.rollouts.single_turn import ANSWER, SCORE
+from selfverify.rollouts.rollout import ANSWER, SCORE
 
 _READ = ("score", "answer_format", "score_format", "score_opened", "length", "truncated")
 """The figures of a completion that each process tells the others."""

@@ -14,7 +14,7 @@ from selfverify.learner.kept import Kept
 from selfverify.methods.base import Training
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.sampling import derived_seed
-from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 

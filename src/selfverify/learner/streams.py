@@ -20,7 +20,7 @@ from selfverify.core.credit import Alternatives, Credit
 from selfverify.core.trajectory import Group
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
 from selfverify.policy.encoding import Prompt
-from selfverify.rollouts.single_turn import Rollout
+from selfverify.rollouts.rollout import Rollout
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from selfverify.objectives import (
     reward_table,
     trajectory_reward,
 )
-from selfverify.rollouts.two_turn import TURN_1, TURN_2
+from selfverify.rollouts.rollout import TURN_1, TURN_2
 
 _SHAPE = RewardShape()
 

@@ -17,7 +17,7 @@ from selfverify.core.trajectory import Group
 from selfverify.methods.adapo import AdaPO, AdaPOConfig
 from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.two_turn_method import TwoTurnMethod
-from selfverify.rollouts.single_turn import SCORE
+from selfverify.rollouts.rollout import SCORE
 
 
 class AdaPOADPOConfig(AdaPOConfig, ADPOConfig):

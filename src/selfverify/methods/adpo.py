@@ -20,7 +20,7 @@ from selfverify.objectives import (
     preference_reward,
 )
 from selfverify.policy.scores import ScoreReading, score_distributions
-from selfverify.rollouts.single_turn import ANSWER, SCORE
+from selfverify.rollouts.rollout import ANSWER, SCORE
 
 
 class ADPOConfig(PolicyGradientConfig):

@@ -19,7 +19,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import Rollout, read_rollout, roll_out
+from selfverify.rollouts.rollout import Rollout, read_rollout, roll_out
 from selfverify.tasks.base import Task
 
 Objective = Literal["surrogate", "likelihood"]

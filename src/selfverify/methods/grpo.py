@@ -8,7 +8,7 @@ from selfverify.core.credit import Credit
 from selfverify.core.trajectory import Group
 from selfverify.methods.base import Method, PolicyGradientConfig, column
 from selfverify.objectives import group_advantage
-from selfverify.rollouts.single_turn import ANSWER, SCORE
+from selfverify.rollouts.rollout import ANSWER, SCORE
 
 
 class GRPOConfig(PolicyGradientConfig):

@@ -20,7 +20,7 @@ from selfverify.core.trajectory import Group
 from selfverify.methods.base import column
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.objectives import group_advantage
-from selfverify.rollouts.two_turn import TURN_1, TURN_2
+from selfverify.rollouts.rollout import TURN_1, TURN_2
 
 
 class SCoReConfig(TwoTurnConfig):

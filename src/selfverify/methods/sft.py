@@ -14,7 +14,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.single_turn import ANSWER, SCORE, Rollout
+from selfverify.rollouts.rollout import ANSWER, SCORE, Rollout
 from selfverify.tasks.base import Task
 
 

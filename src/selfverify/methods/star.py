@@ -39,8 +39,7 @@ from selfverify.methods.base import Training
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import ask_again
+from selfverify.rollouts.rollout import Rollout, ask_again
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up, inserted_tokens
-from selfverify.rollouts.single_turn import Rollout, read_response, verdict
-from selfverify.rollouts.two_turn import TURN_2, make_trajectory
+from selfverify.rollouts.rollout import TURN_2, Rollout, make_two_turn_trajectory, read_response, verdict
 from selfverify.tasks.base import Task
 
 
@@ -91,7 +90,7 @@ class TurnsSFT(TwoTurnMethod):
         between = follow_up(policy.loaded, problem, self.config.second_turn)
         rng = np.random.default_rng(seed)
         turns = [self._demonstrate(policy, task, problem, first, between, rng) for first in firsts]
-        return Group(problem, [make_trajectory(policy, task, problem, each) for each in turns])
+        return Group(problem, [make_two_turn_trajectory(policy, task, problem, each) for each in turns])
 
     @staticmethod
     def _demonstrate(

@@ -16,8 +16,7 @@ from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import group_metrics, turn_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.turns import SECOND_TURN
-from selfverify.rollouts.single_turn import Rollout
-from selfverify.rollouts.two_turn import roll_out_turns
+from selfverify.rollouts.rollout import Rollout, roll_out
 from selfverify.tasks.base import Task
 
 
@@ -50,7 +49,7 @@ class TwoTurnMethod(Method):
     ) -> Rollout:
         """Sample a group of two-turn trajectories per problem."""
         words = self.config.second_turn
-        rollout = roll_out_turns(policy, task, problems, seeds, sampling, words, self.split_score)
+        rollout = roll_out(policy, task, problems, seeds, sampling, words, self.split_score)
         return self.with_scores(policy, rollout, sampling)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.remote.replies import Reply
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.rollout import make_trajectory
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.verifiers.base import Verifier, verify
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from selfverify.core.trajectory import Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.remote.replies import Reply
-from selfverify.rollouts.single_turn import answer_segment
-from selfverify.rollouts.two_turn import TURN_1
+from selfverify.rollouts.rollout import TURN_1, answer_segment
 from selfverify.tasks.base import Judged
 
 

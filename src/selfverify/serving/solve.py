@@ -14,8 +14,7 @@ from selfverify.core.trajectory import Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.turns import SECOND_TURN
 from selfverify.remote.replies import Reply
-from selfverify.rollouts.single_turn import roll_out
-from selfverify.rollouts.two_turn import roll_out_turns
+from selfverify.rollouts.rollout import roll_out
 from selfverify.selection.calibration import CALIBRATION_FILE, Calibration
 from selfverify.selection.candidates import Candidate
 from selfverify.selection.choose import Choice, choose
@@ -121,11 +120,8 @@ def solve(
     def draw(n: int) -> list[Reply]:
         # The prompt is prefilled again for every batch: few large ones are faster than many small ones.
         sampling, seeds = drawing.sampling(n), [drawing.seed * 1_000_003 + len(trajectories)]
-        if drawing.turns == 2:
-            words = drawing.second_turn or SECOND_TURN
-            rollout = roll_out_turns(policy, task, [problem], seeds, sampling, words, split_score=True)
-        else:
-            rollout = roll_out(policy, task, [problem], seeds, sampling)
+        words = (drawing.second_turn or SECOND_TURN) if drawing.turns == 2 else None
+        rollout = roll_out(policy, task, [problem], seeds, sampling, words, split_score=True)
         verify(rollout.groups, verifier)
         drawn = rollout.groups[0].trajectories
         trajectories.extend(drawn)

@@ -14,7 +14,7 @@ from typing import Protocol
 from selfverify.core.errors import DataError
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import Group, Trajectory
-from selfverify.rollouts.single_turn import answer_segment
+from selfverify.rollouts.rollout import answer_segment
 
 Scores = list[list[float | None]]
 OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"

@@ -18,7 +18,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.scores import read_scores
 from selfverify.policy.turns import longer_prompt
-from selfverify.rollouts.single_turn import Rollout, read_rollout
+from selfverify.rollouts.rollout import Rollout, read_rollout
 from selfverify.verifiers.base import CLOSING, OPENING, Scores, answers, no_scores
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from selfverify.core.trajectory import Finish, Group
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import SECOND_TURN, follow_up, inserted_tokens, longer_prompt
-from selfverify.rollouts.single_turn import read_response, verdict
+from selfverify.rollouts.rollout import read_response, verdict
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import Judged, Task
 from selfverify.verifiers.base import Scores
