@@ -42,7 +42,7 @@ def last_words(*words: str) -> str:
         ("matrix a=builtin:digits --output file", A_FILE.format("")),
         ("study study-adpo-digits --output file", A_FILE.format("")),
         ("study folder", "no such study file"),
-        ("merge file file", "file is not an empty folder"),
+        ("merge file file", "file is a file, or not empty; choose another folder"),
         ("data filter quickstart --problems 1 --output folder", "folder: Is a directory"),
         ("report file", "there is no run in file"),
         ("report run", "run/metrics.jsonl: Is a directory"),

@@ -119,7 +119,7 @@ def merge(
     from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
 
     if output.is_file() or (output.exists() and any(output.iterdir())):
-        raise ConfigError(f"{output} is not an empty folder; choose another one")
+        raise ConfigError(f"{output} is a file, or not empty; choose another folder")
     source = saved_model(target)
     trained = (Path(target).expanduser() / RECIPE_FILE).is_file()
     settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
