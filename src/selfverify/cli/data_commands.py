@@ -11,7 +11,7 @@ from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import print_json
 from selfverify.experiments.check_settings import CheckSettings
 
-app = typer.Typer(no_args_is_help=True, help="Look at data before a run does, and filter it.")
+app = typer.Typer(no_args_is_help=True, help="Check data files before they are trained on, and filter them.")
 
 
 @app.command()

@@ -22,9 +22,13 @@ def evaluate(
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="The model to measure instead of the recipe's.")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="The recipe to measure by. A model in a run's folder needs none.")
+        str | None,
+        typer.Option(help="The recipe to measure by. A model in a run's folder needs none."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="The folder for samples and metrics.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The folder for samples and metrics."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a model: accuracy, majority vote, best-of-N by its own scores, quality of the scores.
@@ -72,23 +76,25 @@ def evaluate(
 
 
 def calibrate(
-    samples: Annotated[Path, typer.Argument(help="A samples.jsonl of held-out problems, to fit on.")],
-    output: Annotated[Path, typer.Option(help="The file to write, or the model's folder to write it into.")],
+    samples: Annotated[Path, typer.Argument(help="A `samples.jsonl` that `selfverify eval` wrote.")],
+    output: Annotated[Path, typer.Option(help="The file to write, or the model's folder.")],
     verifier: Annotated[str, typer.Option(help="The verifier whose scores are used.")] = "soft",
     strategy: Annotated[str, typer.Option(help="The strategy that chooses the answer.")] = "weighted",
     kind: Annotated[
-        Literal["isotonic", "temperature"], typer.Option(help="The kind of curve that is fitted.")
+        Literal["isotonic", "temperature"],
+        typer.Option(help="A rising curve, or one number for few problems."),
     ] = "isotonic",
     target_risk: Annotated[
-        float | None, typer.Option(help="Abstain so that at most this share of the answers is wrong.")
+        float | None,
+        typer.Option(help="Withhold answers so that at most this share of the rest is wrong."),
     ] = None,
     test: Annotated[
         Path | None,
-        typer.Option(help="A samples.jsonl to report on. By default half of the problems are set aside."),
+        typer.Option(help="A `samples.jsonl` to report on. By default half of the problems are set aside."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit how likely a chosen answer is to be right, given its confidence.
+    """Learn from held-out samples how likely an answer of some confidence is to be right.
 
     `selfverify solve` reports that probability, and abstains where it is too low.
 
@@ -127,29 +133,29 @@ def calibrate(
 
 
 def matrix(
-    models: Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="The models, by name.")],
+    models: Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="The models and their names.")],
     recipe: Annotated[
         str, typer.Option(help="The recipe with the task, the evaluation's settings and the answers' length.")
     ] = "quickstart",
     override: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe to change; repeatable."),
     ] = None,
     sizes: Annotated[
-        str, typer.Option(help="Numbers of candidates per problem, with commas between them.")
+        str, typer.Option(help="From how many candidates an answer is chosen; several numbers with commas.")
     ] = "1,4,8,12",
     strategy: Annotated[
         str, typer.Option(help="The strategy that chooses an answer by the scores.")
     ] = "best",
     ask: Annotated[
         bool,
-        typer.Option("--ask", help="Ask judges for a score in a turn of their own, not within the answer."),
+        typer.Option("--ask", help="Ask judges for a score in a turn of its own, not within the answer."),
     ] = False,
     output: Annotated[Path, typer.Option(help="The folder for samples, scores and the table.")] = Path(
         "runs/matrix"
     ),
 ) -> None:
-    """Measure every model as generator with every model as verifier, in one table with intervals.
+    """Let every model answer and every model judge, and compare all pairs in one table.
 
     Example: `selfverify matrix base=builtin:digits adpo=runs/quickstart/model --set evaluation.samples=12`
     """

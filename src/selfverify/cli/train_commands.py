@@ -53,7 +53,7 @@ def train(
         typer.Option("--dry-run", help="Check the recipe and print it with all defaults; train nothing."),
     ] = False,
 ) -> None:
-    """Train a model by a recipe.
+    """Train a model by a recipe, a file with all settings of a training (see `selfverify recipes`).
 
     The recipe is checked before anything is loaded; a wrong key is named together with the nearest right one.
     Ctrl-C writes a checkpoint. A run that was killed loses at most the steps since its last checkpoint.
@@ -110,7 +110,7 @@ def merge(
     ],
     output: Annotated[Path, typer.Argument(help="A new folder for the whole model.")],
 ) -> None:
-    """Write an adapter and its base model as one whole model, for servers and other libraries.
+    """Join an adapter (LoRA) and its base model to one whole model, for servers and other libraries.
 
     Example: `selfverify merge runs/mine ./my-model`
     """
