@@ -33,7 +33,8 @@ class RequestDefaults(Settings):
     verifier: str | None = None
     """What gives each candidate a score: `inline` (the model wrote it), `soft` (what the probabilities of the
     model's tokens expect), `judge` (the model is asked about each answer) or `none`. A model that runs here
-    also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server `inline`."""
+    also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server
+    `inline`."""
 
     stop: Literal["never", "beta", "posterior"] = "never"
     """When sampling ends early: `never`, `beta` (enough votes agree) or `posterior` (the scores are sure
