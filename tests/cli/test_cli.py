@@ -65,13 +65,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         },
         "selfverify.experiments.quickstart": {"quickstart": quickstart},
         "selfverify.reports.report": {"write_report": write_report},
-        "selfverify.experiments.registry": {"METHODS": {"adpo": Adpo}},
+        "selfverify.experiments.registry": {
+            "METHODS": {"adpo": Adpo},
+            "TASKS": {"digits": SimpleNamespace(config_class=Options)},
+            "make_method": lambda name, **options: Adpo(Options(**options)),
+        },
     }.items():
         module = ModuleType(name)
         module.__dict__.update(functions)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(recipe_module, "_tasks", lambda: {"digits": Options})
-    monkeypatch.setattr(recipe_module, "_methods", lambda: {"adpo": Options})
     return made
 
 

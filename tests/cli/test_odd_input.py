@@ -67,7 +67,9 @@ def test_an_empty_question_is_none(odd: Path) -> None:
     assert "a question is missing" in last_words("solve", " ")
 
 
-def test_a_report_reads_over_what_is_no_number(odd: Path) -> None:
-    Path("folder/metrics.jsonl").write_text('{"step": "x", "accuracy": "y", "loss": {"a": []}}\n')
-    result = CliRunner().invoke(app, ["report", "folder"])
-    assert result.exit_code == 0 and Path("report.html").is_file()
+def test_a_report_refuses_a_step_that_is_no_number_and_reads_over_such_values(odd: Path) -> None:
+    metrics = Path("folder/metrics.jsonl")
+    metrics.write_text('{"step": "x", "accuracy": "y"}\n')
+    assert "metrics.jsonl, line 1: step: a number is needed" in last_words("report", "folder")
+    metrics.write_text('{"step": 1, "accuracy": "y", "loss": {"a": []}}\n')
+    assert CliRunner().invoke(app, ["report", "folder"]).exit_code == 0

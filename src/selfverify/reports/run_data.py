@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,12 @@ class RunData:
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and values ``[T]`` of a logged metric; NaN where a step has no number for it."""
-        values = _numbers([row.get(name) for row in self.steps])
-        steps = _numbers([row.get("step") for row in self.steps])
-        return np.where(np.isnan(steps), np.arange(1, len(steps) + 1), steps), values
+        steps = np.array(
+            [row.get("step", index) for index, row in enumerate(self.steps, start=1)], dtype=float
+        )
+        values = [row.get(name) for row in self.steps]
+        numbers = [float(v) if isinstance(v, (int, float)) else np.nan for v in values]
+        return steps, np.array([v if np.isfinite(v) else np.nan for v in numbers])
 
     def lines(self, curves: Mapping[str, tuple[str, str]]) -> list[Line]:
         """Return the curves of logged metrics that have values; ``curves`` gives labels and colours."""
@@ -126,12 +129,6 @@ class RunData:
         right = [score for score, correct in scored if score is not None and correct]
         wrong = [score for score, correct in scored if score is not None and not correct]
         return np.array(right), np.array(wrong)
-
-
-def _numbers(values: Sequence[Any]) -> np.ndarray:
-    """Return logged values ``[T]``; NaN where one is no finite number."""
-    found = np.array([v if isinstance(v, (int, float)) else np.nan for v in values], dtype=float)
-    return np.where(np.isfinite(found), found, np.nan)
 
 
 def load_run(path: Path) -> RunData:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from selfverify.core.errors import ConfigError
+from selfverify.core.settings import Settings
 from selfverify.selection.answers import Kind
 from selfverify.selection.stopping import Stopping
 from selfverify.selection.strategies import FOR_USE, STRATEGIES, Options, strategy_for_use
@@ -14,12 +15,6 @@ from selfverify.selection.strategies import FOR_USE, STRATEGIES, Options, strate
 MOST_SAMPLES = 256
 """The most candidates that one request may ask a server for."""
 _STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
-
-
-class Settings(BaseModel):
-    """Settings that forbid unknown keys and do not change. The text below a field describes it to people."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class RequestDefaults(Settings):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from selfverify.serving.best_of import MOST_SAMPLES, RequestDefaults, Settings
+from selfverify.core.settings import Settings
+from selfverify.serving.best_of import MOST_SAMPLES, RequestDefaults
 
 KEYS_VARIABLE = "SELFVERIFY_API_KEYS"
 """Environment variable with the keys of clients, separated by commas."""

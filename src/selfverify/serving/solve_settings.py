@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.serving.best_of import MOST_SAMPLES, Choosing, Settings
+from selfverify.core.settings import Settings
+from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 
 
 class QuestionSettings(Settings):
