@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -74,6 +75,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         module = ModuleType(name)
         module.__dict__.update(functions)
         monkeypatch.setitem(sys.modules, name, module)
+        package, _, last = name.rpartition(".")
+        monkeypatch.setattr(import_module(package), last, module, raising=False)
     return made
 
 

@@ -16,21 +16,27 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.settings import Settings
 
 
+class EvaluateSettings(Settings):
+    """Which model is measured, by what, and where the figures go."""
+
+    model: str | None = None
+    """The model to measure instead of the recipe's."""
+
+    recipe: str | None = None
+    """The recipe with the task and the evaluation's settings. A model in a run's folder needs none."""
+
+    output: Path | None = None
+    """The folder for samples and metrics. By default `eval` in the run's folder."""
+
+
+@settings_as_options
 def evaluate(
     target: Annotated[
         str,
         typer.Argument(metavar="RECIPE_OR_MODEL", help="A recipe, a run's folder or a saved model's folder."),
     ],
+    settings: EvaluateSettings,
     overrides: Overrides = None,
-    model: Annotated[str | None, typer.Option(help="The model to measure instead of the recipe's.")] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(help="The recipe to measure by. A model in a run's folder needs none."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="The folder for samples and metrics."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a model: accuracy, majority vote, best-of-N by its own scores, quality of the scores.
@@ -51,12 +57,12 @@ def evaluate(
     from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.recipe import load_recipe
 
-    source, found = resolve_target(target, recipe)
-    loaded = load_recipe(source, overrides or [])
+    source, found = resolve_target(target, settings.recipe)
+    loaded, model = load_recipe(source, overrides or []), settings.model or found
     from selfverify.core import ranks
     from selfverify.experiments.run import evaluate_recipe
 
-    metrics = evaluate_recipe(loaded, model=model or found, output=output)
+    metrics = evaluate_recipe(loaded, model=model, output=settings.output)
     if not ranks.stop():
         return
     if as_json:
@@ -65,7 +71,7 @@ def evaluate(
     from selfverify.evaluation.breakdown import tabulate
 
     figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories")})
-    title = f"{loaded.name}: {model or found or loaded.policy.path}"
+    title = f"{loaded.name}: {model or loaded.policy.path}"
     print_table(("metric", "value"), figures.items(), title)
     if rows := tabulate(metrics):
         cells, before = [], None
