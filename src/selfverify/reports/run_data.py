@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from selfverify.core.errors import DataError
 from selfverify.core.events import EVENTS_FILE, read_events, story
@@ -45,6 +45,14 @@ class _Summary(BaseModel):
     turns_by_category: dict[str, dict[str, dict[str, float]]] = {}
     metrics: dict[str, _Figure] | None = None
     categories: dict[str, dict[str, dict[str, int | _Figure]]] | None = None
+
+    @field_validator("turns")
+    @classmethod
+    def _check_turns(cls, turns: dict[str, float | None]) -> dict[str, float | None]:
+        lacking = [n for n in ("acc@t1", "acc@t2", "delta", "0->1", "1->0") if turns.get(n) is None]
+        if lacking:
+            raise ValueError(f"there is no number {lacking[0]}")
+        return turns
 
 
 class _Metrics(BaseModel):

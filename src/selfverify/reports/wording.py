@@ -188,7 +188,7 @@ def turn_categories(run: RunData) -> dict[str, Any] | None:
 
 
 def _turn_cells(figures: dict[str, Any]) -> list[str]:
-    shown = [str(figures["problems"])]
+    shown = [str(figures.get("problems", "–"))]
     for name in _TURN_HEADS:
         value = figures.get(name)
         shown.append("–" if value is None else _points(value) if name == "delta" else _percent(value))
