@@ -26,7 +26,7 @@ from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
 from selfverify.objectives import choice_probability, choice_surrogate, surrogate
 from selfverify.policy.sampling import derived_seed
-from selfverify.rollouts.single_turn import Rollout, make_trajectory, read_rollout
+from selfverify.rollouts.rollout import Rollout, make_trajectory, read_rollout
 from selfverify.tasks.base import Task
 
 FIGURES = {"reward": "reward/answer", "accuracy": "accuracy", "AUC": "verification/soft_auc"}

@@ -23,7 +23,7 @@ from selfverify.evaluation.extraction import (
 from selfverify.evaluation.store import read_samples
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample as Drawn
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.rollout import make_trajectory
 from selfverify.tasks.base import UNREADABLE
 from selfverify.tasks.mathematics.math import Math
 

@@ -62,7 +62,7 @@ class Scripted:
                 else Turns(self.say(problem, "c"), [], None)
                 for s in self.scripts
             ]
-            groups.append(Group(problem, [make_trajectory(policy, task, problem, t) for t in made]))
+            groups.append(Group(problem, [make_two_turn_trajectory(policy, task, problem, t) for t in made]))
         return Rollout(policy.encode(problems), groups)
 
     def sample(self, prompts: Any, sampling: SamplingConfig, *, seeds: Sequence[int]) -> list[list[Sample]]:
@@ -79,7 +79,7 @@ def test_it_keeps_what_was_corrected(policy: Policy, monkeypatch: pytest.MonkeyP
     scripts = ["11", "10", "01", "0m", "001", "000", "c", "0c", "00c"]
     script = Scripted(policy, scripts)
     script.problem = problem = script.task.problem("train", 0, 0)  # type: ignore[attr-defined]
-    monkeypatch.setattr("selfverify.methods.two_turn_method.roll_out_turns", script.first_two)
+    monkeypatch.setattr("selfverify.methods.two_turn_method.roll_out", script.first_two)
     monkeypatch.setattr(policy, "sample", script.sample)
     sampling = SamplingConfig(group_size=len(scripts))
 
@@ -108,7 +108,7 @@ def test_a_problems_further_turns_do_not_depend_on_its_neighbours(
     script = Scripted(policy, ["11", "000", "001"])
     problems = [script.task.problem("train", 0, index) for index in (0, 1)]
     script.problem = problems[0]  # type: ignore[attr-defined]
-    monkeypatch.setattr("selfverify.methods.two_turn_method.roll_out_turns", script.first_two)
+    monkeypatch.setattr("selfverify.methods.two_turn_method.roll_out", script.first_two)
     monkeypatch.setattr(policy, "sample", script.sample)
     method, sampling = make_method("star", second_turn=WORDS), SamplingConfig(group_size=3)
     method.collect(policy, script.task, problems, [7, 8], sampling)
@@ -237,7 +237,7 @@ def test_a_batch_that_was_half_written_is_sampled_as_a_whole(tiny_folder: Path, 
     odd = tmp_path / "odd" / "iteration-1" / CONVERSATIONS_FILE
     odd.parent.mkdir(parents=True)
     odd.write_text(files[0].read_text().replace('"channel"', '"chanel"'))
-    with pytest.raises(DataError, match=r"a conversation about problem \d+ is corrupt .*chanel"):
+    with pytest.raises(DataError, match=r"conversations\.jsonl, line \d+: conversations\.\d+\.\d+\.chann?el"):
         run(tiny_folder, tmp_path / "odd", Corrects(), resume=True)
 
 

@@ -13,8 +13,7 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns, follow_up
-from selfverify.rollouts.single_turn import before_score
-from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
+from selfverify.rollouts.rollout import before_score, make_two_turn_trajectory, roll_out
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.digits.digits_sum import DigitsSum
 
@@ -33,7 +32,7 @@ def said(policy: Policy, answer: object, finish: str = "stop") -> Sample:
 def trajectory(policy: Policy, first: object, second: object, task: DigitsSum = TASK) -> Trajectory:
     inserted = follow_up(policy.loaded, PROBLEM, "Sure?")[1:]
     turns = Turns(said(policy, first), inserted, said(policy, second))
-    return make_trajectory(policy, task, PROBLEM, turns)
+    return make_two_turn_trajectory(policy, task, PROBLEM, turns)
 
 
 def test_channels_and_rewards(policy: Policy) -> None:
@@ -53,8 +52,8 @@ def test_channels_and_rewards(policy: Policy) -> None:
 def test_a_score_of_its_own(policy: Policy) -> None:
     """The same tokens and rewards; the second turn's score, closing tag and end token are cut off it."""
     turns = Turns(said(policy, WRONG), follow_up(policy.loaded, PROBLEM, "Sure?"), said(policy, RIGHT))
-    whole = make_trajectory(policy, TASK, PROBLEM, turns)
-    made = make_trajectory(policy, TASK, PROBLEM, turns, split_score=True)
+    whole = make_two_turn_trajectory(policy, TASK, PROBLEM, turns)
+    made = make_two_turn_trajectory(policy, TASK, PROBLEM, turns, split_score=True)
     assert [s.channel for s in made.segments] == ["turn_1", "observation", "turn_2", "score"]
     assert [s.turn for s in made.segments] == [0, 1, 1, 1]
     assert made.tokens == whole.tokens and made.text == whole.text and made.logprobs == whole.logprobs
@@ -66,7 +65,7 @@ def test_a_score_of_its_own(policy: Policy) -> None:
 
 def test_cut_off_first_turn_has_no_second(policy: Policy) -> None:
     turns = Turns(said(policy, RIGHT, "length"), [], None)
-    made = make_trajectory(policy, TASK, PROBLEM, turns)
+    made = make_two_turn_trajectory(policy, TASK, PROBLEM, turns)
     assert [s.channel for s in made.segments] == ["turn_1"]
     assert made.truncated and made.rewards["correct"] == 0.0 and made.rewards["answer_format"] == 0.0
 
@@ -80,7 +79,7 @@ def test_one_unjudged_answer_takes_the_trajectory_out(policy: Policy, first: obj
 
 def test_words_without_room_are_refused(policy: Policy) -> None:
     with pytest.raises(DataError, match=f"{PROBLEM.id}: the second turn's prompt takes"):
-        roll_out_turns(policy, TASK, [PROBLEM], [0], SamplingConfig(), "Sure? " * 3000)
+        roll_out(policy, TASK, [PROBLEM], [0], SamplingConfig(), "Sure? " * 3000)
 
 
 def test_text_only_model(load_policy: object) -> None:
@@ -88,6 +87,6 @@ def test_text_only_model(load_policy: object) -> None:
     policy = load_policy("llama")  # type: ignore[operator]
     problem = Problem("t", user_turn("What is 1+1?", images=0), target=2)
     sampling = SamplingConfig(group_size=4, max_new_tokens=30)
-    rollout = roll_out_turns(policy, TASK, [problem], [3], sampling, "Sure?")
+    rollout = roll_out(policy, TASK, [problem], [3], sampling, "Sure?")
     for made in rollout.groups[0].trajectories:
         assert made.truncated or "Sure?" in made.segments[1].text

@@ -12,7 +12,7 @@ from selfverify.core.trajectory import Group
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.rollout import make_trajectory
 from selfverify.tasks.base import Judged
 from selfverify.tasks.digits.digits_sum import DigitsSum
 

@@ -20,7 +20,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.turns import Turns
-from selfverify.rollouts.two_turn import make_trajectory, roll_out_turns
+from selfverify.rollouts.rollout import make_two_turn_trajectory, roll_out
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.strategies import Options
 from selfverify.serving.best_of import Choosing
@@ -187,7 +187,7 @@ def test_solve_in_two_turns(policy: Policy) -> None:
     problem = task.problem("test", 0, 0)
     asked: Any = make_task("digits-pick")
     sampling = SamplingConfig(group_size=3, max_new_tokens=12)
-    rollout = roll_out_turns(policy, asked, [problem], [0], sampling, "Check the answer.", split_score=True)
+    rollout = roll_out(policy, asked, [problem], [0], sampling, "Check the answer.", split_score=True)
     found = solve(
         policy, task, problem, Inline(), Choosing(n=3),
         DrawingSettings(max_new_tokens=12, turns=2, second_turn="Check the answer."),
@@ -207,7 +207,7 @@ def test_candidates_of_two_turns_by_hand(policy: Policy) -> None:
         return Sample(ids, [logprob] * len(ids), "stop")
 
     first, second = said("1 2 3", -2.0), said("4 5 6", -0.5)
-    made = make_trajectory(policy, task, problem, Turns(first, [7, 8], second), split_score=True)
+    made = make_two_turn_trajectory(policy, task, problem, Turns(first, [7, 8], second), split_score=True)
     candidate = reply_of(made, "sampled")
     assert (candidate.first, candidate.answer) == ([1, 2, 3], [4, 5, 6])
     assert (candidate.score, candidate.logprob) == (0.5, -0.5)

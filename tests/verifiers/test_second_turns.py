@@ -13,7 +13,7 @@ from selfverify.core.trajectory import Group
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.rollout import make_trajectory
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.second_turns import SecondTurns

@@ -29,7 +29,7 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import TASKS, make_method, make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.single_turn import make_trajectory
+from selfverify.rollouts.rollout import make_trajectory
 from selfverify.tasks.image_marks import with_images
 from selfverify.tasks.mathematics.math import INSTRUCTION, Math, MathConfig
 from selfverify.tasks.mathematics.math_answer import Target, answer_key, compare

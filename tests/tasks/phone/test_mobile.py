@@ -24,7 +24,7 @@ from selfverify.experiments.run import learn
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.single_turn import Rollout, make_trajectory, read_rollout
+from selfverify.rollouts.rollout import Rollout, make_trajectory, read_rollout
 from selfverify.tasks.phone.mobile import Mobile
 from selfverify.tasks.phone.mobile_action import parse_tool_call
 
