@@ -21,6 +21,8 @@ from rich.table import Table
 
 from selfverify.core.problem import Problem
 from selfverify.experiments.registry import make_task
+from selfverify.policy.encoding import Encoder
+from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import write_tiny
 from selfverify.tasks.base import Task
@@ -99,9 +101,9 @@ def make_image_problems(policy: Policy, count: int) -> list[Problem]:
 
 def forget_images(policy: Policy) -> None:
     """Drop encoded and prepared images, so that the next problems are as if not seen before."""
+    policy.encoder = Encoder(policy.loaded, policy.config.pixel_cache_mb)
     if policy.cache is not None:
-        policy.cache.clear()
-    policy.encoder._images.clear()
+        policy.cache = policy.forward.cache = ByteCache(policy.config.vision_cache_mb, tensor_bytes)
 
 
 class PreparedTask(Task):

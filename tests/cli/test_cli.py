@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -65,13 +66,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         },
         "selfverify.experiments.quickstart": {"quickstart": quickstart},
         "selfverify.reports.report": {"write_report": write_report},
-        "selfverify.experiments.registry": {"METHODS": {"adpo": Adpo}},
+        "selfverify.experiments.registry": {
+            "METHODS": {"adpo": Adpo},
+            "TASKS": {"digits": SimpleNamespace(config_class=Options)},
+            "make_method": lambda name, **options: Adpo(Options(**options)),
+        },
     }.items():
         module = ModuleType(name)
         module.__dict__.update(functions)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(recipe_module, "_tasks", lambda: {"digits": Options})
-    monkeypatch.setattr(recipe_module, "_methods", lambda: {"adpo": Options})
+        package, _, last = name.rpartition(".")
+        monkeypatch.setattr(import_module(package), last, module, raising=False)
     return made
 
 

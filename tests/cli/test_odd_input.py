@@ -42,7 +42,7 @@ def last_words(*words: str) -> str:
         ("matrix a=builtin:digits --output file", A_FILE.format("")),
         ("study study-adpo-digits --output file", A_FILE.format("")),
         ("study folder", "no such study file"),
-        ("merge file file", "file is not an empty folder"),
+        ("merge file file", "file is a file, or not empty; choose another folder"),
         ("data filter quickstart --problems 1 --output folder", "folder: Is a directory"),
         ("report file", "there is no run in file"),
         ("report run", "run/metrics.jsonl: Is a directory"),
@@ -67,7 +67,9 @@ def test_an_empty_question_is_none(odd: Path) -> None:
     assert "a question is missing" in last_words("solve", " ")
 
 
-def test_a_report_reads_over_what_is_no_number(odd: Path) -> None:
-    Path("folder/metrics.jsonl").write_text('{"step": "x", "accuracy": "y", "loss": {"a": []}}\n')
-    result = CliRunner().invoke(app, ["report", "folder"])
-    assert result.exit_code == 0 and Path("report.html").is_file()
+def test_a_report_refuses_a_step_that_is_no_number_and_reads_over_such_values(odd: Path) -> None:
+    metrics = Path("folder/metrics.jsonl")
+    metrics.write_text('{"step": "x", "accuracy": "y"}\n')
+    assert "metrics.jsonl, line 1: step: a number is needed" in last_words("report", "folder")
+    metrics.write_text('{"step": 1, "accuracy": "y", "loss": {"a": []}}\n')
+    assert CliRunner().invoke(app, ["report", "folder"]).exit_code == 0

@@ -249,7 +249,7 @@ def test_a_batch_that_was_half_written_is_sampled_as_a_whole(tiny_folder: Path, 
     odd = tmp_path / "odd" / "iteration-1" / CONVERSATIONS_FILE
     odd.parent.mkdir(parents=True)
     odd.write_text(files[0].read_text().replace('"channel"', '"chanel"'))
-    with pytest.raises(DataError, match=r"a conversation about problem \d+ is corrupt .*chanel"):
+    with pytest.raises(DataError, match=r"conversations\.jsonl, line \d+: conversations\.\d+\.\d+\.chann?el"):
         run(tiny_folder, tmp_path / "odd", Corrects(), resume=True)
 
 

@@ -189,6 +189,11 @@ def test_a_running_log_may_end_in_half_a_line_but_not_be_corrupt(run_copy):
         ("metrics.json", "[1]", r"metrics\.json: Input should be an object, but is \[1\]"),
         ("metrics.json", '{"after": {"pass@1": "high"}}', r"metrics\.json: after: pass@1: .* but is 'high'"),
         ("metrics.json", '{"after": {"metrics": {"a": {}}}}', r"after: metrics: a: curves: Field required"),
+        (
+            "metrics.json",
+            '{"after": {"turns": {"delta": 0.5}}}',
+            r"after: turns: .* no number acc@t1, but is",
+        ),
         ("metrics.json", '{"after": ', r"metrics\.json is not valid JSON"),
         ("metrics.jsonl", '{"step": "x"}\n', r"metrics\.jsonl, line 1: step: a number is needed, not 'x'"),
         ("timing.jsonl", '{"step": []}\n', r"timing\.jsonl, line 1: step: a number is needed, not \[\]"),
@@ -244,3 +249,13 @@ def test_overview_is_a_picture_of_the_promised_size(run_dir, tmp_path):
 def test_running_mean_leaves_gaps_out():
     """Reach 1 over 1, –, 4, 7: means of {1}, {1, 4}, {4, 7}, {4, 7}."""
     np.testing.assert_allclose(running_mean(np.array([1, np.nan, 4, 7]), 1), [1, 2.5, 5.5, 5.5])
+
+
+def test_figures_without_a_count_are_shown(run_copy, tmp_path):
+    figure = {"curves": {"pass@1": [0.25, 0.5]}, "intervals": {}}
+    table = {"topic": {"sums": {"accuracy": figure}}}
+    summary = {"samples_per_problem": 2, "categories": table, "turns_by_category": {"topic": {"sums": {}}}}
+    (run_copy / "metrics.json").write_text(json.dumps({"after": summary}))
+    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
+    parse(page)
+    assert "topic: sums" in page and "0.500" in page

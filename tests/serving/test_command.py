@@ -92,6 +92,17 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         assert shown.exit_code == 2 and "selfverify[serve]" in " ".join(shown.output.split())
 
 
+def test_an_own_model_answers_without_the_extra() -> None:
+    """`selfverify solve` with a model of its own needs no client or server."""
+    program = (
+        "import sys; sys.modules |= dict.fromkeys(('aiohttp', 'yarl', 'tenacity', 'prometheus_client')); "
+        "from selfverify.cli.main import app; app(sys.argv[1:])"
+    )
+    words = ["solve", "--task", "digits-pick", "-n", "1", "--max-new-tokens", "2"]
+    shown = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert shown.returncode == 0 and "1 candidates" in shown.stdout, shown.stderr
+
+
 def test_a_port_that_is_taken(servers: Loop, tmp_path: Path) -> None:
     url = servers.upstream(FakeUpstream())
     port = url.rpartition(":")[2]

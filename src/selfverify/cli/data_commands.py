@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import print_json
+from selfverify.core.settings import Settings
 from selfverify.experiments.check_settings import CheckSettings
 
-app = typer.Typer(no_args_is_help=True, help="Look at data before a run does, and filter it.")
+app = typer.Typer(no_args_is_help=True, help="Check data files before they are trained on, and filter them.")
 
 
 @app.command()
@@ -56,22 +58,28 @@ def check(
         raise typer.Exit(1)
 
 
+class FilterSettings(Settings):
+    """What is filtered, and by how many samples."""
+
+    output: Path = Path("kept.jsonl")
+    """The file for the verdicts."""
+
+    problems: int | None = Field(None, ge=1)
+    """The number of problems to judge; by default all of the data file."""
+
+    samples: int | None = Field(None, ge=1)
+    """The number of samples per problem; by default the recipe's group size."""
+
+
 @app.command(name="filter")
+@settings_as_options
 def filter_(
     recipe: Annotated[
         str,
         typer.Argument(help="A recipe, of which the task, the policy, the method and the sampling are used."),
     ],
+    settings: FilterSettings,
     overrides: Overrides = None,
-    output: Annotated[Path, typer.Option(help="The file for the verdicts.")] = Path("kept.jsonl"),
-    problems: Annotated[
-        int | None,
-        typer.Option(min=1, help="The number of problems to judge; by default all of the data file."),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, help="The number of samples per problem; by default the recipe's group size."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Sample answers to every training problem, and drop problems that are always or never solved.
@@ -99,13 +107,16 @@ def filter_(
     loaded = load_recipe(recipe, overrides or [])
     with Progress(transient=True, disable=as_json) as shown:
         bar = shown.add_task("problems", total=None)
-        verdicts = Filter.of(loaded, samples).run(
-            output, problems, lambda done, total: shown.update(bar, completed=done, total=total)
+        verdicts = Filter.of(loaded, settings.samples).run(
+            settings.output,
+            settings.problems,
+            lambda done, total: shown.update(bar, completed=done, total=total),
         )
     if not ranks.stop():
         return
     if as_json:
         print_json([asdict(verdict) for verdict in verdicts], indent=1)
         return
-    for line in [*summary(verdicts), f"verdicts: {output}; train on what is kept with learner.keep={output}"]:
+    for line in summary(verdicts):
         typer.echo(line)
+    typer.echo(f"verdicts: {settings.output}; train on what is kept with learner.keep={settings.output}")

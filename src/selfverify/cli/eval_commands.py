@@ -7,24 +7,36 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from pydantic import Field
 
-from selfverify.cli.options import Json, Overrides
+from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import figure, print_json, print_table
 from selfverify.core.differences import flatten
 from selfverify.core.errors import ConfigError
+from selfverify.core.settings import Settings
 
 
+class EvaluateSettings(Settings):
+    """Which model is measured, by what, and where the figures go."""
+
+    model: str | None = None
+    """The model to measure instead of the recipe's."""
+
+    recipe: str | None = None
+    """The recipe with the task and the evaluation's settings. A model in a run's folder needs none."""
+
+    output: Path | None = None
+    """The folder for samples and metrics. By default `eval` in the run's folder."""
+
+
+@settings_as_options
 def evaluate(
     target: Annotated[
         str,
         typer.Argument(metavar="RECIPE_OR_MODEL", help="A recipe, a run's folder or a saved model's folder."),
     ],
+    settings: EvaluateSettings,
     overrides: Overrides = None,
-    model: Annotated[str | None, typer.Option(help="The model to measure instead of the recipe's.")] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="The recipe to measure by. A model in a run's folder needs none.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="The folder for samples and metrics.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a model: accuracy, majority vote, best-of-N by its own scores, quality of the scores.
@@ -45,12 +57,12 @@ def evaluate(
     from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.recipe import load_recipe
 
-    source, found = resolve_target(target, recipe)
-    loaded = load_recipe(source, overrides or [])
+    source, found = resolve_target(target, settings.recipe)
+    loaded, model = load_recipe(source, overrides or []), settings.model or found
     from selfverify.core import ranks
     from selfverify.experiments.run import evaluate_recipe
 
-    metrics = evaluate_recipe(loaded, model=model or found, output=output)
+    metrics = evaluate_recipe(loaded, model=model, output=settings.output)
     if not ranks.stop():
         return
     if as_json:
@@ -59,7 +71,7 @@ def evaluate(
     from selfverify.evaluation.breakdown import tabulate
 
     figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories")})
-    title = f"{loaded.name}: {model or found or loaded.policy.path}"
+    title = f"{loaded.name}: {model or loaded.policy.path}"
     print_table(("metric", "value"), figures.items(), title)
     if rows := tabulate(metrics):
         cells, before = [], None
@@ -71,24 +83,33 @@ def evaluate(
         print_table(list(rows[0]), cells, title, no_wrap=("part", "figure"))
 
 
+class CalibrationSettings(Settings):
+    """What a calibration is fitted on, and how."""
+
+    verifier: str = "soft"
+    """The verifier whose scores are used."""
+
+    strategy: str = "weighted"
+    """The strategy that chooses the answer."""
+
+    kind: Literal["isotonic", "temperature"] = "isotonic"
+    """The kind of curve: any rising one (`isotonic`), or one number, if problems are few (`temperature`)."""
+
+    target_risk: float | None = Field(None, ge=0, le=1)
+    """Withhold unsure answers, so that at most this share of the others is wrong."""
+
+    test: Path | None = None
+    """A `samples.jsonl` to report on. By default half of the problems are set aside for that."""
+
+
+@settings_as_options
 def calibrate(
-    samples: Annotated[Path, typer.Argument(help="A samples.jsonl of held-out problems, to fit on.")],
-    output: Annotated[Path, typer.Option(help="The file to write, or the model's folder to write it into.")],
-    verifier: Annotated[str, typer.Option(help="The verifier whose scores are used.")] = "soft",
-    strategy: Annotated[str, typer.Option(help="The strategy that chooses the answer.")] = "weighted",
-    kind: Annotated[
-        Literal["isotonic", "temperature"], typer.Option(help="The kind of curve that is fitted.")
-    ] = "isotonic",
-    target_risk: Annotated[
-        float | None, typer.Option(help="Abstain so that at most this share of the answers is wrong.")
-    ] = None,
-    test: Annotated[
-        Path | None,
-        typer.Option(help="A samples.jsonl to report on. By default half of the problems are set aside."),
-    ] = None,
+    samples: Annotated[Path, typer.Argument(help="A `samples.jsonl` that `selfverify eval` wrote.")],
+    output: Annotated[Path, typer.Option(help="The file to write, or the model's folder.")],
+    settings: CalibrationSettings,
     as_json: Json = False,
 ) -> None:
-    """Fit how likely a chosen answer is to be right, given its confidence.
+    """Learn from held-out samples how likely an answer of some confidence is to be right.
 
     `selfverify solve` reports that probability, and abstains where it is too low.
 
@@ -102,13 +123,14 @@ def calibrate(
     from selfverify.evaluation.store import read_samples
     from selfverify.selection.calibration import CALIBRATION_FILE
 
-    for path in (samples, test):
+    for path in (samples, settings.test):
         if path is not None and not path.is_file():
             raise ConfigError(f"there is no file {path}; `selfverify eval` writes samples.jsonl")
-    settings, stored = read_samples(samples)
-    held_out = read_samples(test)[1] if test else None
-    about = {name: value for name, value in settings.items() if name in ("task", "weights", "split")}
-    fitted = fit(stored, verifier, strategy, kind, target_risk, held_out, describe=about)
+    sampled, stored = read_samples(samples)
+    held_out = read_samples(settings.test)[1] if settings.test else None
+    about = {name: value for name, value in sampled.items() if name in ("task", "weights", "split")}
+    how = (settings.verifier, settings.strategy, settings.kind, settings.target_risk)
+    fitted = fit(stored, *how, held_out, describe=about)
     file = output / CALIBRATION_FILE if output.is_dir() else output
     file.parent.mkdir(parents=True, exist_ok=True)
     fitted.calibration.save(file)
@@ -126,36 +148,41 @@ def calibrate(
     typer.echo(f"calibration: {file}")
 
 
+class MatrixSettings(Settings):
+    """What a table of models is made by."""
+
+    recipe: str = "quickstart"
+    """The recipe with the task, the evaluation's settings and the answers' length."""
+
+    sizes: str = "1,4,8,12"
+    """From how many candidates an answer is chosen: several numbers, with commas between them."""
+
+    strategy: str = "best"
+    """The strategy that chooses an answer by the scores."""
+
+    ask: bool = False
+    """Ask judges for their score in a turn of its own, not at the answer's end."""
+
+    output: Path = Path("runs/matrix")
+    """The folder for samples, scores and the table."""
+
+
+@settings_as_options
 def matrix(
-    models: Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="The models, by name.")],
-    recipe: Annotated[
-        str, typer.Option(help="The recipe with the task, the evaluation's settings and the answers' length.")
-    ] = "quickstart",
+    models: Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="The models and their names.")],
+    settings: MatrixSettings,
     override: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the recipe to change; repeatable."),
     ] = None,
-    sizes: Annotated[
-        str, typer.Option(help="Numbers of candidates per problem, with commas between them.")
-    ] = "1,4,8,12",
-    strategy: Annotated[
-        str, typer.Option(help="The strategy that chooses an answer by the scores.")
-    ] = "best",
-    ask: Annotated[
-        bool,
-        typer.Option("--ask", help="Ask judges for a score in a turn of their own, not within the answer."),
-    ] = False,
-    output: Annotated[Path, typer.Option(help="The folder for samples, scores and the table.")] = Path(
-        "runs/matrix"
-    ),
 ) -> None:
-    """Measure every model as generator with every model as verifier, in one table with intervals.
+    """Let every model answer and every model judge, and compare all pairs in one table.
 
     Example: `selfverify matrix base=builtin:digits adpo=runs/quickstart/model --set evaluation.samples=12`
     """
     from selfverify.selection.strategies import find_strategy
 
-    find_strategy(strategy)
+    find_strategy(settings.strategy)
     named = dict(part.partition("=")[::2] for part in models)
     if len(named) != len(models) or not all(
         path and name.replace("-", "").replace("_", "").isalnum() for name, path in named.items()
@@ -163,24 +190,24 @@ def matrix(
         raise ConfigError(f"models are given as NAME=MODEL, each name once, not {' '.join(models)}")
     if {"majority", "none"} & named.keys():
         raise ConfigError("a model cannot be called majority or none: those are rows of the table")
-    counts = [int(size) if size.strip().isdecimal() else 0 for size in sizes.split(",")]
+    counts = [int(size) if size.strip().isdecimal() else 0 for size in settings.sizes.split(",")]
     if min(counts) < 1:
-        raise ConfigError(f"--sizes {sizes}: whole numbers above 0, with commas between them")
+        raise ConfigError(f"--sizes {settings.sizes}: whole numbers above 0, with commas between them")
     from selfverify.experiments.recipe import load_recipe
 
-    loaded = load_recipe(recipe, override or [])
+    loaded = load_recipe(settings.recipe, override or [])
     from selfverify.experiments.matrix import run_matrix
 
     run_matrix(
         named,
         loaded,
-        output,
+        settings.output,
         sizes=counts,
-        strategy=strategy,
-        form="ask" if ask else "continue",
+        strategy=settings.strategy,
+        form="ask" if settings.ask else "continue",
         say=lambda text: typer.echo(text, err=True),
     )
-    typer.echo((output / "matrix.md").read_text(encoding="utf-8"))
+    typer.echo((settings.output / "matrix.md").read_text(encoding="utf-8"))
 
 
 def report(

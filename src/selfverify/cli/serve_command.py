@@ -14,6 +14,8 @@ from selfverify.serving.serve_settings import ServeSettings
 def serve(settings: ServeSettings) -> None:
     """Serve best-of-N over OpenAI's protocol: with a model run here, or in front of another server.
 
+    For every request the gateway samples several candidates, chooses an answer, and says how sure it is.
+
     `-n`, `--strategy`, `--verifier`, `--stop` and `--answers` hold for requests that do not set them in
     `best_of`. The key for the other server is taken from `SELFVERIFY_SERVER_API_KEY` or `OPENAI_API_KEY`.
 

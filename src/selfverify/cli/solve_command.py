@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 def solve(settings: SolveSettings, as_json: Json = False) -> None:
     """Answer a question: sample candidates, verify them, choose one, say why.
 
+    A candidate is one sampled answer. A verifier gives it a score. A strategy chooses by scores or votes.
+
     Examples:
 
     - `selfverify solve --task digits-pick --index 3`

@@ -6,21 +6,29 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
-from selfverify.cli.options import Overrides, RecipeName
+from selfverify.cli.options import Overrides, RecipeName, settings_as_options
 from selfverify.cli.printing import say
 from selfverify.core.errors import ConfigError
+from selfverify.core.settings import Settings
 
 
-def quickstart(
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Train for a minute only, to see that everything runs.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of everything random.")] = 0,
-    output: Annotated[Path, typer.Option(help="The folder of the run and its report.")] = Path(
-        "runs/quickstart"
-    ),
-) -> None:
+class QuickstartSettings(Settings):
+    """How the quickstart is run."""
+
+    fast: bool = False
+    """Train for a minute only, to see that everything runs."""
+
+    seed: int = Field(0, ge=0)
+    """The seed of everything random."""
+
+    output: Path = Path("runs/quickstart")
+    """The folder of the run and its report."""
+
+
+@settings_as_options
+def quickstart(settings: QuickstartSettings) -> None:
     """Train a small model on this machine, and write a report of what it learnt.
 
     It needs no GPU, no download and no account: the model and its data ship with the package.
@@ -33,27 +41,25 @@ def quickstart(
     """
     from selfverify.experiments.quickstart import quickstart as run_quickstart
 
-    typer.echo(f"report: {run_quickstart(output, seed, fast)}")
+    typer.echo(f"report: {run_quickstart(settings.output, settings.seed, settings.fast)}")
 
 
-def train(
-    recipe: RecipeName,
-    overrides: Overrides = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest complete checkpoint.")
-    ] = False,
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", help="Delete the run that the output folder already holds, and start anew."
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check the recipe and print it with all defaults; train nothing."),
-    ] = False,
-) -> None:
-    """Train a model by a recipe.
+class TrainSettings(Settings):
+    """What happens to what the output folder holds, and whether anything is trained."""
+
+    resume: bool = False
+    """Continue from the newest complete checkpoint."""
+
+    overwrite: bool = False
+    """Delete the run that the output folder already holds, and start anew."""
+
+    dry_run: bool = False
+    """Check the recipe and print it with all defaults; train nothing."""
+
+
+@settings_as_options
+def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = None) -> None:
+    """Train a model by a recipe, a file with all settings of a training (see `selfverify recipes`).
 
     The recipe is checked before anything is loaded; a wrong key is named together with the nearest right one.
     Ctrl-C writes a checkpoint. A run that was killed loses at most the steps since its last checkpoint.
@@ -72,8 +78,8 @@ def train(
     from selfverify.experiments.recipe import load_recipe, to_yaml
 
     loaded = load_recipe(recipe, overrides or [])
-    if dry_run:
-        for line in dry_run_lines(loaded, resume):
+    if settings.dry_run:
+        for line in dry_run_lines(loaded, settings.resume):
             typer.echo(f"# {line}")  # comments, so that what is printed is itself a recipe
         typer.echo(to_yaml(loaded), nl=False)
         return
@@ -84,7 +90,7 @@ def train(
     from selfverify.learner.progress import TrainingProgress
 
     def refuse_to_overwrite() -> None:
-        if not resume and not overwrite and holds_a_run(loaded.folder):
+        if not settings.resume and not settings.overwrite and holds_a_run(loaded.folder):
             raise ConfigError(
                 f"{loaded.output} already holds a run: --resume goes on with it, --overwrite deletes it, and "
                 "name=OTHER writes elsewhere"
@@ -93,7 +99,7 @@ def train(
     start_processes(loaded)
     ranks.on_first(refuse_to_overwrite)
     with TrainingProgress(loaded.learner.steps) as shown:
-        run = run_train(loaded, resume=resume, on_step=shown.on_step, on_phase=shown.on_phase)
+        run = run_train(loaded, resume=settings.resume, on_step=shown.on_step, on_phase=shown.on_phase)
     if ranks.stop():
         if happened := story(read_events(run / EVENTS_FILE)):
             say("\n  ".join(["what happened:", *happened]))
@@ -110,7 +116,7 @@ def merge(
     ],
     output: Annotated[Path, typer.Argument(help="A new folder for the whole model.")],
 ) -> None:
-    """Write an adapter and its base model as one whole model, for servers and other libraries.
+    """Join an adapter (LoRA) and its base model to one whole model, for servers and other libraries.
 
     Example: `selfverify merge runs/mine ./my-model`
     """
@@ -119,7 +125,7 @@ def merge(
     from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
 
     if output.is_file() or (output.exists() and any(output.iterdir())):
-        raise ConfigError(f"{output} is not an empty folder; choose another one")
+        raise ConfigError(f"{output} is a file, or not empty; choose another folder")
     source = saved_model(target)
     trained = (Path(target).expanduser() / RECIPE_FILE).is_file()
     settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")

@@ -10,9 +10,9 @@ from selfverify.core.trajectory import Finish, Group
 
 
 def valid_trajectories(group: Group, drop_truncated: bool) -> torch.Tensor:
-    """``[G]`` bool: trajectories that take part in this group's statistics.
+    """Return ``[G]`` bool: which of a group's trajectories take part in its statistics.
 
-    Those without a verdict never do; with ``drop_truncated`` those of which a turn was cut off don't either.
+    A trajectory without a verdict takes no part; with ``drop_truncated`` nor does one that was cut off.
     """
     return torch.tensor(
         [t.finish != Finish.ERROR and not (drop_truncated and t.truncated) for t in group.trajectories]
@@ -32,8 +32,8 @@ class Alternatives:
         probability: ``[M, K]`` under the policy that sampled, normalised over the alternatives.
         advantage: ``[M, K]``, its mean under ``probability`` 0.
 
-    Unlike a token's loss theirs is divided by the number of trajectories only, whatever the denominator: how
-    many tokens a response or a score has says nothing about how much its score should learn.
+    Their loss is divided by the number of trajectories only, whatever the denominator of the other tokens is:
+    how much a score should learn does not depend on the length of a response.
     """
 
     rows: torch.Tensor

@@ -198,7 +198,7 @@ def _corrupt(path: Path, number: int, problem: str) -> DataError:
 
 
 def _line(value: Any, path: Path) -> bytes:
-    """One line of JSON. A lone surrogate, which UTF-8 cannot hold, becomes "?"."""
+    """Return one line of JSON. A lone surrogate, which UTF-8 cannot hold, becomes "?"."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:

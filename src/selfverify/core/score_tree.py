@@ -38,7 +38,7 @@ class ScoreTree(Generic[Token]):
         return [p for p in found if not any(q != p and q[: len(p)] == p for q in found)]
 
     def _weights(self, probabilities: Branches[Token], path: tuple[Token, ...]) -> Mapping[Token, float]:
-        """This node's distribution over its children; uniform where none is given."""
+        """Return this node's distribution over its children; uniform if none is given."""
         return probabilities.get(path) or dict.fromkeys(self.children, 1.0 / len(self.children))
 
     def expectation(
@@ -47,10 +47,13 @@ class ScoreTree(Generic[Token]):
         worth: Mapping[float, float] | None = None,
         path: tuple[Token, ...] = (),
     ) -> float:
-        """Expected score, or expected ``worth`` of the score, below this node.
+        """Return the expected score below this node, or the expected ``worth`` of the score.
 
-        ``probabilities`` gives each branching's distribution over its children; a branching that has none
-        is taken as uniform.
+        Args:
+            probabilities: The distribution of each branching over its children; a branching without one is
+                taken as uniform.
+            worth: A value for each score, instead of the score itself.
+            path: The tokens that lead to this node.
         """
         if self.value is not None and not self.children:
             return self.value if worth is None else worth[self.value]
@@ -60,7 +63,7 @@ class ScoreTree(Generic[Token]):
         )
 
     def most_likely(self, probabilities: Branches[Token], path: tuple[Token, ...] = ()) -> float:
-        """The score that greedy decoding writes when it can only write scores."""
+        """Return the score that greedy decoding writes if it can write nothing but scores."""
         if not self.children:
             return float(self.value or 0.0)
         weights = self._weights(probabilities, path)
@@ -70,7 +73,7 @@ class ScoreTree(Generic[Token]):
     def leaves(
         self, probabilities: Branches[Token], path: tuple[Token, ...] = (), mass: float = 1.0
     ) -> dict[float, float]:
-        """Probability of every score."""
+        """Return the probability of every score."""
         if not self.children:
             return {float(self.value or 0.0): mass}
         weights = self._weights(probabilities, path)

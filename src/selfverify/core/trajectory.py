@@ -75,38 +75,38 @@ class Trajectory:
 
     @property
     def tokens(self) -> list[int]:
-        """All token ids in order."""
+        """Return all token ids in order."""
         return [token for segment in self.segments for token in segment.tokens]
 
     @property
     def written(self) -> int:
-        """How many tokens the policy wrote."""
+        """Return the number of tokens that the policy wrote."""
         return sum(len(segment.tokens) for segment in self.segments if segment.author == "policy")
 
     @property
     def logprobs(self) -> list[float]:
-        """All sampling log-probabilities in order; empty unless every segment has them."""
+        """Return all sampling log-probabilities in order; none unless every segment has them."""
         if any(len(s.logprobs) != len(s.tokens) for s in self.segments):
             return []
         return [value for segment in self.segments for value in segment.logprobs]
 
     @property
     def text(self) -> str:
-        """All segments' text in order."""
+        """Return all segments' text in order."""
         return "".join(segment.text for segment in self.segments)
 
     @property
     def finish(self) -> Finish | None:
-        """How the last segment ended."""
+        """Return how the last segment ended."""
         return self.segments[-1].finish if self.segments else Finish.ERROR
 
     @property
     def truncated(self) -> bool:
-        """True when any turn was cut off by its length limit."""
+        """Return whether any turn was cut off by its length limit."""
         return any(segment.finish == Finish.LENGTH for segment in self.segments)
 
     def channel_mask(self, channels: Iterable[str]) -> list[bool]:
-        """One flag per token: True where the policy wrote it in one of ``channels``."""
+        """Return for each token whether the policy wrote it in one of ``channels``."""
         wanted = set(channels)
         return [
             segment.channel in wanted and segment.author == "policy"

@@ -11,9 +11,6 @@ from selfverify.data.actions import LONGEST_TEXT, Action, from_android_control, 
 from selfverify.data.example import forest_boxes
 from selfverify.data.fields import Images, Place, Record, Row, shown, text, written
 
-PICTURES = ("screenshots",)
-HEAVY = ("accessibility_trees",)
-
 
 def convert_android_control(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`.

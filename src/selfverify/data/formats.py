@@ -12,7 +12,7 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.actions import convert_mobile
-from selfverify.data.android_control import HEAVY, PICTURES, convert_android_control
+from selfverify.data.android_control import convert_android_control
 from selfverify.data.columnar import Arrow, Parquet
 from selfverify.data.delimited import Table
 from selfverify.data.fields import Convert, Images, Place, Record, Row, RowSource, filled, first
@@ -60,7 +60,7 @@ def by_columns(record: Record, place: Place, images: Images) -> Sequence[Row | D
 
 
 def converter_of(record: Record) -> Convert:
-    """What makes rows of records like this one."""
+    """Return what makes rows of records like this one."""
     if "goal" in record and "action" in record:
         return convert_mobile
     if any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm")):
@@ -83,7 +83,7 @@ FORMATS: dict[str, Format] = {
     "open-r1": Format(_each(Parquet), convert_vqa, (".parquet",)),
     "refcoco": Format(None, convert_grounding, (".json", ".jsonl", ".tsv")),
     "reasonseg": Format(_beside_images, convert_reasonseg, (".json",)),
-    "android-control": Format(_each(lambda file: TFRecords(file, PICTURES, HEAVY)), convert_android_control),
+    "android-control": Format(_each(TFRecords), convert_android_control),
     "gui-odyssey": Format(lambda folder, files: [JsonFiles(folder, files)], convert_gui_odyssey, (".json",)),
 }
 
@@ -172,7 +172,7 @@ def _detect_text(file: Path, head: bytes) -> str:
 
 
 def _files(folder: Path, format: str | None, split: str | None) -> tuple[list[Path], str | None]:
-    """A folder's files of one kind, and what of ``split`` has not been settled by choosing them."""
+    """Return a folder's files of one kind, and ``split``, or None if choosing the files has settled it."""
     folder_split = split is not None and (folder / split).is_dir()
     if split is not None and folder_split:
         folder, split = folder / split, None
@@ -212,7 +212,10 @@ def _of_one_kind(folder: Path, files: list[Path]) -> list[Path]:
 
 
 def _listed_split(path: Path, files: list[Path], split: str | None) -> tuple[list[Path], str | None]:
-    """GUI-Odyssey's splits: ``random_split/test`` is the list ``test`` of ``splits/random_split.json``."""
+    """Return the files of one of GUI-Odyssey's splits, and None for the settled split.
+
+    The split ``random_split/test`` is the list ``test`` of ``splits/random_split.json``.
+    """
     if split is None:
         return files, None
     name, _, part = split.rpartition("/")

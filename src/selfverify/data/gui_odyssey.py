@@ -54,7 +54,7 @@ def convert_gui_odyssey(record: Record, place: Place, images: Images) -> Sequenc
 
 
 def _screenshot(name: str, file: Path, root: Path) -> Path:
-    """Where a screenshot is; the data set has them in ``screenshots``, next to ``annotations``."""
+    """Return a screenshot's path; the data set has them in ``screenshots``, next to ``annotations``."""
     for folder in (root, root / "screenshots", file.parent.parent / "screenshots"):
         if (folder / name).is_file():
             return folder / name

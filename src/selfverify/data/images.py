@@ -48,8 +48,7 @@ class ImageRef:
         """
         if self.image is not None:
             return self.image
-        with self._named():
-            found = self._find()
+        with self._found() as found:
             return read_image(found, tries) if isinstance(found, Path) else decode_image(found)
 
     @property
@@ -61,16 +60,13 @@ class ImageRef:
         """
         if self.image is not None:
             return self.image.size
-        with self._named():
-            found = self._find()
+        with self._found() as found:
+            file = found if isinstance(found, Path) else io.BytesIO(found)
             try:
-                if not isinstance(found, Path):
-                    return Image.open(io.BytesIO(found), formats=FORMATS).size
-                with Image.open(found, formats=FORMATS) as image:
+                with Image.open(file, formats=FORMATS) as image:
                     return image.size
             except Exception as error:
-                beginning = b"" if isinstance(found, Path) else found[:16]
-                raise DataError(_why(found if isinstance(found, Path) else None, beginning, error)) from None
+                raise _unreadable(found, error) from None
 
     def data(self) -> bytes:
         """Return the encoded bytes.
@@ -78,26 +74,19 @@ class ImageRef:
         Raises:
             DataError: The bytes cannot be read; a file is tried once.
         """
-        with self._named():
-            found = self._find()
-            if not isinstance(found, Path):
-                return found
+        with self._found() as found:
             try:
-                return found.read_bytes()
+                return found.read_bytes() if isinstance(found, Path) else found
             except OSError as error:
-                raise DataError(f"the image {found} cannot be read: {error.strerror}") from None
-
-    def _find(self) -> bytes | Path:
-        if self.path is not None:
-            return self.path
-        if self.load is None:
-            raise DataError("an image without a path and without bytes")
-        return self.load()
+                raise _unreadable(found, error) from None
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _found(self) -> Iterator[bytes | Path]:
+        """Give the image's bytes or file. Errors that come meanwhile get the row's place before them."""
         try:
-            yield
+            if self.path is None and self.load is None:
+                raise DataError("an image without a path and without bytes")
+            yield self.path or self.load()  # type: ignore[misc]  # one of them is there
         except DataError as error:
             raise DataError(f"{self.place}: {error}") from None
 
@@ -113,18 +102,15 @@ def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Ima
             before it is decoded); the message names the file.
     """
     for attempt in range(1, tries + 1):
-        beginning = b""
+        encoded = b""
         try:
             encoded = Path(path).read_bytes()
-            beginning = encoded[:16]
             image = _decoded(encoded)
-        except Image.DecompressionBombError as error:
-            raise DataError(f"the image {path}: {error}") from None
         # PIL raises SyntaxError, ValueError and others for files that are cut off inside their header.
         except Exception as error:
-            if attempt == tries:
+            if attempt == tries or isinstance(error, Image.DecompressionBombError):
                 times = f", at {tries} {'tries' if tries > 1 else 'try'}"
-                raise DataError(_why(path, beginning, error, times)) from None
+                raise _unreadable(Path(path), error, encoded, times) from None
             time.sleep(wait_s * 2 ** (attempt - 1))
             continue
         if attempt > 1:
@@ -148,7 +134,7 @@ def decode_image(encoded: bytes) -> Image.Image:
     try:
         return _decoded(encoded)
     except Exception as error:
-        raise DataError(_why(None, encoded[:16], error)) from None
+        raise _unreadable(encoded, error) from None
 
 
 def _decoded(encoded: bytes) -> Image.Image:
@@ -157,14 +143,16 @@ def _decoded(encoded: bytes) -> Image.Image:
     return image
 
 
-def _why(path: Path | str | None, beginning: bytes, error: Exception, times: str = "") -> str:
-    name = f"the image {path}" if path is not None else "the image"
+def _unreadable(source: Path | bytes, error: Exception, encoded: bytes = b"", times: str = "") -> DataError:
+    """Return what to raise for an image, given as its file or its bytes, that PIL or the disk has refused."""
+    name = f"the image {source}" if isinstance(source, Path) else "the image"
     if isinstance(error, Image.DecompressionBombError):
-        return f"{name}: {error}"
+        return DataError(f"{name}: {error}")
     reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.strerror:
-        reason = error.strerror
-    elif isinstance(error, UnidentifiedImageError):
+    if isinstance(error, UnidentifiedImageError):
+        beginning = (encoded if isinstance(source, Path) else source)[:16]
         reason = f"it is in none of the formats {', '.join(FORMATS)}"
         reason += f", it begins with {beginning!r}" if beginning else ""
-    return f"{name} cannot be read{times}: {reason}"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    return DataError(f"{name} cannot be read{times}: {reason}")

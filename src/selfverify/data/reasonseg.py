@@ -77,7 +77,7 @@ def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[
 def draw_mask(
     polygons: Sequence[Any], ignored: Sequence[Any], size: tuple[int, int]
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """``[height, width]``: 1 in the target, `IGNORED` where no metric counts, else 0.
+    """Return the mask ``[height, width]``: 1 in the target, `IGNORED` where no metric counts, else 0.
 
     Larger shapes are drawn first, so that smaller ones lie upon them, as in LISA.
     """

@@ -26,6 +26,11 @@ CHUNK = 2**18
 APART = 32 * 2**20
 """Bytes between two places of a GZIP file at which reading can begin. Each place takes 40 KB of memory."""
 
+PICTURES = ("screenshots",)
+"""Features that become blobs."""
+HEAVY = ("accessibility_trees",)
+"""Features that are read with a row, not when the file is opened."""
+
 
 def masked_crc(data: bytes) -> int:
     """Return TFRecord's checksum of ``data``."""
@@ -43,17 +48,13 @@ def is_tfrecord(beginning: bytes) -> bool:
 
 
 class TFRecords(RowSource):
-    """The `tf.train.Example`s of one file: texts decoded, one-element lists still lists.
+    """The `tf.train.Example`s of one file, packed by GZIP or not. Texts are decoded, all values are lists.
 
-    Args:
-        file: A file of records, packed by GZIP or not.
-        pictures: Features that become blobs.
-        heavy: Features that the scan leaves out.
+    AndroidControl is the one data set that is read from such files; its features are named here.
     """
 
-    def __init__(self, file: Path, pictures: tuple[str, ...] = (), heavy: tuple[str, ...] = ()) -> None:
+    def __init__(self, file: Path) -> None:
         super().__init__(file)
-        self.pictures, self.heavy = pictures, heavy
         self._offsets, self._lengths = array("q"), array("q")
         self._content: _Plain | _Gzip | None = None
         self._last: tuple[int, dict[str, Feature]] | None = None
@@ -73,7 +74,7 @@ class TFRecords(RowSource):
             try:
                 if isinstance(found, DataError):
                     raise found
-                yield {name: v for name, v in parse_example(found).items() if name not in self.heavy}
+                yield {name: v for name, v in parse_example(found).items() if name not in HEAVY}
             except DataError as error:
                 yield error
 
@@ -90,9 +91,9 @@ class TFRecords(RowSource):
         """See `RowSource.parsed`."""
         record: Record = {}
         for name, values in stored.items():
-            if name in self.pictures:
+            if name in PICTURES:
                 record[name] = [Blob(partial(self._picture, number, name, k)) for k in range(len(values))]
-            elif name in self.heavy:
+            elif name in HEAVY:
                 record[name] = values
             else:
                 record[name] = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]

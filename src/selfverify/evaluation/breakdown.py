@@ -252,7 +252,7 @@ def tabulate(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "part": part,
-            "problems": found["problems"],
+            "problems": found.get("problems"),
             "figure": name,
             **{
                 rule.at(summary.get("samples_per_problem", 0)): figure["curves"].get(rule.figure, [None])[-1]

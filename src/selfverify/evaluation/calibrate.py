@@ -16,7 +16,7 @@ from selfverify.selection.calibration import Calibration, fit_calibration, risk_
 from selfverify.selection.candidates import Candidate, is_box
 from selfverify.selection.choose import choose
 from selfverify.selection.rules import Floats
-from selfverify.selection.strategies import DEFAULTS, Options, find_strategy
+from selfverify.selection.strategies import DEFAULTS, find_strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,7 @@ def sample_candidate(sample: StoredSample, verifier: str) -> Candidate:
     )
 
 
-def chosen_confidence(
-    samples: Sequence[StoredSample], verifier: str, strategy: str, options: Options = DEFAULTS
-) -> tuple[Floats, Floats]:
+def chosen_confidence(samples: Sequence[StoredSample], verifier: str, strategy: str) -> tuple[Floats, Floats]:
     """Return the confidence of each problem's chosen answer, NaN where unknown, and whether it is right.
 
     Both are ``[P]``.
@@ -63,7 +61,7 @@ def chosen_confidence(
     if find_strategy(strategy).votes and any(s.key is None and is_box(s.answer) for s in samples):
         raise DataError(f"strategy {strategy} answers with boxes of its own; calibrate best instead")
     chosen = [
-        (choose([sample_candidate(s, verifier) for s in group], strategy, options), group)
+        (choose([sample_candidate(s, verifier) for s in group], strategy), group)
         for group in by_problem(samples).values()
     ]
     confidence = [np.nan if choice.confidence is None else choice.confidence for choice, _ in chosen]
@@ -77,7 +75,6 @@ def calibrate(
     kind: Literal["isotonic", "temperature"] = "isotonic",
     target_risk: float | None = None,
     held_out: Sequence[StoredSample] | None = None,
-    options: Options = DEFAULTS,
     describe: dict[str, Any] | None = None,
 ) -> Fitted:
     """Fit a calibration of what a strategy chooses.
@@ -90,17 +87,16 @@ def calibrate(
         target_risk: Choose a threshold below which to abstain, so that at most this share is wrong.
         held_out: Samples of other problems, to report on. Without them, every second problem is fitted on
             and the others are reported on; the returned calibration is then fitted on all of them.
-        options: What the strategy is told.
         describe: Further facts to keep in the file.
 
     Raises:
         DataError: Too few samples, only right or only wrong ones, or no threshold keeps the risk.
     """
-    confidence, correct = chosen_confidence(samples, verifier, strategy, options)
+    confidence, correct = chosen_confidence(samples, verifier, strategy)
     about = {
         "verifier": verifier,
         "strategy": strategy,
-        "options": asdict(options),
+        "options": asdict(DEFAULTS),
         "problems": len(correct),
         "samples_per_problem": round(len(samples) / len(correct)),
         **(describe or {}),
@@ -120,7 +116,7 @@ def calibrate(
 
     whole = replace(fit(confidence, correct), fitted_on=about)
     if held_out is not None:
-        judged, (values, labels) = whole, chosen_confidence(held_out, verifier, strategy, options)
+        judged, (values, labels) = whole, chosen_confidence(held_out, verifier, strategy)
     else:
         judged = fit(confidence[::2], correct[::2])
         values, labels = confidence[1::2], correct[1::2]

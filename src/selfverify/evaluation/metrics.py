@@ -151,10 +151,10 @@ def by_problem(samples: Sequence[StoredSample]) -> dict[str, list[StoredSample]]
 
 
 def accuracy(table: SampleTable, strategy: str, n: int, score: str = HEADLINE) -> Floats | None:
-    """Expected correctness ``[P]`` of what a strategy chooses from n of the G samples.
+    """Return the expected correctness ``[P]`` of what a strategy chooses from n of the G samples.
 
-    None where the strategy needs scores and there are none, or where it answers with a box of its own and
-    there are no targets. See `selfverify.selection.subsets.expected_correctness`.
+    The result is None where the strategy needs scores and there are none, or where it answers with a box of
+    its own and there are no targets. See `selfverify.selection.subsets.expected_correctness`.
     """
     chooser = find_strategy(strategy)
     if chooser.needs == "score" and np.isnan(table.scores.get(score, np.nan)).all():
@@ -165,7 +165,7 @@ def accuracy(table: SampleTable, strategy: str, n: int, score: str = HEADLINE) -
 
 
 def curves(table: SampleTable) -> dict[str, list[float] | None]:
-    """Accuracy for N = 1..G, averaged over problems and size-N subsets of the G samples.
+    """Return accuracies for N = 1..G, averaged over problems and size-N subsets of the G samples.
 
     There is a curve for every strategy (of soft scores) by its `Strategy.figure`, and ``best_sampled``,
     ``best_greedy`` and ``best_logprob``; None where `accuracy` has none.
@@ -217,19 +217,16 @@ def verification(table: SampleTable, score: str) -> dict[str, float | None]:
     values, correct = table.scores[score], table.correct
     problems, total = correct.shape
     best = accuracy(table, "best", total, score)
-    found = {
-        "auc": auc_statistic(values, correct),
-        "ap": average_precision_statistic(values, correct),
-        "within_problem_auc": mean_statistic(within_problem_auc(values, correct)),
-    }
     return {
         f"best@{total}": None if best is None else float(best.mean()),
-        **{name: _number(on_all(statistic, problems)) for name, statistic in found.items()},
+        "auc": _number(on_all(auc_statistic(values, correct), problems)),
+        "ap": _number(on_all(average_precision_statistic(values, correct), problems)),
+        "within_problem_auc": _number(on_all(mean_statistic(within_problem_auc(values, correct)), problems)),
     }
 
 
 def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None) -> dict[str, Any]:
-    """All metrics of a sample set, ready for JSON.
+    """Return all metrics of a sample set, ready for JSON.
 
     Args:
         samples: The same number of samples, G, for every problem.
@@ -266,7 +263,7 @@ def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None
 
 
 def paired_difference(a: Sequence[StoredSample], b: Sequence[StoredSample]) -> dict[str, dict[str, Any]]:
-    """How much higher each headline metric is in run ``b`` than in run ``a``, on the same problems.
+    """Return how much higher each headline metric is in run ``b`` than in run ``a``, on the same problems.
 
     Returns:
         ``{metric: {"difference": float, "interval": [low, high]}}`` for the metrics defined in both runs.

@@ -1,8 +1,8 @@
-"""ADPO for users of TRL: change ``GRPOTrainer`` to ``ADPOTrainer`` and answers are verified by preference.
+"""ADPO for users of TRL: `ADPOTrainer` takes the place of ``GRPOTrainer`` and learns to verify answers.
 
-Reward functions stay what they were: they judge answers. The trainer reads the score that each completion
-ends with, compares it with the others of its group, and gives the score's tokens an advantage of their own
-(ADPO Eq. 5, 7, 9).
+Reward functions stay as they are: they judge answers. The trainer reads the score at the end of each
+completion, compares it with the other scores of its group, and gives the tokens of answer and score separate
+advantages (ADPO Eq. 5, 7, 9).
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from selfverify.methods.adpo import ADPO, ADPOConfig
 from selfverify.methods.monitor import group_metrics
 
 _READ = ("score", "answer_format", "score_format", "score_opened", "length", "truncated")
-"""What every process tells the others about a completion."""
+"""The figures of a completion that each process tells the others."""
 
 
 class ADPOTrainer(GRPOTrainer):
     """`trl.GRPOTrainer` with preference verification and decoupled advantages.
 
     Args:
-        args: As for `trl.GRPOTrainer`; so are all others that are not named here.
-        adpo: Options of `ADPOConfig` (``gamma``, ``verification``, ``score_weight``, ...). The KL is TRL's
-            (``GRPOConfig.beta``), for all tokens; ``verification_credit: expected`` is ours alone.
-        tags: The tags of a completion, in order, the score's last.
-        judges: Names of the reward functions that say how good an answer is; None means all. Which scores
-            contrast is decided by these alone, else two right answers would be compared for their markup.
+        args: The arguments of `trl.GRPOTrainer`, as are all keywords that are not named here.
+        adpo: Options of `ADPOConfig` (``gamma``, ``verification``, ``score_weight``, ...). The KL is TRL's,
+            for all tokens (``GRPOConfig.beta``). ``verification_credit: expected`` works with this library's
+            own learner only.
+        tags: The tags of a completion, in order. The last one is the score's.
+        judges: Names of the reward functions that say how good an answer is; None means all. These alone
+            decide which scores contrast. A reward for markup among them would contrast two right answers.
 
-    An answer's advantage comes from TRL's weighted sum of all reward functions; ``gamma`` is the difference
-    from which two answers contrast (0: any difference). ``scale_rewards`` and
-    ``multi_objective_aggregation`` have no effect.
+    An answer's advantage comes from TRL's weighted sum of all reward functions. Two answers contrast when
+    their rewards differ by more than ``gamma``. ``scale_rewards`` and ``multi_objective_aggregation`` have no
+    effect.
 
     Raises:
-        ConfigError: An option that cannot hold here.
+        ConfigError: An option does not work in this trainer.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ADPOTrainer(GRPOTrainer):
         self._answer_rewards = torch.zeros(0, 2)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        """TRL's rewards ``[all completions, functions]``, kept for the verification reward."""
+        """Return TRL's rewards ``[all completions, functions]``; keep them for the verification reward."""
         rewards: Tensor = super()._calculate_rewards(*args, **kwargs)
         weighted = rewards * self.reward_weights.to(rewards.device)
         both = torch.stack([weighted.nansum(1), weighted[:, self._judging.to(rewards.device)].nansum(1)], 1)
@@ -91,7 +92,7 @@ class ADPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch with ``advantages`` per token, ``[completions, tokens]``."""
+        """Return TRL's batch with ``advantages`` per token, ``[completions, tokens]``."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if "tool_mask" in output:
             raise ConfigError("ADPOTrainer reads one answer and its score; environment text is not supported")
@@ -107,7 +108,7 @@ class ADPOTrainer(GRPOTrainer):
         return output
 
     def _read(self, tokens: list[int]) -> list[float]:
-        """`_READ` of one completion."""
+        """Return the figures of `_READ` of one completion."""
         text, ends = token_ends(self._tokenizer, tokens)
         stopped = bool(tokens) and tokens[-1] in self.eos_token_ids
         body = text[: ends[-2] if len(ends) > 1 else 0] if stopped else text
@@ -118,7 +119,7 @@ class ADPOTrainer(GRPOTrainer):
         return [score, tagged.answer_ok, tagged.score_ok, opened, length, not stopped]
 
     def _advantages(self, read: Tensor) -> Tensor:
-        """Advantages of every completion's answer and score ``[all, 2]``, the score's times its weight."""
+        """Return the advantages of every completion's answer and score, ``[all, 2]``, times their weights."""
         training = self.model.training
         size = self.num_generations if training else self.num_generations_eval
         rewards = self._answer_rewards.cpu().double()

@@ -1,12 +1,12 @@
-"""Checkpoints that are complete or not there at all.
+"""A run's checkpoints: each is complete, or it is not there at all.
 
     checkpoints/
-      checkpoint-000100/            a complete one
-        model/                      what `save_pretrained` wrote: load it with transformers
-        optimizer.safetensors       tensors of the optimizer and of the random generators
+      checkpoint-000100/            a complete checkpoint
+        model/                      what `save_pretrained` wrote; transformers loads it
+        optimizer.safetensors       the tensors of the optimizer and of the random generators
         state.json                  everything else
         complete.json               the sizes of all files, and the metric; written last
-      checkpoint-000150.partial/    one that is being written
+      checkpoint-000150.partial/    a checkpoint that is being written
 
 A checkpoint is written under a name that nothing reads, every byte is forced to the disk, and one rename
 makes it appear. Whatever kills the process, the newest complete checkpoint stays readable.
@@ -61,15 +61,19 @@ _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint in ``folder``. Only reads, so it is safe beside a running training."""
+    """Return the newest complete checkpoint in ``folder``; None if there is none.
+
+    Damaged checkpoints are passed over with a warning. Nothing is written, so this is safe beside a running
+    training.
+    """
     found = complete_checkpoints(folder, warn=True)
     return found[-1] if found else None
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """The complete checkpoint with the best metric in ``folder``; None if none was measured. Only reads.
+    """Return the complete checkpoint in ``folder`` with the best metric; None if none was measured.
 
-    Of several that are equally good, it is the oldest.
+    Of several that are equally good, it is the oldest. As in `latest_checkpoint`, nothing is written.
     """
     measured = [
         (value, path)
@@ -80,22 +84,22 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def restore_rng(path: Path) -> None:
-    """Put the random generators of Python, NumPy and torch back to where they were at ``path``.
+    """Put the random generators of Python, NumPy and torch back to their states in the checkpoint ``path``.
 
-    Call it last: loading a model draws random numbers.
+    Call this after everything else is loaded, because loading a model draws random numbers.
     """
     state, tensors = read_checkpoint(path, only="rng")
     set_rng_state(unpack(state["rng"], tensors))
 
 
 class CheckpointManager:
-    """Writes a run's checkpoints. One process at a time may hold one for a folder.
+    """Writes a run's checkpoints. At most one process at a time may have a manager of a folder.
 
     What a killed process left half done is tidied up when the manager is made.
 
     Args:
         folder: The folder of the checkpoints.
-        keep_last: How many to keep besides the best.
+        keep_last: The number of checkpoints to keep besides the best one, at least 1.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
@@ -113,15 +117,16 @@ class CheckpointManager:
         progress: dict[str, Any],
         best: float | None = None,
     ) -> Path:
-        """Write the checkpoint of ``step``; one that exists for this step is replaced.
+        """Write the checkpoint of ``step``. It replaces one that exists for this step.
 
         Args:
-            step: Its number.
-            write_model: Called with a folder into which it saves model and processor.
+            step: The number of training steps done.
+            write_model: Called with a folder, into which it saves model and processor.
             optimizer: Any torch optimizer whose state is tensors and plain values.
             scheduler: A learning-rate scheduler.
             progress: Plain values that `load` gives back: the data's position, lengths of files, ...
-            best: The metric by which the best checkpoint is kept, higher is better; None if not measured.
+            best: The metric by which the best checkpoint is kept, higher is better. With None, a checkpoint
+                that is replaced keeps its metric, and a new one has none.
 
         Returns:
             The checkpoint's folder.
@@ -151,13 +156,13 @@ class CheckpointManager:
         return final
 
     def load(self, path: Path, optimizer: Savable, scheduler: Scheduler) -> dict[str, Any]:
-        """Load optimizer and scheduler, bit by bit; the model is loaded by `load_matching` before.
+        """Load optimizer and scheduler, bit by bit. The model has been loaded before, by `load_matching`.
 
         Returns:
             The ``progress`` that was saved.
 
         Raises:
-            CheckpointError: The checkpoint is damaged or does not fit; then nothing was changed.
+            CheckpointError: The checkpoint is damaged or does not fit. In this case nothing is changed.
         """
         state, tensors = read_checkpoint(path)
         faults = optimizer_misfits(optimizer, state["shapes"], state["names"])
@@ -194,7 +199,7 @@ class CheckpointManager:
             if path != best:
                 doomed = path.with_name(path.name + _DELETED)
                 try:
-                    # Renamed first, so that a half deleted one is never taken for a damaged one.
+                    # Renamed first, so that a half deleted checkpoint is never taken for a damaged one.
                     os.replace(path, doomed)
                     shutil.rmtree(doomed)
                 except OSError as error:

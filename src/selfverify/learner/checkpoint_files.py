@@ -1,4 +1,4 @@
-"""The files of one checkpoint: writing them, reading them, and finding out whether they are complete."""
+"""The files of one checkpoint: write them, read them, and find out whether they are complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from selfverify.learner.state import Savable, pack, parameter_names, parameter_s
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"checkpoint-(\d{6,})")
-"""The name of a checkpoint that is complete."""
+"""The name of a complete checkpoint's folder."""
 MODEL_FOLDER = "model"
 """Where a checkpoint or a run keeps a model that `from_pretrained` reads."""
 
@@ -43,7 +43,7 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint into ``folder``, force it to the disk, and only then declare it complete.
 
-    The arguments are those of `CheckpointManager.save`.
+    The other arguments are those of `CheckpointManager.save`.
     """
     generators = rng_state()  # taken before anything below can draw a random number
     (folder / MODEL_FOLDER).mkdir(parents=True)
@@ -73,7 +73,7 @@ def write_checkpoint(
 
 
 def complete_checkpoints(folder: Path, warn: bool = False) -> list[Path]:
-    """Return the complete checkpoints in ``folder``, oldest first; ``warn`` names the others in the log."""
+    """Return the complete checkpoints in ``folder``, oldest first; ``warn`` logs the others' faults."""
     found = []
     for path in folder.glob("checkpoint-*"):
         match = NAME.fullmatch(path.name)

@@ -1,4 +1,4 @@
-"""How much room there is on a disk, and how much a folder takes."""
+"""The free space of a disk, and the size of a folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def folder_size(path: Path) -> int:
         try:
             total += file.stat().st_size if file.is_file() else 0
         except OSError:
-            continue  # it was removed meanwhile and takes no room any more
+            continue  # the file was removed meanwhile and takes no room any more
     return total
 
 
 def space_report(needed: int, folder: Path) -> str:
-    """Say how much is needed and how much is free: ``1.3 GiB and 0.2 GiB are free``."""
+    """Say how many bytes are needed and how many are free: ``1.3 GiB and 0.2 GiB are free``."""
     return f"{_readable(needed)} and {_readable(shutil.disk_usage(folder).free)} are free"
 
 

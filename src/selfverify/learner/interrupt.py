@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between steps, so that a checkpoint can be written."""
+"""Delays Ctrl-C and SIGTERM to the end of a training step, so that a checkpoint can be written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into a flag, looked at between steps; a second interrupts at once.
+    """Give a function that says whether Ctrl-C or SIGTERM has come; a second one interrupts at once.
 
-    SIGTERM is what batch systems send before they stop a job, and what torchrun makes of a Ctrl-C.
+    Batch systems send SIGTERM before they stop a job, and torchrun turns a Ctrl-C into SIGTERM.
     """
     pressed = False
 
@@ -25,7 +25,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     try:
         previous = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:
-        # Not the main thread: the caller handles signals.
+        # This is not the main thread, so the caller has to handle signals.
         yield lambda: False
         return
     try:

@@ -19,7 +19,7 @@ def judged_by(task: Task) -> dict[str, Any]:
 
 
 class Kept:
-    """The problems that verdicts keep, in passes; each pass has another order.
+    """The problems that a file of verdicts keeps, in passes. Each pass has another order.
 
     Args:
         path: The file of verdicts.
@@ -27,7 +27,7 @@ class Kept:
             (`Task.use_space`).
 
     Raises:
-        ConfigError: The verdicts are unfinished, about another task or other data, or keep nothing.
+        ConfigError: The verdicts are unfinished, are about another task or other data, or keep no problem.
         DataError: The file is corrupt.
     """
 
@@ -42,14 +42,14 @@ class Kept:
                 f"{path} belongs to other data: of {settings['count']} training problems, where task "
                 f"{task.name} has {count} now; filter these with `selfverify data filter`"
             )
-        # Problems of a data file are compared one by one instead, because the file may have moved.
+        # A data file may have moved, so its options may differ. Its problems are compared one by one instead.
         if count is None and judged_by(task) != settings["options"]:
             raise ConfigError(f"{path} is about task {task.name} with other options: {settings['options']}")
         self._seed: int = settings["seed"]
         self._kept = [verdict for verdict in verdicts if not verdict.dropped]
         if not self._kept:
             raise ConfigError(f"{path} keeps none of {len(verdicts)} problems")
-        # This compares the first problem. If it is broken by now, training will skip it.
+        # Compares the first problem at once. If its data is broken by now, training will skip it.
         with contextlib.suppress(DataError):
             self._made(self._kept[0])
 

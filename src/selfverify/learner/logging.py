@@ -15,8 +15,8 @@ from selfverify.core.journal import Journal, read_rows
 class MetricsLog(Journal):
     """A journal of metrics that a resumed run can cut back to its checkpoint.
 
-    Floats are rounded to 6 significant digits, so that the file is short and equal runs have equal files. NaN
-    and infinity, which JSON lacks, become ``null``. Wall-clock times belong in a file of their own.
+    Floats are rounded to 6 significant digits, so that the file is short. NaN and infinity, which JSON lacks,
+    become ``null``. Wall-clock times belong in another file, because equal runs shall have equal metrics.
     """
 
     def append(self, *rows: dict[str, Any]) -> None:
@@ -29,10 +29,10 @@ class MetricsLog(Journal):
         return int(rows[-1]["step"]) if rows else 0
 
     def truncate(self, length: int) -> None:
-        """Cut the file back to the ``length`` in bytes that a checkpoint noted.
+        """Cut the file back to ``length`` bytes, which a checkpoint noted.
 
         Raises:
-            CheckpointError: The file is shorter, so that lines are gone that the checkpoint counts on.
+            CheckpointError: The file is shorter, so lines are gone that the checkpoint counts on.
         """
         present = self.path.stat().st_size
         if present < length:
@@ -44,7 +44,7 @@ class MetricsLog(Journal):
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value with floats of 6 significant digits."""
+    """Return ``value`` as a JSON value whose floats have 6 significant digits."""
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The training loop: roll out, credit, learn. It reads top to bottom and knows no method."""
+"""The training loop: roll out, credit, learn. It knows no method."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ from selfverify.tasks.base import Judged
 
 Metrics = dict[str, float]
 StepCallback = Callable[[int, Metrics, Metrics], None]
-"""Called after each step with its number (from 1), its metrics and its timings."""
+"""A function that is called after each step, with its number (from 1), its metrics and its timings."""
 
 
 logger = logging.getLogger(__name__)
 
 EMPTY_STEPS = 3
-"""Steps in a row without any usable problem after which a run stops: then it is not the problems that are
-wrong."""
+"""A run stops after this many steps in a row without a usable problem: so many cannot all be bad."""
 
 
 def _unjudged(group: Group) -> int:
@@ -98,7 +97,7 @@ class Learner:
 
     @cached_property
     def parallel(self) -> Parallel:
-        """Policy, reference and optimizer, wrapped: not before a checkpoint's weights are in the policy."""
+        """Policy, reference and optimizer, wrapped. A checkpoint's weights have to be loaded before."""
         return Parallel(
             self.accelerator, self.policy, self.reference, self.optimizer, self.config.max_grad_norm
         )
@@ -118,7 +117,7 @@ class Learner:
         Raises:
             KeyboardInterrupt: After Ctrl-C, when the checkpoint is written.
             CheckpointError: A checkpoint cannot be written or does not fit.
-            DataError: Several steps in a row had no problem that can be used; a checkpoint is written before.
+            DataError: No problem of several steps in a row can be used. A checkpoint is written before.
         """
         with self.events:
             resumed = self.training.resume and self._resume()
@@ -129,7 +128,7 @@ class Learner:
             self._tell("finished" if self.step == self.config.steps else "time_limit")
 
     def _tell(self, event: str, **fields: Any) -> None:
-        """An event of all processes, written once."""
+        """Write an event that all processes share, once."""
         if ranks.index() == 0:
             self.events.append(event, **fields)
 
@@ -141,7 +140,7 @@ class Learner:
                 every, done = self.config.checkpoint_every, self.step == self.config.steps
                 limit = self.config.time_limit_s
                 late = limit is not None and time.monotonic() - started > limit
-                # One signal or clock stops all processes.
+                # If one process gets a signal or runs out of time, all of them stop.
                 stop, late = (any(flags) for flags in zip(*ranks.gather((interrupted(), late)), strict=True))
                 if done or stop or late or (every and self.step % every == 0):
                     self.save()
@@ -166,7 +165,7 @@ class Learner:
                 self.timing_log.append({"step": self.step, **timing})
             if self.config.trackers:
                 self.accelerator.log({**metrics, **timing}, step=self.step)
-        # After the log, whose length the checkpoint keeps: a resumed run must not lose this line.
+        # After the log, because the checkpoint stores the log's length: a resumed run must keep this line.
         if evaluated and self.config.best_metric:
             self._keep_best(evaluated, self.config.best_metric)
         if self.on_step and ranks.index() == 0:
@@ -187,11 +186,11 @@ class Learner:
             raise DataError(f"no problem of {self.empty_steps} steps in a row can be used; the last: {last}")
 
     def train_step(self) -> tuple[Metrics, Metrics]:
-        """Roll out, credit, learn; returns metrics and timings."""
+        """Roll out, credit and learn; return the step's metrics and timings."""
         lesson = self.lesson
         clock = [time.perf_counter()]
         if self.policy.engine is not None:
-            self.policy.engine.send_weights()  # out here, where TRL finds shards as shards
+            self.policy.engine.send_weights()  # not inside `whole`: TRL gathers shards itself
         rollout, makers = self.policy.whole(lambda: self.source.roll_out(self.step))
         self._note_empty(not rollout.groups)
         clock.append(time.perf_counter())
@@ -203,8 +202,6 @@ class Learner:
         totals = lesson.learn(groups, makers, self.step)
         clock.append(time.perf_counter())
 
-        # Not among the metrics: how often something hung depends on the machine, and a resumed run's metrics
-        # are those of an unbroken one.
         tokens = sum(len(t.tokens) for group in rollout.groups for t in group.trajectories)
         metrics: Metrics = {
             **(self.method.metrics(rollout.groups) if rollout.groups else {}),
@@ -221,6 +218,8 @@ class Learner:
             "time/rollout_s": clock[1] - clock[0],
             "time/update_s": clock[2] - clock[1],
             "tokens_per_s": tokens / (clock[2] - clock[0]),
+            # How often something hung depends on the machine, and metrics must not: a resumed run's metrics
+            # are those of an unbroken run.
             **self.source.task.counters(),
         }
         return metrics, timing
@@ -238,9 +237,9 @@ class Learner:
         }
 
     def save(self, best: float | None = None) -> Path:
-        """Write a complete checkpoint of this moment; ``best`` is its metric if no other has a better one.
+        """Write a checkpoint of this moment and return its folder; ``best`` is its metric, if measured.
 
-        Of several processes the first writes, and all have to call it.
+        Every process has to call this; the first one writes.
         """
         weights, optimizer = self.parallel.weights(), self.parallel.whole_optimizer()
         return ranks.on_first(
@@ -255,7 +254,7 @@ class Learner:
         )
 
     def save_model(self, folder: Path) -> None:
-        """Write the model alone; of several processes the first writes, and all have to call it."""
+        """Write the model alone. Every process has to call this; the first one writes."""
         weights = self.parallel.weights()
         ranks.on_first(lambda: self.policy.save(folder, weights))
 
@@ -287,7 +286,7 @@ class Learner:
             again = max(self.metrics_log.last_step() - self.step, 0)
             self._tell("resumed", checkpoint=latest.name, steps_again=again)
         ranks.on_first(lambda: self._cut_logs(progress["metrics_bytes"], progress["timing_bytes"]))
-        # Last: loading draws random numbers. Dropout in an adapter is what needs it.
+        # This comes last, because loading draws random numbers. An adapter's dropout depends on them.
         restore_rng(latest)
         return True
 
@@ -296,10 +295,10 @@ class Learner:
         self.timing_log.truncate(timing)
 
     def _check_agreement(self) -> None:
-        """Before anything is learnt: do all processes train the same, on the same?
+        """Check that all processes train the same weights on the same problems with the same settings.
 
         Raises:
-            SelfVerifyError: They don't.
+            SelfVerifyError: They do not.
         """
         if ranks.count() == 1:
             return
@@ -307,7 +306,7 @@ class Learner:
             problem = self.source.problem(0)
             pixels = hashlib.sha256(b"".join(image.tobytes() for image in problem.images)).hexdigest()[:16]
             first: Any = (problem.id, problem.messages, problem.target, pixels)
-        except DataError as error:  # to be skipped, by all
+        except DataError as error:  # all processes will skip this problem
             first = str(error)
         ranks.agree(
             "the processes do not train the same",

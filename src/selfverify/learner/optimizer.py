@@ -14,7 +14,7 @@ from selfverify.core.learner_settings import LearnerConfig
 
 
 def make_optimizer(config: LearnerConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """AdamW over those of the ``named`` parameters that are trained.
+    """Make AdamW over those of the ``named`` parameters that are trained.
 
     Raises:
         ConfigError: ``learner.optimizer`` needs a package that is not installed.
@@ -38,7 +38,10 @@ def make_optimizer(config: LearnerConfig, named: Iterable[tuple[str, nn.Paramete
 
 
 def learning_rate_factor(config: LearnerConfig) -> Callable[[int], float]:
-    """Factor on the peak learning rate by optimiser update: linear warm-up, then the schedule."""
+    """Return a function from an update's number to its factor on the peak learning rate.
+
+    The factor rises linearly during the warm-up; then it follows ``config.schedule``.
+    """
     per_step = config.updates_per_rollout * config.inner_epochs
     total, warmup = config.steps * per_step, config.warmup_steps * per_step
 

@@ -1,6 +1,6 @@
-"""A policy and its optimizer under accelerate: alone, with DDP, FSDP2 or DeepSpeed.
+"""A policy and its optimizer under accelerate: in one process, or with DDP, FSDP2 or DeepSpeed.
 
-What is written to disk is the same in all cases, so a run may go on with another number of processes.
+The files on the disk are the same in all cases, so a run may go on with another number of processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from selfverify.policy.policy import Policy
 
 
 def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
-    """The accelerator of this run; what a launcher says about processes and sharding reaches it by itself."""
+    """Make the accelerator of a run. It reads from the environment what a launcher says about processes and
+    sharding.
+
+    Raises:
+        ConfigError: accelerate's settings ask for gradient accumulation.
+    """
     plan = DistributedDataParallelKwargs(
         # A step without images uses no vision tower.
         find_unused_parameters=policy.config.train_vision,
@@ -42,7 +47,7 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
 
 @contextmanager
 def whole_loading(accelerator: Accelerator) -> Iterator[None]:
-    """Around the loading of weights: under ZeRO-3 transformers would load them in pieces."""
+    """A context in which weights are loaded whole: under ZeRO-3 transformers would load them in pieces."""
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     if plugin is None:
         yield
@@ -60,11 +65,14 @@ class Parallel:
     """The trained policy with its optimizer and reference, each wrapped as the launcher asked for.
 
     Args:
-        accelerator: From `make_accelerator`.
-        policy: Trained.
-        reference: Not trained; None where no KL term needs one.
-        optimizer: Of the policy's parameters.
-        max_grad_norm: Longer gradients are scaled down to it.
+        accelerator: The accelerator of `make_accelerator`.
+        policy: The policy that is trained.
+        reference: The policy of the KL term; None where there is no KL term.
+        optimizer: The optimizer of the policy's parameters.
+        max_grad_norm: Gradients with a larger norm are scaled down to it.
+
+    Raises:
+        ConfigError: The launcher's settings do not go with this library.
     """
 
     def __init__(
@@ -85,7 +93,7 @@ class Parallel:
             raise ConfigError("learner.optimizer=adamw_8bit does not go with FSDP or DeepSpeed; use adamw")
         if self._is(DistributedType.DEEPSPEED):
             accelerator.state.deepspeed_plugin.deepspeed_config |= {
-                # accelerate has no data loader to take it from, and DeepSpeed only reports by it.
+                # accelerate has no data loader to take this from, and DeepSpeed uses it for reports only.
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
                 "gradient_clipping": max_grad_norm,
@@ -114,18 +122,21 @@ class Parallel:
         return bool(self.accelerator.distributed_type == kind)
 
     def release(self) -> None:
-        """Let go of the policy: what comes after training computes in the policy's own precision again."""
+        """Unwrap the policy, so that it computes in its own precision again after the training."""
         if not self._is(DistributedType.DEEPSPEED):
             self.policy.root = self.accelerator.unwrap_model(self.policy.root, keep_fp32_wrapper=False)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision that the policy computes in, for the reference."""
+        """A context in which the reference computes in the same precision as the policy."""
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Add ``loss``, a share of the sum over all processes, to the gradient; ``last`` of this update."""
-        # Wrappers average what is to be summed here.
+        """Add the gradient of ``loss``, which is a share of the sum over all processes.
+
+        ``last`` says that no other pass of this update follows.
+        """
+        # Wrappers average over processes what is to be summed here.
         loss = loss * ranks.count()
         if self._is(DistributedType.DEEPSPEED):
             self.accelerator.deepspeed_engine_wrapped.engine.set_gradient_accumulation_boundary(last)
@@ -134,14 +145,14 @@ class Parallel:
             self.accelerator.backward(loss)
 
     def one_pass(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a forward and backward pass; in the ``last`` one of an update DDP sums over processes."""
+        """A context for a forward and a backward pass; in the ``last`` of an update, DDP sums gradients."""
         if last or not isinstance(self.policy.root, DistributedDataParallel):
             return nullcontext()
         waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.policy.root)
         return waiting
 
     def step(self) -> float:
-        """Clip, step, clear; returns the gradient's norm before clipping."""
+        """Clip the gradient, make the update and clear the gradient; return its norm before clipping."""
         if self._is(DistributedType.DEEPSPEED):
             engine = self.accelerator.deepspeed_engine_wrapped.engine
             engine.step()
@@ -154,7 +165,10 @@ class Parallel:
     # --- what a checkpoint holds --------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor] | None:
-        """The model's whole state, where it is sharded, on the first process; every one has to call it."""
+        """Return a sharded model's whole state on the first process; None where the model is not sharded.
+
+        Every process has to call this.
+        """
         if self._is(DistributedType.DEEPSPEED):
             return whole_weights(self.policy.model)
         if not self._is(DistributedType.FSDP):
@@ -170,16 +184,17 @@ class Parallel:
         return whole
 
     def whole_optimizer(self) -> Savable:
-        """The optimizer as a checkpoint holds it; every process has to call it."""
+        """Return the optimizer as a checkpoint holds it; every process has to call this."""
         if self._is(DistributedType.DEEPSPEED):
             return ZeroOptimizer(self.raw, self.policy.root.optimizer, self.trained)
         return WholeOptimizer(self.raw)
 
 
 class WholeOptimizer:
-    """An optimizer in one piece: what `CheckpointManager` saves and loads. Every process has to make one.
+    """An optimizer with its state in one piece, which `CheckpointManager` saves and loads.
 
-    Its state is gathered when it is made, so that one process can write it down by itself.
+    Every process has to make one at the same time. The state is gathered then, so that one process can write
+    it to the disk by itself.
     """
 
     def __init__(self, raw: torch.optim.Optimizer) -> None:
@@ -188,11 +203,11 @@ class WholeOptimizer:
         self._gathered: dict[str, Any] = tree_map(_whole, raw.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """As `torch.optim.Optimizer.state_dict` of one process."""
+        """Return what `torch.optim.Optimizer.state_dict` would return in a run of one process."""
         return self._gathered
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back, whatever number of processes it was taken from."""
+        """Put a state back that was taken from any number of processes."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         kept = {
             number: {name: _like(value, parameters[number]) for name, value in entry.items()}
@@ -202,7 +217,7 @@ class WholeOptimizer:
 
 
 def _whole(value: Any) -> Any:
-    """A tensor in one piece, on the first process alone: the others' memory is for their shards."""
+    """Return a sharded tensor in one piece on the first process, None on others; other values stay."""
     if not isinstance(value, DTensor):
         return value
     full = value.full_tensor()
@@ -210,7 +225,7 @@ def _whole(value: Any) -> Any:
 
 
 def _like(value: Any, parameter: Tensor) -> Any:
-    """``value``, in shards if it is as large as its parameter and that is in shards."""
+    """Return ``value``, in shards if its parameter is in shards and has the same shape."""
     if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.shape:
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
     return value

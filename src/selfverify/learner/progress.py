@@ -1,4 +1,4 @@
-"""Shows a training run on the terminal: a live bar where there is one, a line now and then where not."""
+"""Shows a training run: as a live bar on a terminal, elsewhere as a line now and then."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 SHOWN = ("accuracy", "reward/answer", "reward/verification", "verification/auc", "loss")
-"""Metrics that tell at a glance whether a run is well; metrics.jsonl has all of them."""
+"""The metrics that are shown, which tell whether a run is well. metrics.jsonl has all metrics."""
 
 QUIET_S = 10.0
-"""Least seconds between two lines where there is no live terminal."""
+"""The least seconds between two lines where there is no live terminal."""
 
 
 class TrainingProgress:
-    """Context manager whose two methods fit ``selfverify.experiments.run.train``'s callbacks.
+    """A context manager whose methods are callbacks of ``selfverify.experiments.run.train``.
 
     Args:
-        total: Training steps.
+        total: The number of training steps.
     """
 
     def __init__(self, total: int) -> None:
@@ -47,14 +47,14 @@ class TrainingProgress:
         self.bar.stop()
 
     def on_step(self, step: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
-        """A training step is done."""
+        """Show the figures of a training step that is done."""
         figures = [f"{name.split('/')[-1]} {metrics[name]:.3f}" for name in SHOWN if name in metrics]
         if "tokens_per_s" in timing:
             figures.append(f"{timing['tokens_per_s']:.0f} tokens/s")
         self._show("training", step, self.total, "  ".join(figures))
 
     def on_phase(self, phase: str, done: int, total: int) -> None:
-        """A part of an evaluation is done."""
+        """Show how much of an evaluation is done."""
         self._show(f"measuring {phase}", done, total, "")
 
     def _show(self, name: str, done: int, total: int, figures: str) -> None:

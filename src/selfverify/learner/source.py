@@ -1,4 +1,4 @@
-"""Where a step's groups come from: problems made, rolled out by all processes, and shared among them."""
+"""Makes a step's groups: each process makes problems and rolls them out, then all exchange their groups."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class GroupSource:
         keep = training.learner.keep
         self._kept = Kept(keep, self.task) if keep is not None else None
         self.skipped: dict[str, str] = {}
-        """Why problems were skipped, by name."""
+        """The reasons for which problems were skipped, by the problem's name."""
         self._step = 0
         self._places: list[int] = []
         self._prompts: dict[int, Prompt] = {}
 
     def roll_out(self, step: int) -> tuple[Rollout, list[int]]:
-        """The groups of all processes in the order of their problems, and the process that made each.
+        """Return the groups of all processes in the order of their problems, and the process that made each.
 
-        Other processes' groups come without images: `complete` gets them where they are needed.
+        The groups of other processes have no images. `complete` gets the images where they are needed.
 
         Raises:
-            DataError: A rollout has failed for another reason than a problem that cannot be made or encoded.
+            DataError: A rollout failed, and not because a problem cannot be made or encoded.
         """
         self._step = step
         own = self._problems(step)
@@ -62,7 +62,7 @@ class GroupSource:
         if ranks.count() == 1:
             self._places, self._prompts = [], dict(enumerate(rollout.prompts))
             return rollout, [0] * len(rollout.groups)
-        # A problem may stand in a step twice, so places tell groups apart and names do not.
+        # A step may hold a problem twice, so places tell groups apart, and names do not.
         places = {id(problem): place for place, problem in own.items()}
         made = [places[id(group.problem)] for group in rollout.groups]
         told = [
@@ -85,7 +85,7 @@ class GroupSource:
         return Rollout(prompts, [group for _, _, group, _ in found]), [process for *_, process in found]
 
     def complete(self, number: int, prompt: Prompt) -> Prompt:
-        """The ``prompt`` of group ``number`` with its images, if another process made it.
+        """Return the ``prompt`` of group ``number`` with its images, also if another process made the group.
 
         Raises:
             DataError: This process makes another prompt of the same problem.
@@ -104,17 +104,17 @@ class GroupSource:
         return made
 
     def problem(self, index: int) -> Problem:
-        """Training problem ``index`` of the run.
+        """Return training problem ``index`` of the run.
 
         Raises:
-            DataError: It cannot be made.
+            DataError: The problem cannot be made.
         """
         if self._kept is not None:
             return self._kept.problem(self.seed, index)
         return self.method.problem(self.task, self.seed, index)
 
     def _problems(self, step: int) -> dict[int, Problem]:
-        """This process's problems by their place in the step. One that cannot be made is skipped."""
+        """Make this process's problems, by their place in the step. One that cannot be made is skipped."""
         found = {}
         for place in range(ranks.index(), self.count, ranks.count()):
             index = step * self.count + place
@@ -125,18 +125,18 @@ class GroupSource:
         return found
 
     def _roll_out(self, problems: dict[int, Problem], step: int) -> Rollout:
-        """Trajectories of ``problems``. One that cannot be encoded is skipped, counted and named."""
+        """Roll ``problems`` out. One that cannot be encoded is skipped, counted and named."""
         if self.policy.engine is not None:
-            # It samples for all processes at once, and cannot begin again for one.
+            # The engine samples for all processes at once, so one process cannot begin again below.
             problems = {place: problem for place, problem in problems.items() if self._encodable(problem)}
         elif not problems:
             return Rollout([], [])
-        # By place, so that a skipped problem does not change what the others sample.
+        # Seeds depend on places, so that a skipped problem does not change the samples of the others.
         seeds = [derived_seed(self.seed, step, place) for place in problems]
         try:
             return self.method.rollout(self.policy, self.task, [*problems.values()], seeds, self.sampling)
         except DataError:
-            # Encoding comes first, so nothing is lost; looking for the culprit costs only those who have one.
+            # Encoding comes before sampling, so nothing is lost by beginning again without bad problems.
             usable = {place: problem for place, problem in problems.items() if self._encodable(problem)}
             if len(usable) == len(problems) or self.policy.engine is not None:
                 raise
@@ -153,7 +153,7 @@ class GroupSource:
     def _skip(self, name: str, error: DataError) -> None:
         if name not in self.skipped:
             note(logger, "problem_skipped", f"a problem is skipped: {error}", problem=name, reason=str(error))
-        self.skipped.pop(name, None)  # to the end: the last one is the newest
+        self.skipped.pop(name, None)  # so that the newest reason comes last
         self.skipped[name] = str(error)
 
 

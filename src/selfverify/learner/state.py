@@ -1,7 +1,7 @@
-"""State of optimizers, schedulers and random generators as JSON plus named tensors. No pickle anywhere.
+"""The state of optimizers, schedulers and random generators as JSON and named tensors, never as pickles.
 
 A pickle can run code when it is read; JSON and safetensors cannot. JSON keeps Python's floats exactly
-(``repr`` round-trips) and safetensors keeps tensors bit by bit, so nothing is lost by it.
+(``repr`` round-trips), and safetensors keeps tensors bit by bit, so no value changes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _TENSOR, _TUPLE, _MAP = "__tensor__", "__tuple__", "__map__"
 
 
 def pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """``value`` as JSON, its tensors moved into ``tensors`` under names that begin with ``name``.
+    """Return ``value`` as JSON. Its tensors go into ``tensors``, under names that begin with ``name``.
 
-    Tuples stay tuples and keys that are not strings stay what they are, which plain JSON would lose.
+    `unpack` restores tuples, and keys that are not strings, which plain JSON would lose.
 
     Raises:
-        CheckpointError: Something that is neither a plain value nor a tensor; the message names it.
+        CheckpointError: A part is neither a plain value nor a tensor. The message names the part.
     """
     if isinstance(value, Tensor):
         while name in tensors:
@@ -60,7 +60,7 @@ def pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
 
 
 def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `pack` was given."""
+    """Return the value that `pack` was given."""
     if isinstance(value, list):
         return [unpack(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -75,36 +75,36 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class Savable(Protocol):
-    """A torch optimizer, or what stands for one that several processes share."""
+    """A torch optimizer, or an object that stands for one whose state several processes share."""
 
     param_groups: list[dict[str, Any]]
     state: Any
 
     def state_dict(self) -> dict[str, Any]:
-        """Its whole state."""
+        """Return the optimizer's whole state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put it back."""
+        """Put back what `state_dict` returned."""
         ...
 
 
 def parameter_names(optimizer: Savable) -> list[list[str | None]]:
-    """The name of each parameter of each group; None where the optimizer was not given names."""
+    """Return the name of each parameter of each group; None where the optimizer was given no names."""
     return [
         list(group.get("param_names") or [None] * len(group["params"])) for group in optimizer.param_groups
     ]
 
 
 def parameter_shapes(optimizer: Savable) -> list[list[list[int]]]:
-    """The shape of each parameter of each group."""
+    """Return the shape of each parameter of each group."""
     return [[list(p.shape) for p in group["params"]] for group in optimizer.param_groups]
 
 
 def optimizer_misfits(
     optimizer: Savable, shapes: list[list[list[int]]], names: list[list[str | None]]
 ) -> list[str]:
-    """Why a saved optimizer with these ``shapes`` and ``names`` cannot go into this one; empty if it can."""
+    """Say why a saved state with these ``shapes`` and ``names`` does not fit; empty if it fits."""
     own_shapes, own_names = parameter_shapes(optimizer), parameter_names(optimizer)
     if len(shapes) != len(own_shapes):
         return [f"{len(shapes)} parameter groups were saved, the optimizer has {len(own_shapes)}"]
@@ -127,14 +127,14 @@ def optimizer_misfits(
 
 
 def training_bytes(optimizer: Savable) -> int:
-    """Bytes of the trained parameters and of what the optimizer keeps about them."""
+    """Return the bytes of the trained parameters and of the optimizer's state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
     return sum(tensor.nbytes for tensor in (*parameters, *kept))
 
 
 def rng_state() -> dict[str, Any]:
-    """States of the generators of Python, NumPy and torch (CPU and every CUDA device)."""
+    """Return the states of the generators of Python, NumPy and torch (CPU and every CUDA device)."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": random.getstate(),
@@ -147,7 +147,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what `rng_state` took."""
+    """Put back the states that `rng_state` returned."""
     random.setstate(state["python"])
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))

@@ -1,6 +1,6 @@
-"""From groups and credits to per-token streams: all the learner ever sees of a method.
+"""Turns groups and credits into per-token streams, which are all that the learner sees of a method.
 
-Names of tensors end in their axes: B groups, G trajectories of each, R tokens of a response, N rows
+Names of tensors end in their axes: B groups, G trajectories of each group, R tokens of a response, N rows
 (trajectories of several groups), M tokens that learn from all their alternatives, K alternatives of each.
 The ragged lists of a rollout become padded tensors here, once.
 """
@@ -28,27 +28,28 @@ from selfverify.rollouts.converse import Rollout
 
 @dataclass(slots=True)
 class GroupStreams:
-    """One group's per-token streams, ``[G, R]`` each (R = its longest response).
+    """One group's per-token streams, each ``[G, R]``, where R is the group's longest response.
 
     Args:
-        prompt: What the responses follow.
+        prompt: The prompt that the responses follow.
         tokens: G lists of token ids.
         channel_gr: The number of the token's credit; -1 where nothing is trained.
-        advantage_gr: 0 at the tokens of ``choices``, which learn from all their alternatives.
-        kl_coef_gr: Coefficient of the token's KL term.
+        advantage_gr: The token's advantage. It is 0 at the tokens of ``choices``, which learn from all their
+            alternatives.
+        kl_coef_gr: The coefficient of the token's KL term.
         weight_gr: The channel's loss weight, before any denominator.
-        sampler_logprobs_gr: Log-probs at sampling, NaN where unknown; None where nothing was sampled.
+        sampler_logprobs_gr: Log-probabilities at sampling, NaN where unknown; None where nothing was sampled.
         choices: The alternatives of the M tokens that have some.
-        choice_weight_m: Their loss weights.
-        foreign: Whether another engine than the learner's model sampled, whose log-probs are not quite the
-            same.
+        choice_weight_m: The loss weights of these M tokens.
+        foreign: Whether another engine than the learner's model sampled. Its log-probabilities differ a
+            little.
         number: The group's place in its rollout.
         owner: The process that learns from the group.
-        old_logprobs_gr: Log-probs of the policy that sampled; None while it is the one that learns, so that
-            the ratio is 1 by definition.
-        reference_logprobs_gr: Log-probs of the reference; None where no KL coefficient is above 0.
-        pictures: For each trajectory the images that its environment showed, in order; none where empty.
-        images: The same, preprocessed by `prepare_images`.
+        old_logprobs_gr: Log-probabilities under the policy that sampled. None in the first update after
+            sampling, where that policy is the one that learns, so that the ratio is 1.
+        reference_logprobs_gr: Log-probabilities under the reference; None where no KL coefficient is above 0.
+        pictures: For each trajectory the images that its environment showed, in order; empty where none were.
+        images: The same images, preprocessed by `prepare_images`.
     """
 
     prompt: Prompt
@@ -85,17 +86,17 @@ class GroupStreams:
 
     @property
     def token_count(self) -> int:
-        """Tokens to forward: the prompt once and every response."""
+        """The tokens to forward: the prompt once, and every response."""
         return len(self.prompt.ids) + sum(len(row) for row in self.tokens)
 
     @property
     def trained_gr(self) -> Tensor:
-        """``[G, R]`` bool: which tokens are trained."""
+        """Which tokens are trained, ``[G, R]`` bool."""
         return self.channel_gr != UNTRAINED
 
     @property
     def trajectories(self) -> int:
-        """How many trajectories have trained tokens."""
+        """The number of trajectories that have trained tokens."""
         return int(self.trained_gr.any(-1).sum())
 
 
@@ -104,8 +105,8 @@ def make_streams(
 ) -> GroupStreams:
     """Lay a group's credits out over its tokens.
 
-    A credit reaches the policy's tokens in its channel, of valid trajectories. Where a channel's
-    advantages are all 0 its KL coefficient is 0 too: what teaches nothing must not be pushed by KL either.
+    A credit reaches the policy's tokens in its channel, of valid trajectories. Where all advantages of a
+    channel are 0, its KL coefficient is 0, too: a group that teaches nothing must not be pushed by KL either.
 
     Raises:
         ValueError: Several channels have choices, or choices lie outside their channel's trained tokens.
@@ -175,9 +176,9 @@ def select(
 
 
 def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> list[Tensor]:
-    """Loss weights ``[G, R]`` per group of one optimiser batch, denominators included.
+    """Return each group's loss weights ``[G, R]`` in an optimiser batch, denominators included.
 
-    Taken over the whole batch at once, so micro-batches only add up.
+    The denominators are taken over the whole batch, so that the losses of micro-batches only add up.
     """
     width = max(group.channel_gr.shape[1] for group in groups)
 
@@ -193,7 +194,11 @@ def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> l
 
 
 def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor, Alternatives]:
-    """All groups' choices as one: places ``[M, 3]`` (group, trajectory, token), weights ``[M]``, choices."""
+    """Join the choices of all groups.
+
+    Returns:
+        The places ``[M, 3]`` (group, trajectory, token), the loss weights ``[M]``, and the choices.
+    """
     owners, weights, parts = [], [], []
     for b, group in enumerate(groups):
         if group.choices is not None and group.choice_weight_m is not None:
@@ -221,12 +226,12 @@ def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor, Alter
 
 
 def stack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """``[B, G, R]`` from ``[G, R]`` tensors of different sizes, padded with zeros."""
+    """Stack ``[G, R]`` tensors of different sizes to ``[B, G, R]``, padded with zeros."""
     g, r = max(t.shape[0] for t in tensors), max(max(t.shape[1] for t in tensors), 1)
     return torch.stack([pad(t, (0, r - t.shape[1], 0, g - t.shape[0])) for t in tensors]).to(device)
 
 
 def stack_known(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
-    """As `stack`, or None unless all are known."""
+    """Stack tensors as `stack` does; None if any of them is None."""
     known = [tensor for tensor in tensors if tensor is not None]
     return stack(known, device) if len(known) == len(tensors) else None

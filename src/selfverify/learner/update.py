@@ -1,4 +1,4 @@
-"""One optimiser update from streams. It knows objectives, not methods.
+"""The gradient of an optimiser update, from streams. This module knows objectives and no methods.
 
 Names of tensors end in their axes, as in `selfverify.learner.streams`.
 """
@@ -32,8 +32,9 @@ class Pass:
     """Groups that are forwarded together.
 
     Args:
-        indices: Which groups of the batch.
-        counts: False for a pass that only keeps the processes in step: its gradient and figures are dropped.
+        indices: The places of the groups in the batch.
+        counts: False for a pass that only keeps the processes in step. Its gradient and its figures are
+            dropped.
     """
 
     indices: list[int]
@@ -41,7 +42,7 @@ class Pass:
 
 
 def micro_batches(groups: Sequence[GroupStreams], size: int) -> list[Pass]:
-    """This process's forward passes. Groups of like lengths go together, so that little is padding.
+    """Return this process's forward passes. Groups of like lengths go together, so that little is padding.
 
     Wrappers make all processes work in step, so all get as many passes as the busiest process has. A process
     that has fewer repeats a small pass, which does not count.
@@ -63,9 +64,9 @@ def micro_batches(groups: Sequence[GroupStreams], size: int) -> list[Pass]:
 def fixed_logprobs(
     policy: Policy, groups: Sequence[GroupStreams], passes: Sequence[Pass], temperature: float
 ) -> list[Tensor]:
-    """Per group ``[G, R]`` log-probabilities under a policy that does not learn, on the CPU.
+    """Return each group's log-probabilities ``[G, R]`` under a policy that does not learn, on the CPU.
 
-    Those of groups that are in no pass are left empty.
+    A group that is in no pass gets an empty tensor.
     """
     results: list[Tensor] = [torch.empty(0, 0)] * len(groups)
     for each in passes:
@@ -149,7 +150,7 @@ class Updater:
         trajectories: int,
         totals: UpdateTotals,
     ) -> Tensor:
-        """One pass's share of the batch's loss."""
+        """Return one pass's share of the batch's loss."""
         device = self.policy.device
         trained_bgr = stack([group.trained_gr for group in groups], device)
         choice_places_m3, choice_weight_m, choices = stack_choices(groups)
@@ -181,7 +182,7 @@ class Updater:
         trained_bgr: Tensor,
         totals: UpdateTotals,
     ) -> Tensor:
-        """Loss per token, ``[B, G, R]``."""
+        """Return the loss per token, ``[B, G, R]``."""
         device = logprobs_bgr.device
         old_bgr = stack_known([group.old_logprobs_gr for group in groups], device)
         if old_bgr is None:
@@ -204,7 +205,7 @@ class Updater:
     def _importance(
         self, groups: Sequence[GroupStreams], old_bgr: Tensor, trained_bgr: Tensor, totals: UpdateTotals
     ) -> Tensor | None:
-        """Weights ``[B, G, R]`` of what another engine has sampled; None where the learner's model did."""
+        """Return weights ``[B, G, R]`` of tokens that another engine sampled; None where no engine did."""
         if not any(group.foreign for group in groups):
             return None
         sampler_bgr = stack([_foreign_logprobs(group) for group in groups], old_bgr.device)
@@ -215,10 +216,10 @@ class Updater:
     def _choice_loss(
         self, choices: Alternatives, logprobs_mk: Tensor, first: bool, totals: UpdateTotals
     ) -> Tensor:
-        """Loss of each token with choices, ``[M]``.
+        """Return the loss of each token with choices, ``[M]``.
 
-        ``first`` says that nothing has been learnt since sampling. The old probabilities are the new ones
-        then; those read during the rollout may differ by rounding.
+        ``first`` says that nothing has been learnt since sampling. In this case the old probabilities are the
+        new ones. The probabilities that were read during the rollout may differ from them by rounding.
         """
         probability_mk = choices.probability.to(logprobs_mk.device)
         if first:
@@ -236,12 +237,12 @@ class Updater:
 
 
 def _repeated(group: GroupStreams) -> GroupStreams:
-    """A group for a pass that does not count: other log-probs than the policy's may be unknown here."""
+    """Return ``group`` for a pass that does not count, without log-probabilities that may be unknown here."""
     kl_coef_gr = torch.zeros_like(group.kl_coef_gr)
     return replace(group, kl_coef_gr=kl_coef_gr, old_logprobs_gr=None, reference_logprobs_gr=None)
 
 
 def _foreign_logprobs(group: GroupStreams) -> Tensor:
-    """What another engine says of the group's tokens, ``[G, R]``; NaN where none says anything."""
+    """Return another engine's log-probabilities of a group, ``[G, R]``; NaN where there are none."""
     known = group.sampler_logprobs_gr if group.foreign else None
     return torch.full(group.channel_gr.shape, torch.nan) if known is None else known

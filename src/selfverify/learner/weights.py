@@ -1,4 +1,4 @@
-"""Loads saved weights into a live model, or says what does not match; never keeps initial ones silently."""
+"""Loads saved weights into a live model, or says what does not match. No initial weight stays silently."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from selfverify.core.errors import CheckpointError
 from selfverify.policy import adapters
-
-SHOWN = 5
-"""Names listed per kind of mismatch."""
+from selfverify.policy.misfits import misfits
 
 
 def load_matching(model: Any, folder: Path) -> None:
@@ -27,15 +25,17 @@ def load_matching(model: Any, folder: Path) -> None:
     model's names: Qwen2.5-VL is saved under its older ones, and a tied output head is not saved at all.
     A plain ``load_state_dict`` keeps initial weights wherever names differ.
 
-    Parameters stay the same objects, so an optimizer that holds them goes on working. Takes the memory of
-    a second copy of the model while it runs, and may draw random numbers: restore generators afterwards.
+    Parameters stay the same objects, so an optimizer that holds them goes on working. While this runs, it
+    takes the memory of a second copy of the model. It may draw random numbers, so restore the generators
+    afterwards.
 
     Args:
         model: A transformers model.
         folder: Holds ``config.json`` and safetensors files.
 
     Raises:
-        CheckpointError: Another architecture, or names or shapes that do not match; ``model`` is unchanged.
+        CheckpointError: The folder holds another architecture, or names or shapes do not match. ``model`` is
+            unchanged.
     """
     if adapters.is_adapted(model):
         adapters.load_weights(model, folder)
@@ -45,7 +45,7 @@ def load_matching(model: Any, folder: Path) -> None:
             f"{folder}: holds an adapter, the model has none; set policy.lora as in its recipe"
         )
     _check_architecture(model, folder)
-    # With mixed precision, float32 holds every narrower value exactly and the copy narrows it back.
+    # Where types are mixed, float32 holds every narrower value exactly, and copying narrows it again.
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     try:
@@ -62,12 +62,7 @@ def load_matching(model: Any, folder: Path) -> None:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot load these weights: {error}") from error
     weights, live = loaded.state_dict(), model.state_dict()
-    faults = [
-        *_listed("not in the folder", {*info["missing_keys"], *(live.keys() - weights.keys())}),
-        *_listed("not in the model", info["unexpected_keys"]),
-        *_listed("of another shape", [_mismatch(entry) for entry in info["mismatched_keys"]]),
-        *_listed("in error", info.get("error_msgs") or []),
-    ]
+    faults = misfits(info | {"missing_keys": {*info["missing_keys"], *(live.keys() - weights.keys())}})
     if faults:
         raise CheckpointError(
             f"{folder}: these weights do not match {type(model).__name__}: {'; '.join(faults)}"
@@ -91,25 +86,9 @@ def _check_architecture(model: Any, folder: Path) -> None:
         raise CheckpointError(f"{folder}: holds a model of type {saved_type!r}, the model is {own_type!r}")
 
 
-def _mismatch(entry: Any) -> str:
-    """A mismatched key, with both shapes where transformers tells them."""
-    if isinstance(entry, str):
-        return entry
-    name, *shapes = entry
-    return f"{name} ({', model '.join(str(list(shape)) for shape in shapes)})" if shapes else str(name)
-
-
-def _listed(kind: str, names: Any) -> list[str]:
-    ordered = sorted(str(name) for name in names)
-    if not ordered:
-        return []
-    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
-    return [f"{len(ordered)} {kind}: {', '.join(ordered[:SHOWN])}{more}"]
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers prints a table of mismatches, which our error says in a line."""
+    """Silence transformers, which prints a table of mismatches. Our error names them in one line."""
     level = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)

@@ -1,6 +1,6 @@
-"""What DeepSpeed's ZeRO holds in pieces, in one piece, by DeepSpeed's own helpers: for checkpoints.
+"""Gathers the weights and the optimizer's state that DeepSpeed's ZeRO holds in pieces, for checkpoints.
 
-Its own checkpoints are pickles of one file per process; ours are the same under every wrapper.
+DeepSpeed's own checkpoints are pickles, one file per process. Ours are the same under every wrapper.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from selfverify.core import ranks
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state of ``model`` on the first process; every process has to call it."""
+    """Return the whole state of ``model`` on the first process; every process has to call this."""
     import deepspeed
 
     whole: dict[str, Tensor] = {}
@@ -35,12 +35,14 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ZeroOptimizer:
-    """AdamW under ZeRO as a checkpoint sees it: as if it were alone. Every process has to make one.
+    """AdamW under ZeRO, with its state in one piece, as a checkpoint holds it.
+
+    Every process has to make one at the same time.
 
     Args:
         raw: The optimizer that DeepSpeed wrapped, whose parameters are now flat pieces.
-        zero: What DeepSpeed wrapped it in.
-        parameters: Those it was made with, in their order.
+        zero: DeepSpeed's wrapper of ``raw``.
+        parameters: The parameters that ``raw`` was made with, in their order.
     """
 
     def __init__(self, raw: torch.optim.Optimizer, zero: Any, parameters: Sequence[nn.Parameter]) -> None:
@@ -50,16 +52,16 @@ class ZeroOptimizer:
         self.state = {number: self._entry(p) for number, p in enumerate(parameters)} if raw.state else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """As `torch.optim.Optimizer.state_dict` of one process."""
+        """Return what `torch.optim.Optimizer.state_dict` would return in a run of one process."""
         group = {**self.param_groups[0], "params": list(range(len(self.parameters)))}
         return {"state": self.state, "param_groups": [group]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put it back, whatever it was taken from."""
+        """Put a state back that was taken under any wrapper."""
         from deepspeed.utils import safe_set_full_optimizer_state
 
         steps = [entry["step"] for entry in state_dict["state"].values()]
-        # Of stage 3, and of stages 1 and 2.
+        # The first attribute is that of stage 3, the second that of stages 1 and 2.
         pieces = getattr(self.zero, "fp32_partitioned_groups_flat", None)
         for piece in self.zero.single_partition_of_fp32_groups if pieces is None else pieces:
             moments = {key: torch.zeros_like(piece.data) for key in _MOMENTS}

@@ -93,11 +93,11 @@ class AdaPO(TwoTurnMethod):
     config: AdaPOConfig
 
     def credit(self, group: Group, valid: Tensor) -> list[Credit]:
-        """One advantage for both turns, with a KL coefficient each (Eq. 6-8).
+        """Return one advantage for both turns, with a KL coefficient for each turn (Eq. 6-8).
 
         Cut-off trajectories leave before P, mean and standard deviation are taken. By default a group whose
         second answers are all right or all wrong teaches nothing, although its adaptive rewards may differ:
-        it would be paid for how its first answers ended.
+        they would pay for how the first answers ended.
         """
         c = self.config
         valid = valid & valid_trajectories(group, c.drop_truncated)
@@ -124,7 +124,7 @@ class AdaPO(TwoTurnMethod):
         return dynamic_kl(table, scale, self.config.kl)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The common figures, those of the turns, and the state that rewards and KL adapt to."""
+        """Return the common figures, those of the turns, and the state that rewards and KL adapt to."""
         logged = super().metrics(groups)
         rates, betas = [], []
         for group in groups:

@@ -1,8 +1,8 @@
 """AdaPO and ADPO together: a second turn re-examines the first answer and says how sure it is of its own.
 
-Neither paper has it. A trajectory has four segments: `turn_1`, `observation` and `turn_2`, whose tokens learn
-as in AdaPO, and `score`, which learns ADPO's verification reward of the second answers. Three credits on
-disjoint tokens.
+Neither paper has this method. A trajectory has four segments: `turn_1`, `observation`, `turn_2` and `score`.
+The tokens of the two turns learn as in AdaPO; those of the score learn ADPO's verification reward of the
+second answers. So there are three credits on disjoint tokens.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class AdaPOADPO(TwoTurnMethod):
         self.turns, self.scores = AdaPO(self.config), ADPO(self.config)
 
     def credit(self, group: Group, valid: Tensor) -> list[Credit]:
-        """AdaPO's two credits, and ADPO's for the score, over the same valid trajectories."""
+        """Return AdaPO's two credits, and ADPO's for the score, over the same valid trajectories."""
         turns = self.turns.credit(group, valid)
         kept = valid if turns[0].valid is None else turns[0].valid
         return [*turns, *(credit for credit in self.scores.credit(group, kept) if credit.channel == SCORE)]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """AdaPO's figures, which hold those of scores where there are any."""
+        """Return AdaPO's figures, which hold those of scores where there are any."""
         return self.turns.metrics(groups)

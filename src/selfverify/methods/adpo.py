@@ -88,7 +88,7 @@ class ADPO(Method):
     config: ADPOConfig
 
     def verification_reward(self, group: Group, valid: Tensor) -> Tensor:
-        """R^p or R^b of a group, ``[G]`` in [0, 1], and record it on its trajectories.
+        """Return R^p or R^b of a group, ``[G]`` in [0, 1], and note it in its trajectories' rewards.
 
         Contrast is decided by the answer's quality without its format part; a malformed score earns 0.
         """
@@ -102,7 +102,7 @@ class ADPO(Method):
         return reward
 
     def credit(self, group: Group, valid: Tensor, extra: Tensor | None = None) -> list[Credit]:
-        """The answer's and the score's advantages (Eq. 9), or one of both (Eq. 8).
+        """Return the answer's and the score's credit: each its own advantage (Eq. 9), or one (Eq. 8).
 
         ``extra`` [G] is added to the answers' rewards and, like their format part, decides no contrast.
         """
@@ -138,7 +138,7 @@ class ADPO(Method):
         ]
 
     def _choices(self, group: Group, valid: Tensor) -> Alternatives | None:
-        """Every score that could have been written, token by token, with its expected concordance credit."""
+        """Return every score that could have been written, token by token, and the credit it would expect."""
         last = [t.segments[-1].parsed for t in group.trajectories]
         readings = [parsed if isinstance(parsed, ScoreReading) else None for parsed in last]
         if any("sampled" in t.scores and "soft" not in t.scores for t in group.trajectories):

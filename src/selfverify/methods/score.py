@@ -1,7 +1,7 @@
 """SCoRe (Kumar et al. 2024, arXiv:2409.12917), as AdaPO's baseline: two-turn REINFORCE in two stages.
 
-With one update for each rollout the surrogate's ratio is 1, and its gradient is REINFORCE's; recipes with
-more are refused. The baseline is the group's mean. Both stages are one run, so that their KL has one
+With one update for each rollout the surrogate's ratio is 1, and its gradient is REINFORCE's. A recipe with
+more updates is refused. The baseline is the group's mean. Both stages are one run, so that their KL has one
 reference, the policy before stage I (the AdaPO paper's "base model (reference policy)").
 """
 
@@ -77,7 +77,7 @@ class SCoRe(TwoTurnMethod):
         ]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The common figures, those of the turns, and the stage."""
+        """Return the common figures, those of the turns, and the stage."""
         stage = 1.0 if groups[0].step < self.config.first_stage else 2.0
         return super().metrics(groups) | {"score/stage": stage}
 

@@ -1,8 +1,8 @@
 """STaR (Zelikman et al. 2022, arXiv:2203.14465), as AdaPO's baseline (its Appendix B).
 
 The model answers, is asked again for some rounds while its answer is wrong, and is fine-tuned on the
-conversations that it corrected; all of it is repeated. The paper does not say what of a correction is learnt:
-here its last turn, behind the wrong ones that it corrects.
+conversations that it corrected; all of it is repeated. The paper does not say which part of a corrected
+conversation is learnt: here it is the last turn, behind the wrong turns that it corrects.
 
 Every iteration is a stage of the run with a folder of its own: ``conversations.jsonl`` and what a training
 writes. A run that was killed goes on where it was, in the middle of either part. The run's own
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from selfverify.core.journal import STRICT, Journal
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
 from selfverify.evaluation.sweep import Sweep, make_problems
 from selfverify.methods.base import Training
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
@@ -52,8 +52,19 @@ CONVERSATIONS_FILE = "conversations.jsonl"
 Kept = tuple[int, Trajectory]
 """A training problem's index, and a conversation about it."""
 
-SEGMENT = ("channel", "tokens", "text", "author", "turn", "finish")
-"""What is stored of a segment."""
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """What is stored of a `Segment`, which explains the fields."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    channel: str
+    tokens: list[int]
+    text: str
+    author: Author
+    turn: int
+    finish: Finish | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +73,13 @@ class Collected:
 
     Args:
         index: A training problem's index.
-        conversations: Those about the problem that are worth learning from, as lists of their segments.
+        conversations: The conversations about the problem that are worth learning from, segment by segment.
     """
 
     __pydantic_config__: ClassVar = STRICT
 
     index: int
-    conversations: list[list[dict[str, Any]]]
+    conversations: list[list[StoredSegment]]
 
 
 class STaRConfig(TwoTurnConfig):
@@ -167,9 +178,9 @@ class STaR(TwoTurnMethod):
                 for index in share
             )
         kept = [
-            (index, _restored(segments, path, index))
+            (index, Trajectory([Segment(**asdict(segment)) for segment in conversation]))
             for index in range(config.problems)
-            for segments in sweep.rows[index].conversations
+            for conversation in sweep.rows[index].conversations
         ]
         if not kept:
             raise DataError(
@@ -270,14 +281,5 @@ def clear_iterations(output: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _restored(segments: list[dict[str, Any]], path: Path, index: int) -> Trajectory:
-    try:
-        return Trajectory([Segment(**segment) for segment in segments])
-    except TypeError as error:
-        raise DataError(
-            f"{path}: a conversation about problem {index} is corrupt ({error}); delete it to start over"
-        ) from None
-
-
-def _stored(segment: Segment) -> dict[str, Any]:
-    return {name: value for name, value in asdict(segment).items() if name in SEGMENT}
+def _stored(s: Segment) -> StoredSegment:
+    return StoredSegment(s.channel, s.tokens, s.text, s.author, s.turn, s.finish)

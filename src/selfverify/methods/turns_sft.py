@@ -69,33 +69,27 @@ class TurnsSFT(TwoTurnMethod):
         seeds: Sequence[int],
         sampling: SamplingConfig,
     ) -> Rollout:
-        """Sample first turns; sample the second, or write them; put what is rehearsed behind them."""
-        made = self._turns(policy, task, problems, seeds, sampling)
+        """Sample first turns, sample or write the second turns, and add the demonstrations to rehearse."""
+        if self.config.source == "sampled":
+            made = super().rollout(policy, task, problems, seeds, sampling)
+        else:
+            prompts = policy.encode(problems)
+            drawn = zip(problems, seeds, policy.sample(prompts, sampling, seeds=seeds), strict=True)
+            made = Rollout(prompts, [self._group(policy, task, *row) for row in drawn])
         if self.rehearsal is not None:
             shown = self.rehearsal.rollout(policy, task, problems, seeds, sampling)
             for group, more in zip(made.groups, shown.groups, strict=True):
                 group.trajectories += more.trajectories
         return made
 
-    def _turns(
-        self,
-        policy: Policy,
-        task: Task,
-        problems: Sequence[Problem],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-    ) -> Rollout:
-        if self.config.source == "sampled":
-            return super().rollout(policy, task, problems, seeds, sampling)
-        prompts = policy.encode(problems)
-        groups = []
-        sampled = policy.sample(prompts, sampling, seeds=seeds)
-        for problem, seed, samples in zip(problems, seeds, sampled, strict=True):
-            rng = np.random.default_rng(seed)
-            turns = [[first, self._demonstrate(policy, task, problem, first, rng)] for first in samples]
-            told = [recite(policy, problem, self.open(task, problem, seed), both) for both in turns]
-            groups.append(Group(problem, told))
-        return Rollout(prompts, groups)
+    def _group(
+        self, policy: Policy, task: Task, problem: Problem, seed: int, firsts: Sequence[Sample]
+    ) -> Group:
+        """Write a second turn behind each of the first turns."""
+        rng = np.random.default_rng(seed)
+        turns = [[first, self._demonstrate(policy, task, problem, first, rng)] for first in firsts]
+        told = [recite(policy, problem, self.open(task, problem, seed), both) for both in turns]
+        return Group(problem, told)
 
     @staticmethod
     def _demonstrate(
@@ -106,18 +100,18 @@ class TurnsSFT(TwoTurnMethod):
             return first  # which is the last turn
         tagged = parse_tagged(said_of(policy, first).text, task.tags)
         scored = SCORE_TAG not in task.tags or tagged.score_ok
-        # What is malformed is not copied: it would be learnt from turn to turn.
+        # A malformed turn is not copied: it would be learnt from turn to turn.
         if task.verdict(problem, tagged).correct and tagged.answer_ok and scored:
             return Sample(first.tokens, [], Finish.STOP)
         text = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
         if SCORE_TAG in task.tags:
-            # Whatever it said of the first answer: nothing is taught about scores here but their place.
+            # The score of the first turn is repeated: only the place of scores is taught here.
             text += f"<score>{0.5 if tagged.score is None else tagged.score:.1f}</score>"
         ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP)
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
-        """1 for the second turns that are learnt, and for what is rehearsed."""
+        """Return 1 for the second turns that are learnt, and the rehearsed demonstrations' credit."""
         learnt = torch.tensor([self._teaches(trajectory) for trajectory in group.trajectories])
         credits = [Credit(TURN_2, learnt.double(), valid=valid & learnt)]
         return credits + (self.rehearsal.credit(group, valid) if self.rehearsal else [])
@@ -128,7 +122,7 @@ class TurnsSFT(TwoTurnMethod):
         return self.config.keep_right or not trajectory.rewards["correct_1"]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The turns' figures: of demonstrations, ``acc@t1`` is the policy's own and ``acc@t2`` theirs."""
+        """Return the turns' figures. Where turns are demonstrated, only ``acc@t1`` is about the policy."""
         turns = [replace(g, trajectories=[t for t in g.trajectories if not _rehearsed(t)]) for g in groups]
         return turn_metrics(turns)
 

@@ -1,10 +1,10 @@
-"""Runs the real code without weights: what depends on a weight has a shape and no values.
+"""Runs the real code without weights: a tensor that depends on a weight has a shape and no values.
 
-Inside `DryRun.running` tensors made from nothing but token ids, positions, masks, image grids and other small
-tables are computed as always, so code may look into them. Whatever touches a weight is on PyTorch's meta
-device: it has a shape and a type, takes no memory and costs no arithmetic. Python code that asks such a
-tensor for its device gets the planned device, which this machine need not have, so that code which chooses by
-device chooses as it will there.
+Inside `DryRun.running`, tensors that are made from nothing but token ids, positions, masks, image grids and
+other small tables are computed as always, so code may look into them. Every tensor that depends on a weight
+is on PyTorch's meta device: it has a shape and a type, takes no memory and costs no arithmetic. Code that
+asks such a tensor for its device gets the planned device. So code that chooses by device chooses as it will
+on the planned device, which this machine need not have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DryRun:
     """Runs code without weights, as the module's docstring explains.
 
     Args:
-        device: Where the code believes it runs.
+        device: The planned device, on which the code believes that it runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,21 +38,24 @@ class DryRun:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, what is made from weights has no values."""
+        """A context in which tensors that depend on weights have no values."""
         with self._values, _Place(self.device):
             yield
 
     @contextmanager
     def weights(self) -> Iterator[None]:
-        """Inside, every new floating-point tensor is a weight."""
+        """A context in which every new floating-point tensor is a weight."""
         self._values.making_weights = True
         yield
         self._values.making_weights = False
 
     @property
     def checkpointing(self) -> dict[str, Any]:
-        """Arguments of ``torch.utils.checkpoint``: autograd leaves function modes behind when it computes
-        again, and what it compares would then be on another device."""
+        """The arguments of ``torch.utils.checkpoint``.
+
+        When autograd computes a forward pass again, it does so outside of function modes, so the mode that
+        names the planned device is entered again.
+        """
         return {
             "use_reentrant": False,
             "determinism_check": "none",
@@ -77,7 +80,7 @@ class _Values(TorchDispatchMode):
         if func in _DRAWS:
             return args[0]
         if func is aten._local_scalar_dense.default:
-            # A loss, a norm, a largest difference: it goes into logs and checks, never into a shape.
+            # Losses, norms and largest differences go into logs and checks, and never into a shape.
             return torch.zeros((), dtype=args[0].dtype, device=CPU).item()
         if func._schema.is_mutable and isinstance(args[0], Tensor) and not args[0].is_meta:
             return args[0]
@@ -96,7 +99,7 @@ class _Values(TorchDispatchMode):
 
 
 _DRAWS = {aten.uniform_.default, aten.normal_.default}
-"""What fills new weights with random values."""
+"""The operations that fill new weights with random values."""
 
 _INDEXED = {
     aten.index.Tensor,
@@ -125,7 +128,7 @@ def _without_masks(indices: list[Tensor | None]) -> list[Tensor | None]:
 
 
 class _Place(TorchFunctionMode):
-    """Says that empty tensors are on the planned device, and chooses the kernels of that device."""
+    """Says that tensors without values are on the planned device, and chooses the kernels of that device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -167,10 +170,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Run the kernel that PyTorch would take.
+    """Run the attention kernel that PyTorch would take on ``device``.
 
-    That is flash where it can be (on GPUs in 16 bits without a mask), otherwise on GPUs the memory-efficient
-    one unless key heads are fewer than query heads, otherwise the one that writes the weights out.
+    On GPUs this is the flash kernel in 16 bits without a mask. Otherwise it is the memory-efficient kernel,
+    unless key heads are fewer than query heads; then it is the kernel that writes all attention weights to
+    memory. On a CPU it is the CPU's flash kernel, unless there is dropout or the mask needs a gradient.
     """
     if attn_mask is not None and attn_mask.dtype is torch.bool and device == "cuda":
         attn_mask = query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, float("-inf"))

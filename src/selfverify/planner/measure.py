@@ -91,7 +91,7 @@ def measure(recipe: Recipe, device: str, groups: int, lengths: PlanSettings) -> 
         DataError: The task cannot make its problems.
     """
     dry, meter = DryRun(torch.device(device)), Meter()
-    # What is offloaded leaves the device; on a CPU that is the same memory.
+    # The plan takes offloaded activations off a GPU itself, in `_learn`. On a CPU they stay in its memory.
     settings = recipe.policy.model_copy(update={"device": device, "activation_offload": False})
     with assume_cuda(), dry.running(), meter:
         with dry.weights(), meter.span("weights"):
@@ -110,7 +110,7 @@ def measure(recipe: Recipe, device: str, groups: int, lengths: PlanSettings) -> 
 
 
 class _Step:
-    """The phases in the order of a real step, each leaving behind what a real one leaves."""
+    """Runs the phases in the order of a real step. Each leaves the tensors that a real phase leaves."""
 
     def __init__(self, recipe: Recipe, policy: Policy, method: Method, meter: Meter, shapes: Shapes) -> None:
         self.recipe, self.policy, self.method = recipe, policy, method
@@ -130,7 +130,7 @@ class _Step:
         optimizer = self._optimizer(learner)
         with torch.no_grad():
             self._images()
-            # The first batch of all is checked against the plain forward; after it, no more.
+            # A policy checks its very first batch against the plain forward, which no later step does.
             policy.logprobs(self.shapes.prompts[:1], [[[0, 0]]])
             if self._samples:
                 if self.recipe.sampling.engine == "own":
@@ -178,7 +178,7 @@ class _Step:
             features = image_features(policy.loaded, [largest], cache)[largest.key]
         factor = sum(image.placeholders for image in images.values()) / largest.placeholders
         span.flops = round(span.flops * factor)
-        # What the tower holds grows with the patches it is given: all images at once, on a CPU each alone.
+        # The tower's memory grows with its patches. It gets all images at once, but on a CPU one by one.
         at_once = factor if policy.device.type != "cpu" else 1
         for label, held in span.peak.items():
             span.peak[label] = round(before.get(label, 0) + at_once * (held - before.get(label, 0)))
@@ -203,7 +203,7 @@ class _Step:
             self.meter.relabel((x for kv in layout.own_keys.values() for x in kv), "caches")
             layout.place(tokens[..., 0], steps - 1, True)
             voice.choose(forward.grow(tokens, places, layout)[:, :, 0], draws)
-            # Ended rows leave the batch: for a moment the caches exist twice, a fifth smaller.
+            # When rows have ended, the caches are copied without them: here without a fifth of the rows.
             layout.select(torch.arange(b), torch.arange(max(g * 4 // 5, 1)).expand(b, -1))
         span.flops -= 2 * one.flops
         prompt = sum(x.nbytes for kv in prefilled.prompt_keys.values() for x in kv)
@@ -222,11 +222,11 @@ class _Step:
 
     @property
     def _samples(self) -> bool:
-        """Whether the method samples. Fine-tuning on second turns does, other fine-tuning does not."""
+        """Whether the method samples. Of fine-tuning methods, only that of second turns does."""
         return self.method.objective == "surrogate" or "second_turn" in self.recipe.method.options
 
     def _groups(self) -> list[GroupStreams]:
-        """Return streams of every group in which all tokens are trained."""
+        """Return the streams of every group. All tokens are trained."""
         if self._samples:
             lists = [[[0] * self.shapes.response_tokens] * self.shapes.group_size] * len(self.shapes.prompts)
         else:
@@ -325,7 +325,7 @@ def parameters_of(policy: Policy) -> Parameters:
     trainable = [p for p in every if p.requires_grad]
     head = model.get_output_embeddings().weight
     embeddings = model.get_input_embeddings().weight
-    # Embeddings are looked up, not read, unless they are the head as well.
+    # Decoding reads a few rows of the embeddings, and all of them only where they are the head as well.
     read = {id(p) for p in decoder.parameters()} - {id(embeddings)} | {id(head)}
     layers = [sum(p.nbytes for p in layer.parameters()) for layer in getattr(decoder, "layers", [])]
     weights = sum(size.values())

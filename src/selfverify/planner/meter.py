@@ -37,9 +37,10 @@ class Span:
 
 
 class Meter(TorchDispatchMode):
-    """Inside, every tensor's storage is counted from when an operation makes it until it is freed.
+    """A context in which every tensor's storage is counted from when it is made until it is freed.
 
-    What a kernel needs besides its results, and what an allocator holds back, is not counted.
+    The memory that a kernel needs besides its results, and the memory that an allocator holds back, are not
+    counted.
 
     Args:
         vocabulary: Tensors whose last dimension is this are labelled ``logits``.
@@ -67,7 +68,7 @@ class Meter(TorchDispatchMode):
             self.label = before
 
     def relabel(self, tensors: Iterable[Tensor | None], label: str) -> None:
-        """Give ``tensors`` another label from now on; those made elsewhere are counted from now on."""
+        """Give ``tensors`` another label. Tensors made outside of the context are counted from now on."""
         for tensor in tensors:
             if tensor is not None:
                 self._count(tensor, label, replace=True)
@@ -111,8 +112,10 @@ class Meter(TorchDispatchMode):
 
 
 def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Return the operations of one call by PyTorch's formulas, but by our own for attention, where key heads
-    may be fewer than query heads."""
+    """Return the floating-point operations of one call, by PyTorch's formulas.
+
+    Attention is counted by our own formula, because key heads may be fewer than query heads.
+    """
     packet = func._overloadpacket
     name: str = packet.__name__
     if name.startswith("_scaled_dot_product") and "attention" in name:

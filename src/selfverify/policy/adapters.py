@@ -1,7 +1,8 @@
 """LoRA adapters, by peft: make one, load one from a folder, merge one, and compute without one.
 
-A folder with an adapter holds ``adapter_config.json`` and ``adapter_model.safetensors`` and names the model
-below it; transformers and peft load it too, if that name means something to them.
+A folder with an adapter holds ``adapter_config.json`` and ``adapter_model.safetensors``. The first file names
+the model below the adapter. transformers and peft can load the folder, too, if they find a model of that
+name.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from selfverify.policy.families import Family
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LEARNT, START = "default", "start"
-"""Names of the adapter that is trained, and of the frozen copy of its first weights."""
+"""The names of the adapter that is trained, and of the frozen copy of its first weights."""
 _PREFIX = "base_model.model."
 
 
 def base_of(folder: str) -> str | None:
-    """The model that the adapter in ``folder`` belongs on; None where there is no adapter.
+    """Return the model that the adapter in ``folder`` belongs on; None where there is no adapter.
 
     Raises:
         ConfigError: The adapter's settings cannot be read or name no model.
@@ -47,14 +48,14 @@ def base_of(folder: str) -> str | None:
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether ``model`` has an adapter."""
+    """Say whether ``model`` has an adapter."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def attach(model: Any, family: Family, settings: LoraSettings, base: str, vision: bool) -> None:
     """Put a new adapter on all linear layers of the decoder, and of the tower if ``vision``; freeze the rest.
 
-    A new adapter changes nothing yet (B is 0). Its random A is the same for the same settings.
+    A new adapter changes nothing yet, because its B is 0. Its random A is the same for the same settings.
 
     Raises:
         ConfigError: peft is not installed, or no linear layer is named by ``settings.targets``.
@@ -95,14 +96,14 @@ def load_adapter(model: Any, folder: Path, base: str) -> None:
     _refuse_unknown(settings, folder)
     _add(model, settings, LEARNT, base)
     load_weights(model, folder)
-    # What it starts as is the reference, and that is not the bare model.
+    # The reference is the model with the adapter as it was loaded, and not the bare model.
     _add(model, PeftConfig.from_pretrained(folder), START, base)
     _set_weights(model, START, _weights(model, LEARNT))
     model.set_adapter(LEARNT)
 
 
 def _refuse_unknown(settings: Any, folder: Path) -> None:
-    """Refuse adapters that are more than B A beside linear layers: they would be merged wrongly."""
+    """Refuse adapters that add more than B A to linear layers, because they would be merged wrongly."""
     plain: dict[str, tuple[Any, ...]] = {
         "peft_type": ("LORA",),
         "bias": ("none",),
@@ -120,7 +121,7 @@ def _refuse_unknown(settings: Any, folder: Path) -> None:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Load the weights of the adapter in ``folder`` into the adapter of ``model``; all of them or none.
+    """Load the weights of the adapter in ``folder`` into the adapter of ``model``: all of them or none.
 
     Raises:
         CheckpointError: The folder has no weights that can be read, or their names or shapes do not fit.
@@ -170,9 +171,9 @@ def merge_into(model: Any, plain: Any) -> None:
 
 @torch.no_grad()
 def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of ``model`` with what its adapter learnt, one by one, by their names without an adapter.
+    """Yield the weights of ``model`` with its adapter merged in, by their names in a model without one.
 
-    Nothing is merged in place: adding and taking off again rounds the frozen weights a little each time.
+    Nothing is merged in place, because adding an adapter and taking it off again rounds the frozen weights.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -204,11 +205,11 @@ def _linear_layers(model: Any, family: Family, vision: bool) -> list[str]:
 def _add(model: Any, settings: Any, name: str, base: str) -> None:
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
-    # A's random start must not depend on what ran before.
+    # The random start of A must not depend on what ran before.
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model.add_adapter(settings, name)
-    # Small steps vanish in bfloat16; the weights below stay as narrow as they are.
+    # The adapter learns in float32, because small steps vanish in bfloat16. Weights below it keep their type.
     cast_adapter_dtype(model, name)
     model.peft_config[name].base_model_name_or_path = base
 

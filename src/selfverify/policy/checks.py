@@ -1,4 +1,4 @@
-"""What a policy checks once, before its numbers are relied on."""
+"""The checks that a policy makes once, before anything relies on its numbers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from selfverify.policy.head import Head
 
 logger = logging.getLogger(__name__)
 
-# How far shared and plain log-probs may lie apart on a first batch before sharing is switched off.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
+"""The most by which log-probabilities with shared and with plain prompts may differ, by the model's type."""
 
 
 @torch.no_grad()
 def check_head(forward: Forward, head: Head, banned: Collection[int], path: str) -> None:
     """Compare our logits with the model's own on a few plain tokens.
 
-    A model may do something to its logits that `Head` does not know; all samples would be wrong.
+    A model may do something to its logits that `Head` does not know. All samples would then be wrong.
 
     Args:
-        forward: Of a model in evaluation mode.
-        head: Of the same model.
-        banned: Tokens that may mean something to it, such as placeholders.
-        path: Names the model in the error.
+        forward: The forward passes of a model in evaluation mode.
+        head: The head of the same model.
+        banned: Tokens that may mean something to the model, such as placeholders.
+        path: The name of the model in the error.
 
     Raises:
         ConfigError: The logits differ.
@@ -40,7 +40,7 @@ def check_head(forward: Forward, head: Head, banned: Collection[int], path: str)
     ids = torch.tensor([[*islice((token for token in vocabulary if token not in banned), 5, 9)]])
     ids = ids.to(forward.device)
     mask = torch.ones_like(ids)
-    # Autocast would compare the roundings of two ways to the same numbers.
+    # Under autocast the two ways to the same numbers would round differently.
     with torch.autocast(forward.device.type, enabled=False):
         theirs = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         if family.shares_prompts:
@@ -62,16 +62,17 @@ def check_head(forward: Forward, head: Head, banned: Collection[int], path: str)
 def sharing_agrees(
     forward: Forward, head: Head, prompts: Sequence[Prompt], batch: Continuations
 ) -> bool | None:
-    """Whether log-probs with shared prompts equal the plain ones, on two prompts of a first batch.
+    """Say whether log-probabilities with shared prompts equal the plain ones, on two prompts of a batch.
 
     Args:
-        forward: Of a model in evaluation mode.
-        head: Of the same model.
+        forward: The forward passes of a model in evaluation mode.
+        head: The head of the same model.
         prompts: B prompts.
-        batch: Their continuations.
+        batch: The continuations of the prompts.
 
     Returns:
-        None when there was no token to compare. Where they differ, a warning names the model.
+        Whether they are equal, up to `TOLERANCE`. If not, a warning names the model. None when there was no
+        token to compare.
     """
     few = batch.first(2, 2)
     with torch.autocast(forward.device.type, enabled=False):

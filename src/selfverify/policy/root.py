@@ -1,8 +1,8 @@
 """The module that data-parallel wrappers wrap.
 
 DDP, FSDP2 and DeepSpeed hook into one module's ``forward``, while a policy calls parts of its model: the
-embeddings, the vision tower, the decoder, the head. So all of that runs inside a root whose ``forward`` is
-whatever has to be computed.
+embeddings, the vision tower, the decoder, the head. So a policy calls these parts inside a root module, whose
+``forward`` runs any function.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ class Root(nn.Module):
     def __init__(self, model: Any, decoder: nn.Module) -> None:
         super().__init__()
         self.model = model
-        # What accelerate shards one by one: decoder layers, which every forward passes through once. All else
-        # is gathered with the root, so that a process may encode an image more or less than another.
+        # accelerate shards these modules one by one. Every forward pass goes through each decoder layer once.
+        # All else is gathered with the root, so that one process may encode more images than another.
         layers = {type(layer).__name__ for layer in getattr(decoder, "layers", ())}
         self._no_split_modules = sorted(layers or model._no_split_modules or ())
 
     def tie_weights(self) -> None:
-        """Tie what the model ties: accelerate asks for it after moving weights to pieces."""
+        """Tie the model's tied weights again. accelerate calls this after it has cut weights into pieces."""
         self.model.tie_weights()
 
     def forward(self, run: Callable[[], T]) -> T:
-        """The result of ``run()``."""
+        """Return the result of ``run()``."""
         return run()
 
 
 def enter(root: nn.Module, run: Callable[[], T]) -> T:
-    """The result of ``run()``, called inside ``root``, wrapped or not."""
+    """Return the result of ``run()``, called inside ``root``, which may be wrapped."""
     if isinstance(root, DistributedDataParallel) and not torch.is_grad_enabled():
-        root = root.module  # a forward of DDP's own synchronises buffers, and not all sample at once
+        root = root.module  # DDP's own forward synchronises buffers, and not all processes sample at once
     result: T = root(run)
     return result
 
 
 def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
-    """The result of ``run()``, called with all weights in place; every process has to call this function.
+    """Return the result of ``run()``, called with all weights in place. Every process has to call this.
 
-    Inside, the processes need not make the same calls: one may sample longer than another.
+    Within ``run`` the processes need not make the same calls: one may sample longer than another.
     """
     if any(hasattr(p, "ds_id") for p in root.parameters()):
         return _enter_zero(root, run)
@@ -74,7 +74,7 @@ def enter_whole(root: nn.Module, run: Callable[[], T]) -> T:
 
 
 def _enter_zero(root: Any, run: Callable[[], T]) -> T:
-    """`enter_whole` under DeepSpeed's ZeRO-3, whose hooks would free a layer's weights after each call."""
+    """Do what `enter_whole` says under DeepSpeed's ZeRO-3, whose hooks would free weights after each call."""
     import deepspeed
 
     try:

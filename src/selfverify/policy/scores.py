@@ -1,7 +1,7 @@
-"""Reading verification scores greedily and softly, instead of taking the sampled ones.
+"""Reads verification scores greedily and softly, instead of taking the sampled scores.
 
-Sampling a score at T = 1 throws most of its information away. Here the policy is asked for the
-probabilities of the score's tokens behind a given answer, in one forward that shares the prompt.
+Sampling a score at T = 1 throws most of its information away. Here one forward pass, which shares the prompt,
+gives the probabilities of the score's tokens behind a given answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 
 READ_BATCH = 8
-"""Prompts whose scores are read at once: memory depends on it, the scores do not."""
+"""The number of prompts whose scores are read at once. Memory depends on it, and the scores do not."""
 
 
 def score_tree(tokenizer: Any) -> ScoreTree[int]:
-    """The tree of the score texts as the tokenizer writes them behind ``<score>``."""
+    """Return the tree of the score texts, as the tokenizer writes them behind ``<score>``."""
     written = [tokenizer(f"<score>{text}", add_special_tokens=False)["input_ids"] for text in SCORE_TEXTS]
     shared = next(n for n, tokens in enumerate(zip(*written, strict=False)) if len(set(tokens)) > 1)
     root = ScoreTree[int]()
@@ -50,15 +50,19 @@ class ScoreReading:
         return self.tree.expectation(self.probabilities)
 
     def distribution(self) -> dict[float, float]:
-        """Probability of every score, 0.0 to 1.0 in order."""
+        """Return the probability of every score, in order from 0.0 to 1.0."""
         return dict(sorted(self.tree.leaves(self.probabilities).items()))
 
     def choices(self, written: Sequence[int], worth: Mapping[float, float]) -> list[TokenChoice]:
-        """The branchings that the tokens ``written`` behind ``<score>`` came through, and what each branch
-        there is worth: the expected ``worth`` of the scores below it, less that of the branching.
+        """Return the branchings that a written score came through, and what each branch there is worth.
 
-        Scores are followed as far as they are among 0.0, 0.1, ..., 1.0 token by token: of a "0.85" written
-        "0", ".", "85" only the first token, of one with a space before it none.
+        A branch is worth the expected ``worth`` of the scores below it, less that of the branching. Tokens
+        are followed as long as they begin one of 0.0, 0.1, ..., 1.0. So of a "0.85" that was written "0",
+        ".", "85" only the first token counts, and of a score with a space before it none.
+
+        Args:
+            written: The tokens behind ``<score>``.
+            worth: What each score is worth.
         """
         found = []
         for path, node in self.tree.branchings():
@@ -78,7 +82,7 @@ class ScoreReading:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """What the policy could have written at one token: ``place`` counts from the first token of the score."""
+    """The tokens that the policy could have written at one place, counted from the score's first token."""
 
     place: int
     tokens: list[int]
@@ -87,7 +91,7 @@ class TokenChoice:
 
 
 def score_distributions(readings: Sequence[ScoreReading | None]) -> tuple[Tensor, Tensor]:
-    """Score levels ``[K]`` and each reading's probabilities ``[G, K]``, NaN where there is no reading."""
+    """Return score levels ``[K]`` and each reading's probabilities ``[G, K]``, NaN without a reading."""
     levels = [float(text) for text in SCORE_TEXTS]
     missing = dict.fromkeys(levels, float("nan"))
     rows = [list((r.distribution() if r else missing).values()) for r in readings]
@@ -101,7 +105,7 @@ def read_scores(
     prefixes: Sequence[Sequence[Sequence[int] | Continuation | None]],
     temperature: float = 1.0,
 ) -> list[list[ScoreReading | None]]:
-    """Scores behind given answers.
+    """Read the scores behind given answers.
 
     The soft score is the expectation over the score texts 0.0, 0.1, ..., 1.0. At each token where those
     texts branch, the policy's probabilities are normalised over the branches; where they do not branch
@@ -111,12 +115,12 @@ def read_scores(
     Args:
         policy: Any policy, not only the one that wrote the answers.
         prompts: B encoded prompts.
-        prefixes: For each prompt its responses up to and with ``<score>``, as tokens or, where they hold
+        prefixes: The responses to each prompt, up to and with ``<score>``, as tokens or, where they hold
             images, as `Continuation`; None where there is no score.
         temperature: Divides the logits, as in sampling; 0 is read as 1.
 
     Returns:
-        B lists, None where the prefix was None.
+        B lists of readings, None where the prefix is None.
     """
     tree = score_tree(policy.tokenizer)
     results: list[list[ScoreReading | None]] = []
@@ -133,7 +137,7 @@ def _read(
     prefixes: Sequence[Sequence[Sequence[int] | Continuation | None]],
     temperature: float,
 ) -> list[list[ScoreReading | None]]:
-    """`read_scores` of a few prompts, in one forward."""
+    """Do what `read_scores` does for a few prompts, in one forward pass."""
     branchings = tree.branchings()
     paths = tree.paths()
     given = [
@@ -171,7 +175,7 @@ def _read(
 
 
 def _shares(policy: Policy, states: Tensor, tokens: list[int], temperature: float) -> list[list[float]]:
-    """Probabilities ``[N, K]`` of ``tokens`` against each other; few rows of logits exist at a time."""
+    """Return probabilities ``[N, K]`` of ``tokens`` against each other, with few rows of logits at a time."""
     logits = [policy.head.logits(part)[:, tokens] for part in states.split(policy.config.logprob_chunk)]
     shares: list[list[float]] = (torch.cat(logits).float() / (temperature or 1.0)).softmax(-1).tolist()
     return shares

@@ -1,9 +1,9 @@
 """`builtin:digits` with fresh weights: transformers' own Qwen2.5-VL classes at 2-6 million parameters.
 
 `write_tiny` puts model, tokenizer and image processor into a folder that loads like any checkpoint. Tokenizer
-and image processor are those that ship with `builtin:digits`: byte-level BPE with single digits and the tags
-as single tokens (nothing is ever unknown), and 8-pixel patches merged two by two, so that a digit's cell is
-one token.
+and image processor are those of `builtin:digits`. The tokenizer is a byte-level BPE, to which no text is
+unknown; each digit and each tag is one token. The image processor merges 8-pixel patches two by two, so that
+the cell of a digit is one token.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SHIPPED = BUILTIN / "digits"
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A copy of the shipped tokenizer, with its chat template."""
+    """Return a copy of the shipped tokenizer, with its chat template."""
     tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(SHIPPED)
     return tokenizer
 
 
 def tiny_image_processor() -> Qwen2VLImageProcessorPil:
-    """A copy of the shipped image processor."""
+    """Return a copy of the shipped image processor."""
     processor: Qwen2VLImageProcessorPil = Qwen2VLImageProcessorPil.from_pretrained(SHIPPED)
     return processor
 
 
 def tiny_config(hidden: int = 160, layers: int = 5) -> Qwen2_5_VLConfig:
-    """The shipped configuration at another width (a multiple of 32) and depth."""
+    """Return the shipped configuration at another width (a multiple of 32) and depth."""
     settings = json.loads((SHIPPED / "config.json").read_text(encoding="utf-8"))
     heads = hidden // 32
     del settings["dtype"], settings["text_config"]["layer_types"]

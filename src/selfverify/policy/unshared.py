@@ -22,9 +22,10 @@ def generate(
     stop: set[int],
     suppressed: list[int],
 ) -> list[list[Sample]]:
-    """B lists of G samples, without log-probabilities: the caller computes them.
+    """Return B lists of G samples, without log-probabilities, which the caller has to compute.
 
-    ``generate`` draws from torch's global generator; it is seeded prompt by prompt and given back as it was.
+    transformers' ``generate`` draws from torch's global generator. The generator is seeded for each prompt,
+    and is afterwards as it was before.
     """
     groups = []
     devices = [model.device] if model.device.type == "cuda" else []
@@ -40,7 +41,7 @@ def generate(
         settings.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=0)
     for prompt, seed in zip(prompts, seeds, strict=True):
         ids = prompt.ids.to(model.device).repeat(sampling.group_size, 1)
-        # Row after row a prompt's images; `generate` itself would repeat each image by itself.
+        # A row needs all images of the prompt in turn. `generate` itself would repeat image by image.
         tensors = {
             name: tensor.to(model.device).repeat(sampling.group_size, *[1] * (tensor.dim() - 1))
             for image in prompt.images
@@ -56,6 +57,6 @@ def generate(
 
 
 def _sample(row: list[int], stop: set[int]) -> Sample:
-    """The tokens up to and with the first stop token; what follows it is padding."""
+    """Return the tokens up to and with the first stop token. What follows that token is padding."""
     end = next((i + 1 for i, token in enumerate(row) if token in stop), None)
     return Sample(row[:end], [], Finish.LENGTH if end is None else Finish.STOP)

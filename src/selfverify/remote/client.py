@@ -122,7 +122,7 @@ class OpenAIClient:
         Raises:
             ServerError: The last try failed, or a try failed in a way that another one would not help.
         """
-        reply = await self._retried(lambda: self._once("POST", "chat/completions", body), on_lost)
+        reply = await self._retried(lambda: self._once("chat/completions", body), on_lost)
         return _checked(reply)
 
     async def stream(
@@ -137,7 +137,7 @@ class OpenAIClient:
         Raises:
             ServerError: The server refuses, the stream breaks off before ``[DONE]``, or holds garbage.
         """
-        response = await self._retried(lambda: self._open("POST", "chat/completions", body), on_lost)
+        response = await self._retried(lambda: self._open("chat/completions", body), on_lost)
         begun = False
         try:
             with self._errors():
@@ -187,7 +187,7 @@ class OpenAIClient:
         Raises:
             ServerError: As `chat`.
         """
-        found = (await self._retried(lambda: self._once("GET", "models"))).get("data")
+        found = (await self._retried(lambda: self._once("models"))).get("data")
         if not isinstance(found, list):
             raise _garbage("its list of models has no `data`")
         return [model for model in found if isinstance(model, dict) and isinstance(model.get("id"), str)]
@@ -245,17 +245,17 @@ class OpenAIClient:
         if code:
             raise ServerError(f"{self.base}: {text}", status, code, retry=True)
 
-    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        async with await self._open(method, path, body) as response:
+    async def _once(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        async with await self._open(path, body) as response:
             return _decoded(await _read(response, self.settings.most_bytes))
 
-    async def _open(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
-    ) -> aiohttp.ClientResponse:
-        """Send a request; return the response, of which nothing is read yet."""
+    async def _open(self, path: str, body: Mapping[str, Any] | None = None) -> aiohttp.ClientResponse:
+        """Post a body, or get what is there; return the response, of which nothing is read yet."""
         assert self._session is not None, "use the client as a context manager"
-        data = None if body is None else _encoded(body)
-        response = await self._session.request(method, self.base / path, data=data)
+        url = self.base / path
+        response = await (
+            self._session.get(url) if body is None else self._session.post(url, data=_encoded(body))
+        )
         if response.status < 400:
             return response
         async with response:

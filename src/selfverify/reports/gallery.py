@@ -31,12 +31,15 @@ KINDS = {
 }
 """Kinds of problems in the order in which they are shown: a title, and how many are wanted."""
 
+MOST = 12
+"""The gallery has at most so many problems."""
+
 _LONGEST_SIDE = 640
 """Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
 
 
-def gallery(run: RunData, limit: int = 12) -> list[dict[str, Any]]:
-    """Return cards of up to ``limit`` problems of a run; problems with something to choose come first.
+def gallery(run: RunData) -> list[dict[str, Any]]:
+    """Return cards of up to `MOST` problems of a run; problems with something to choose come first.
 
     The cards show the samples after training, or those before it if there are no others.
     """
@@ -51,28 +54,30 @@ def gallery(run: RunData, limit: int = 12) -> list[dict[str, Any]]:
     table, grouped = SampleTable.from_samples(shown), by_problem(shown)
     keys = table.keys if table.boxes is None else cluster_boxes(table.boxes)[0]
     vote, best = elect(keys, np.ones(keys.shape)), best_weights(table.scores[HEADLINE])
+    if CORRECT_1 in table.rewards:
+        turns = zip(table.rewards[CORRECT_1], table.correct, strict=True)
+        kinds = [_turns_kind(first, second) for first, second in turns]
+    else:
+        picked = zip(table.correct, vote, best, strict=True)
+        kinds = [_kind(right, float(v @ right), float(b @ right)) for right, v, b in picked]
     cards = []
-    for row, problem in enumerate(table.problems):
-        right = table.correct[row]
-        entry = entries[problem]
+    for row in _choose(kinds):
+        problem = table.problems[row]
+        entry, own = entries[problem], grouped[problem]
         image, note = _image(run.path / "gallery", entry.get("image"))
         cards.append(
             {
                 "id": problem,
-                "kind": (
-                    _kind(right, float(vote[row] @ right), float(best[row] @ right))
-                    if CORRECT_1 not in table.rewards
-                    else _turns_kind(table.rewards[CORRECT_1][row], right)
-                ),
+                "kind": kinds[row],
                 "question": entry.get("question", ""),
                 "target": _shown(entry.get("target")),
                 "image": image,
                 "image_note": note,
-                "places": _places(entry, grouped[problem], vote[row], best[row]),
-                "rows": _rows(grouped[problem], vote[row], best[row]),
+                "places": _places(entry, own, vote[row], best[row]),
+                "rows": _rows(own, vote[row], best[row]),
             }
         )
-    return _choose(cards, limit)
+    return cards
 
 
 def _places(
@@ -87,15 +92,15 @@ def _places(
     return draw_places(entry["frame"], entry.get("target"), entry.get("regions") or [], answers)
 
 
-def _choose(cards: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Return as many cards of each kind as are wanted, and others if there is room, sorted by kind."""
+def _choose(kinds: list[str]) -> list[int]:
+    """Return the places of as many problems of each kind as are wanted, and of others if there is room."""
     chosen, rest = [], []
     for kind, (_, wanted) in KINDS.items():
-        own = [card for card in cards if card["kind"] == kind]
+        own = [place for place, its in enumerate(kinds) if its == kind]
         chosen += own[:wanted]
         rest += own[wanted:]
     order = list(KINDS)
-    return sorted((chosen + rest)[:limit], key=lambda card: order.index(card["kind"]))
+    return sorted((chosen + rest)[:MOST], key=lambda place: order.index(kinds[place]))
 
 
 def _kind(right: np.ndarray, vote: float, best: float) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from selfverify.core.errors import DataError
 from selfverify.core.events import EVENTS_FILE, read_events, story
@@ -45,6 +45,14 @@ class _Summary(BaseModel):
     turns_by_category: dict[str, dict[str, dict[str, float]]] = {}
     metrics: dict[str, _Figure] | None = None
     categories: dict[str, dict[str, dict[str, int | _Figure]]] | None = None
+
+    @field_validator("turns")
+    @classmethod
+    def _check_turns(cls, turns: dict[str, float | None]) -> dict[str, float | None]:
+        lacking = [n for n in ("acc@t1", "acc@t2", "delta", "0->1", "1->0") if turns.get(n) is None]
+        if lacking:
+            raise ValueError(f"there is no number {lacking[0]}")
+        return turns
 
 
 class _Metrics(BaseModel):
@@ -101,9 +109,12 @@ class RunData:
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and values ``[T]`` of a logged metric; NaN where a step has no number for it."""
-        values = _numbers([row.get(name) for row in self.steps])
-        steps = _numbers([row.get("step") for row in self.steps])
-        return np.where(np.isnan(steps), np.arange(1, len(steps) + 1), steps), values
+        steps = np.array(
+            [row.get("step", index) for index, row in enumerate(self.steps, start=1)], dtype=float
+        )
+        values = [row.get(name) for row in self.steps]
+        numbers = [float(v) if isinstance(v, (int, float)) else np.nan for v in values]
+        return steps, np.array([v if np.isfinite(v) else np.nan for v in numbers])
 
     def lines(self, curves: Mapping[str, tuple[str, str]]) -> list[Line]:
         """Return the curves of logged metrics that have values; ``curves`` gives labels and colours."""
@@ -126,12 +137,6 @@ class RunData:
         right = [score for score, correct in scored if score is not None and correct]
         wrong = [score for score, correct in scored if score is not None and not correct]
         return np.array(right), np.array(wrong)
-
-
-def _numbers(values: Sequence[Any]) -> np.ndarray:
-    """Return logged values ``[T]``; NaN where one is no finite number."""
-    found = np.array([v if isinstance(v, (int, float)) else np.nan for v in values], dtype=float)
-    return np.where(np.isfinite(found), found, np.nan)
 
 
 def load_run(path: Path) -> RunData:

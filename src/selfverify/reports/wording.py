@@ -99,7 +99,7 @@ def sentence(run: RunData) -> str:
     found, n = run.summaries.get(stage, {}), total(run)
     if "turns" in found:
         return _turns_sentence(found, _when(run, stage))
-    best, majority = found.get(f"best@{n}"), found.get(f"majority@{n}")
+    best, majority, weighted = (found.get(f"{rule}@{n}") for rule in ("best", "majority", "weighted"))
     if found.get("pass@1") is None:
         return "This run has no evaluation yet."
     where = f"{found.get('problems', '?')} held-out problems"
@@ -112,35 +112,33 @@ def sentence(run: RunData) -> str:
     earlier = run.summaries.get("before", {}).get(f"best@{n}") if stage == "after" else None
     if earlier is not None:
         gain = best - earlier
-        change = (
-            "as before" if abs(gain) < 5e-4 else f"{abs(gain) * 100:.1f} points {_word(gain)} than before"
-        )
-        text += f", {change}"
+        more = f"{abs(gain) * 100:.1f} points {'more' if gain > 0 else 'less'} than before"
+        text += f", {'as before' if abs(gain) < 5e-4 else more}"
     if majority is None:
         return f"{text}."
-    interval = (found.get("intervals") or {}).get(f"best_over_majority@{n}")
     text += f"; a majority vote over the same answers reaches {_percent(majority)}"
-    lead = best - majority
-    weighted = found.get(f"weighted@{n}")
     both = f" Votes weighted by the scores reach {_percent(weighted)}." if weighted is not None else ""
+    interval = (found.get("intervals") or {}).get(f"best_over_majority@{n}")
     if interval and interval[0] <= 0 <= interval[1]:
         chance = f"({_points(interval[0])} to {_points(interval[1])} points)"
         return f"{text}, a difference within chance {chance}.{both}"
-    known = f" (95\u00a0% interval {_points(interval[0])} to {_points(interval[1])})" if interval else ""
-    verdict = "self-verification wins" if lead > 0 else "self-verification does not pay yet and loses"
-    return f"{text}, so {verdict} by {abs(lead) * 100:.1f} points{known}.{both}"
+    wins = "wins" if best > majority else "does not pay yet and loses"
+    points = f"{abs(best - majority) * 100:.1f} points{_interval(interval)}"
+    return f"{text}, so self-verification {wins} by {points}.{both}"
 
 
 def _turns_sentence(found: dict[str, Any], when: str) -> str:
-    turns = found["turns"]
-    interval = (found.get("intervals") or {}).get("turns.delta")
-    known = f" (95\u00a0% interval {_points(interval[0])} to {_points(interval[1])})" if interval else ""
+    turns, interval = found["turns"], (found.get("intervals") or {}).get("turns.delta")
     return (
         f"{when} {_percent(turns['acc@t1'])} of the first and {_percent(turns['acc@t2'])} of the "
         f"second answers to {found.get('problems', '?')} held-out problems are right, a change of "
-        f"{_points(turns['delta'])} points{known}: {_percent(turns['0->1'])} of all answers are corrected "
-        f"and {_percent(turns['1->0'])} spoiled."
+        f"{_points(turns['delta'])} points{_interval(interval)}: {_percent(turns['0->1'])} of all answers "
+        f"are corrected and {_percent(turns['1->0'])} spoiled."
     )
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return f" (95\u00a0% interval {_points(ends[0])} to {_points(ends[1])})" if ends else ""
 
 
 def tiles(run: RunData) -> list[dict[str, Any]]:
@@ -190,7 +188,7 @@ def turn_categories(run: RunData) -> dict[str, Any] | None:
 
 
 def _turn_cells(figures: dict[str, Any]) -> list[str]:
-    shown = [str(figures["problems"])]
+    shown = [str(figures.get("problems", "–"))]
     for name in _TURN_HEADS:
         value = figures.get(name)
         shown.append("–" if value is None else _points(value) if name == "delta" else _percent(value))
@@ -239,10 +237,6 @@ def stage_title(run: RunData, stage: str) -> str:
 
 def _when(run: RunData, stage: str) -> str:
     return "In this evaluation," if run.measured_only else f"{STAGE_TITLES[stage]},"
-
-
-def _word(gain: float) -> str:
-    return "more" if gain > 0 else "less"
 
 
 def _percent(value: float) -> str:

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from selfverify.core.errors import ConfigError
+from selfverify.core.settings import Settings
 from selfverify.selection.answers import Kind
 from selfverify.selection.stopping import Stopping
-from selfverify.selection.strategies import FOR_USE, Options, strategy_for_use
+from selfverify.selection.strategies import FOR_USE, STRATEGIES, Options, strategy_for_use
 
 MOST_SAMPLES = 256
 """The most candidates that one request may ask a server for."""
+_STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
 
 
-class RequestDefaults(BaseModel):
+class RequestDefaults(Settings):
     """What `selfverify serve` sets for requests that do not set it themselves."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    n: int = Field(8, ge=1, le=MOST_SAMPLES)
+    """The most candidates: sampled answers, of which one is chosen."""
 
-    n: int = Field(8, ge=1, le=MOST_SAMPLES, description="The largest number of candidates.")
-    strategy: str = Field(
-        "weighted",
-        description=f"How the answer is chosen: {', '.join(f'`{name}`' for name in FOR_USE)}.",
-    )
-    verifier: str | None = Field(
-        None,
-        description="What scores the candidates: `inline`, `soft`, `judge` or `none`; own models also know "
-        "`greedy`, servers `judge:MODEL`. Without it, own models use `soft` and servers `inline`.",
-    )
-    stop: Literal["never", "beta", "posterior"] = Field(
-        "never", description="When to stop early: `never`, `beta` (by votes) or `posterior` (by scores)."
-    )
-    answers: Kind = Field(
-        "text",
-        description="How answers are compared: as `text`, as a `set` (words in any order) or as a `box`.",
-    )
+    strategy: str = Field("weighted", description=f"How the answer is chosen: {_STRATEGIES}.")
+
+    verifier: str | None = None
+    """What gives each candidate a score: `inline` (the model wrote it), `soft` (what the probabilities of the
+    model's tokens expect), `judge` (the model is asked about each answer) or `none`. A model that runs here
+    also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server
+    `inline`."""
+
+    stop: Literal["never", "beta", "posterior"] = "never"
+    """When sampling ends early: `never`, `beta` (enough votes agree) or `posterior` (the scores are sure
+    enough)."""
+
+    answers: Kind = "text"
+    """Which answers are the same: those of equal `text`, those with the same words in any order (`set`), or
+    boxes that overlap (`box`)."""
 
     @field_validator("strategy")
     @classmethod
@@ -50,21 +51,17 @@ class RequestDefaults(BaseModel):
 class Choosing(RequestDefaults):
     """How candidates are chosen from, and when enough of them are there."""
 
-    confidence: float = Field(
-        0.95, ge=0.5, le=1, description="With a stopping rule: the confidence at which sampling ends."
-    )
-    budget_tokens: int | None = Field(
-        None, ge=1, description="The largest number of tokens that all candidates may take together."
-    )
-    vote_temperature: float = Field(
-        0.1, gt=0, le=1e6, description="Strategy `weighted`: softmax temperature of the votes."
-    )
-    share: float = Field(
-        0.25,
-        ge=0,
-        le=1,
-        description="Strategy `best-of-majority`: the share of the candidates that an answer needs.",
-    )
+    confidence: float = Field(0.95, ge=0.5, le=1)
+    """With early stopping: sampling ends when the leading answer is this sure."""
+
+    budget_tokens: int | None = Field(None, ge=1)
+    """The most tokens that all candidates may take together."""
+
+    vote_temperature: float = Field(0.1, gt=0, le=1e6)
+    """With strategy `weighted`: the softmax temperature of the votes. A small one lets high scores decide."""
+
+    share: float = Field(0.25, ge=0, le=1)
+    """With strategy `best-of-majority`: the share of the candidates that have to agree on an answer."""
 
     @property
     def stopping(self) -> Stopping:
@@ -86,40 +83,34 @@ class Choosing(RequestDefaults):
 class BestOf(Choosing):
     """The object `best_of` of a request. What is left out is as the gateway was started."""
 
-    start: int = Field(
-        2, ge=1, le=MOST_SAMPLES, description="With a stopping rule: candidates before the first look."
-    )
-    step: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_SAMPLES,
-        description="With a stopping rule: candidates between two looks; null is n / 8.",
-    )
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="Sampling temperature; it replaces the request's own."
-    )
-    abstain_below: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Refuse to answer below this probability of being right; without a calibration, below "
-        "this confidence.",
-    )
-    instruction: bool = Field(
-        True, description="Ask for the answer format and a score at the end of the question."
-    )
-    content: Literal["text", "answer", "raw"] = Field(
-        "text", description="What is returned: the text without its score, the answer alone, or everything."
-    )
-    samples: bool = Field(False, description="Return all candidates too.")
-    progress: Literal["comments", "events"] = Field(
-        "comments",
-        description="Streams tell of candidates in comments, which every client skips, or in events named "
-        "`candidate`.",
-    )
-    timeout_s: float | None = Field(
-        None, gt=0, description="Seconds after which the best of the candidates so far is returned."
-    )
+    start: int = Field(2, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates before the first check."""
+
+    step: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    """With early stopping: the candidates between two checks; null is n / 8."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    """The sampling temperature; it replaces the request's own."""
+
+    abstain_below: float | None = Field(None, ge=0, le=1)
+    """Refuse to answer if the probability of being right, or without a calibration the confidence, is below
+    this number."""
+
+    instruction: bool = True
+    """Put a request for the answer format and a score behind the question."""
+
+    content: Literal["text", "answer", "raw"] = "text"
+    """What is returned: the text without its score, the answer alone, or everything."""
+
+    samples: bool = False
+    """Return all candidates besides the chosen answer."""
+
+    progress: Literal["comments", "events"] = "comments"
+    """How a stream tells of candidates: in comments, which every client skips, or in events named
+    `candidate`."""
+
+    timeout_s: float | None = Field(None, gt=0)
+    """Seconds after which the answer is chosen from the candidates that are there."""
 
     @property
     def stopping(self) -> Stopping:

@@ -11,8 +11,8 @@ from selfverify.serving.backend import Ask
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.selecting import Selected, Selection, visible
 
-_PIECE = re.compile(r"\s*\S+\s*")
-_WORDS_PER_CHUNK = 4
+_PIECE = re.compile(r"(?:\s*\S+\s*){1,4}")
+"""Up to four words with the spaces around them."""
 
 
 def verification(selected: Selected, outcome: Selection) -> dict[str, Any]:
@@ -128,8 +128,6 @@ def chunks(whole: dict[str, Any], include_usage: bool) -> Iterator[dict[str, Any
         yield {**head, "choices": [], "usage": whole["usage"]}
 
 
-def pieces(text: str) -> Iterator[str]:
-    """Yield a text in parts of a few words."""
-    words = _PIECE.findall(text) or ([text] if text else [])
-    for start in range(0, len(words), _WORDS_PER_CHUNK):
-        yield "".join(words[start : start + _WORDS_PER_CHUNK])
+def pieces(text: str) -> list[str]:
+    """Return a text in parts of a few words, which together are the text."""
+    return _PIECE.findall(text) or ([text] if text else [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.serving.api_errors import ApiError, invalid, invalid_value
-from selfverify.serving.request_images import Picture
+from selfverify.serving.request_images import Picture, parts_of
 
 _FETCHED = {"url", "path", "image", "video", "audio"}
 """Fields of a part whose address some servers fetch, besides those that end with ``_url``."""
@@ -101,12 +101,7 @@ def with_pictures(messages: list[dict[str, Any]], pictures: Sequence[Picture]) -
         url = given["url"] if given["url"].startswith("data:") else picture.url
         return {**found, "image_url": given | {"url": url}}
 
-    return [
-        {**message, "content": [part(found) for found in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in messages
-    ]
+    return _changed(messages, part)
 
 
 def refuse_addresses(messages: list[dict[str, Any]]) -> None:
@@ -118,27 +113,22 @@ def refuse_addresses(messages: list[dict[str, Any]]) -> None:
     Raises:
         ApiError: A part names an address, or holds an image where none is looked for.
     """
-    for m, message in enumerate(messages):
-        content = message.get("content")
-        if not isinstance(content, list):
-            continue
-        for p, part in enumerate(content):
-            place = f"messages.{m}.content.{p}"
-            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-                raise invalid_value(place, "a part is an object with a type")
-            for name, value in part.items():
-                if name == "image_url" == part["type"]:
-                    continue
-                if isinstance(value, dict) and "url" in value:
-                    given = value["url"]
-                elif name in _FETCHED or name.endswith("_url"):
-                    given = value
-                else:
-                    continue
-                inside = isinstance(given, str) and given.startswith("data:")
-                if given is not None and (name == "image_url" or not inside):
-                    text = f"{place}.{name}: only images, in parts of type image_url, may have an address"
-                    raise ApiError(400, text, "remote_content_refused", place)
+    for place, part in parts_of(messages):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise invalid_value(place, "a part is an object with a type")
+        for name, value in part.items():
+            if name == "image_url" == part["type"]:
+                continue
+            if isinstance(value, dict) and "url" in value:
+                given = value["url"]
+            elif name in _FETCHED or name.endswith("_url"):
+                given = value
+            else:
+                continue
+            inside = isinstance(given, str) and given.startswith("data:")
+            if given is not None and (name == "image_url" or not inside):
+                text = f"{place}.{name}: only images, in parts of type image_url, may have an address"
+                raise ApiError(400, text, "remote_content_refused", place)
 
 
 def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -149,7 +139,14 @@ def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return {"type": None}
         return {name: found[name] for name in ("type", "text") if name in found}
 
+    return _changed(messages, part)
+
+
+def _changed(messages: list[dict[str, Any]], change: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """Return the messages with every part changed; contents that are texts stay as they are."""
     return [
-        {**m, "content": [part(p) for p in m["content"]]} if isinstance(m.get("content"), list) else m
-        for m in messages
+        {**message, "content": [change(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
     ]

@@ -8,7 +8,7 @@ import binascii
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,8 @@ async def take_images(
         ApiError: There are too many images, or one is missing, too large or no image.
     """
     urls = [
-        image_url(part, f"messages.{m}.content.{p}")
-        for m, message in enumerate(messages)
-        if isinstance(message.get("content"), list)
-        for p, part in enumerate(message["content"])
+        image_url(part, place)
+        for place, part in parts_of(messages)
         if isinstance(part, Mapping) and part.get("type") == "image_url"
     ]
     if len(urls) > limits.count:
@@ -88,6 +86,14 @@ async def take_images(
             text = f"the images have {total:,} pixels together, and {limits.pixels:,} are allowed"
             raise _bad(text, 413, "image_too_large")
     return found
+
+
+def parts_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of all messages, each with its place, such as ``messages.0.content.1``."""
+    for m, message in enumerate(messages):
+        content = message.get("content")
+        for p, part in enumerate(content if isinstance(content, list) else ()):
+            yield f"messages.{m}.content.{p}", part
 
 
 def image_url(part: Mapping[str, Any], place: str) -> str:

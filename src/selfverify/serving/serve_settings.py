@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from selfverify.core.settings import Settings
 from selfverify.serving.best_of import MOST_SAMPLES, RequestDefaults
-
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
 KEYS_VARIABLE = "SELFVERIFY_API_KEYS"
 """Environment variable with the keys of clients, separated by commas."""
@@ -30,28 +29,29 @@ class ImageLimits:
     count: int = 16
 
 
-class BackendSettings(BaseModel):
+class BackendSettings(Settings):
     """What writes the candidates: a model that is run here, or a server."""
 
-    model_config = _STRICT
+    model: str | None = None
+    """Run this model here: `builtin:NAME`, a folder, or a hub id."""
 
-    model: str | None = Field(None, description="Run this model here: `builtin:NAME`, a folder, or a hub id.")
-    upstream: str | None = Field(None, description="Stand in front of this OpenAI-compatible server instead.")
-    judge: list[str] = Field(
-        default_factory=list,
-        description="With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for "
-        "several.",
-    )
-    max_tokens: int = Field(
-        256, ge=1, description="With --model: the length of a candidate where a request gives none."
-    )
-    max_batch: int = Field(
-        64, ge=1, description="With --model: the number of candidates that are sampled together."
-    )
-    separate: bool = Field(
-        False, description="With --upstream: ask for every candidate in a request of its own, without `n`."
-    )
-    tries: int = Field(3, ge=1, description="With --upstream: how often a request is tried.")
+    upstream: str | None = None
+    """Let the OpenAI-compatible server at this address answer instead."""
+
+    judge: list[str] = []
+    """With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
+
+    max_tokens: int = Field(256, ge=1)
+    """With --model: the most tokens of a candidate, for requests that do not say."""
+
+    max_batch: int = Field(64, ge=1)
+    """With --model: the most candidates that are sampled together."""
+
+    separate: bool = False
+    """With --upstream: ask for each candidate in a request of its own, for servers whose `n` fails."""
+
+    tries: int = Field(3, ge=1)
+    """With --upstream: how often a request is sent before it counts as failed."""
 
     @model_validator(mode="after")
     def _one_backend(self) -> BackendSettings:
@@ -64,47 +64,57 @@ class BackendSettings(BaseModel):
         return self
 
 
-class ListeningSettings(BaseModel):
+class ListeningSettings(Settings):
     """Where the gateway listens, and how it stops."""
 
-    model_config = _STRICT
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address to listen on."""
 
-    host: str = Field("127.0.0.1", min_length=1, description="The address to listen on.")
-    port: int = Field(8080, ge=0, le=65535, description="The port; 0 takes a free one.")
-    grace: float = Field(
-        30.0, ge=0.0, description="Seconds that requests in flight have left when the gateway is stopped."
-    )
+    port: int = Field(8080, ge=0, le=65535)
+    """The port; 0 takes a free one."""
+
+    grace: float = Field(30.0, ge=0.0)
+    """The seconds that open requests get to finish when the gateway is stopped."""
 
 
-class GatewaySettings(BaseModel):
+class GatewaySettings(Settings):
     """How a gateway treats requests."""
 
-    model_config = _STRICT
-
     defaults: RequestDefaults = RequestDefaults()
-    calibration: Path | None = Field(
-        None, description="A file of `selfverify calibrate`; used for requests that it was fitted for."
-    )
-    timeout: float = Field(120.0, ge=0.1, description="The longest time for a request, in seconds.")
+
+    calibration: Path | None = None
+    """A file that `selfverify calibrate` wrote; it serves the requests that it was fitted for."""
+
+    timeout: float = Field(120.0, ge=0.1)
+    """The most seconds that a request may take."""
+
     api_keys: Path | None = Field(
         None, description=f"A file with the keys of clients, one a line; or set ${KEYS_VARIABLE}."
     )
-    rate_limit: float | None = Field(
-        None, ge=0.1, description="Requests a minute of one key, or without keys of one address."
-    )
-    max_body_mb: float = Field(64.0, ge=0.001, description="The largest request, in MiB.")
-    max_image_mb: float = Field(20.0, ge=0.001, description="The largest image, in MiB.")
-    max_megapixels: float = Field(
-        50.0, ge=0.001, description="The most megapixels that the images of a request have together."
-    )
-    max_n: int = Field(
-        64, ge=1, le=MOST_SAMPLES, description="The most candidates that a request may ask for."
-    )
-    max_in_flight: int = Field(
-        1024, ge=1, description="Requests that are worked on at once; others are told to come back."
-    )
-    remote_images: bool = Field(False, description="Fetch images by address, from public addresses only.")
-    log_prompts: bool = Field(False, description="Write questions and answers into the log.")
+
+    rate_limit: float | None = Field(None, ge=0.1)
+    """The most requests a minute of one key or, without keys, of one network address."""
+
+    max_body_mb: float = Field(64.0, ge=0.001)
+    """The largest request, in MiB."""
+
+    max_image_mb: float = Field(20.0, ge=0.001)
+    """The largest image, in MiB."""
+
+    max_megapixels: float = Field(50.0, ge=0.001)
+    """The most megapixels that the images of a request have together."""
+
+    max_n: int = Field(64, ge=1, le=MOST_SAMPLES)
+    """The most candidates that a request may ask for."""
+
+    max_in_flight: int = Field(1024, ge=1)
+    """The most requests that are worked on at once; others are told to come back."""
+
+    remote_images: bool = False
+    """Also take images that a request names by address; they are fetched from public addresses only."""
+
+    log_prompts: bool = False
+    """Write questions and answers into the log, which otherwise has neither."""
 
     @property
     def most_samples(self) -> int:
@@ -117,10 +127,8 @@ class GatewaySettings(BaseModel):
         return ImageLimits(int(self.max_image_mb * 2**20), int(self.max_megapixels * 1e6))
 
 
-class ServeSettings(BaseModel):
+class ServeSettings(Settings):
     """A gateway: what writes, where it listens, and how it treats requests."""
-
-    model_config = _STRICT
 
     backend: BackendSettings
     listening: ListeningSettings = ListeningSettings()

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.settings import Settings
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
 
-
-class QuestionSettings(BaseModel):
+class QuestionSettings(Settings):
     """What is asked: a question with images, or a problem of a built-in task."""
 
-    model_config = _STRICT
+    question: str | None = Field(None, json_schema_extra={"argument": True})
+    """The question."""
 
-    question: str | None = Field(None, description="The question.", json_schema_extra={"argument": True})
-    image: list[Path] = Field(default_factory=list, description="An image; repeat it for several, in order.")
-    task: str | None = Field(None, description="Ask a problem of this built-in task instead.")
-    index: int = Field(0, ge=0, description="With --task: the number of the problem in the test split.")
-    save_image: Path | None = Field(
-        None,
-        description="With --task: write the problem's image to this file, print its question, and stop.",
-    )
+    image: list[Path] = []
+    """The file of an image; repeat the option for several images, in order."""
+
+    task: str | None = None
+    """Ask a problem of this built-in task instead, such as `digits-pick`."""
+
+    index: int = Field(0, ge=0)
+    """With --task: the number of the problem in the test split."""
+
+    save_image: Path | None = None
+    """With --task: write the problem's image to this file, print its question, and stop."""
 
     @model_validator(mode="after")
     def _one_question(self) -> QuestionSettings:
@@ -35,37 +38,39 @@ class QuestionSettings(BaseModel):
         return self
 
 
-class AnswererSettings(BaseModel):
+class AnswererSettings(Settings):
     """What answers: a model that is loaded here, or one behind a server."""
 
-    model_config = _STRICT
+    model: str | None = None
+    """The model that answers: `builtin:NAME`, a folder, or a hub id. By default `builtin:digits`."""
 
-    model: str | None = Field(
-        None, description="`builtin:NAME`, a folder, or a hub id; by default `builtin:digits`."
-    )
-    server: str | None = Field(
-        None, description="Ask this OpenAI-compatible server instead; --model is the model's name there."
-    )
-    timeout: float = Field(120.0, ge=0.1, description="With --server: the longest wait, in seconds.")
+    server: str | None = None
+    """Ask this OpenAI-compatible server instead; --model is the model's name there."""
+
+    timeout: float = Field(120.0, ge=0.1)
+    """With --server: the most seconds to wait."""
 
 
-class DrawingSettings(BaseModel):
+class DrawingSettings(Settings):
     """How one candidate is sampled."""
 
-    model_config = _STRICT
+    temperature: float = Field(1.0, ge=0.0)
+    """The sampling temperature; 0 always takes the likeliest token."""
 
-    temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(
-        0.99, ge=0.01, le=1.0, description="Sample from the likeliest tokens that hold this probability."
-    )
-    max_new_tokens: int = Field(256, ge=1, description="The largest number of tokens of a candidate.")
-    seed: int = Field(0, ge=0, description="Seed of the sampling.")
-    turns: int = Field(
-        1, ge=1, le=2, description="2: every answer is re-examined, and the second one counts."
-    )
-    second_turn: str | None = Field(
-        None, description="The request to re-examine, as in training. By default AdaPO's sentence."
-    )
+    top_p: float = Field(0.99, ge=0.01, le=1.0)
+    """Sample only from the likeliest tokens that together have this probability."""
+
+    max_new_tokens: int = Field(256, ge=1)
+    """The most tokens of a candidate."""
+
+    seed: int = Field(0, ge=0)
+    """The seed of the sampling."""
+
+    turns: int = Field(1, ge=1, le=2)
+    """2: the model re-examines every answer, and its second answer counts."""
+
+    second_turn: str | None = None
+    """With --turns 2: the request to re-examine the answer, as in training. By default AdaPO's sentence."""
 
     def sampling(self, n: int) -> SamplingConfig:
         """How ``n`` candidates are sampled."""
@@ -80,15 +85,16 @@ class DrawingSettings(BaseModel):
 class CandidateSettings(Choosing):
     """How candidates are verified and chosen from."""
 
-    n: int = Field(8, ge=1, le=1024, description="The largest number of candidates.")
-    verifier: str = Field(
-        "soft",
-        description="What scores the candidates: `soft`, `greedy`, `inline`, `repeated:K`, `turns:K` (how "
-        "often a second turn keeps the answer), `judge:MODEL` or `ask:MODEL`.",
-    )
-    calibration: Path | None = Field(
-        None, description="A file of `selfverify calibrate`. By default the model folder's, if it fits."
-    )
+    n: int = Field(8, ge=1, le=1024)
+    """The most candidates: sampled answers, of which one is chosen."""
+
+    verifier: str = "soft"
+    """What gives each candidate a score: `inline` (the model wrote it), `soft` or `greedy` (what the
+    probabilities of the model's tokens expect, or the likeliest score), `repeated:K` (the mean of K sampled
+    scores), `turns:K` (how often K second turns keep the answer), `judge:MODEL` or `ask:MODEL`."""
+
+    calibration: Path | None = None
+    """A file that `selfverify calibrate` wrote. By default the one in the model's folder, if it fits."""
 
     @property
     def all_samples(self) -> bool:
@@ -96,10 +102,8 @@ class CandidateSettings(Choosing):
         return self.stop == "never" and self.budget_tokens is None
 
 
-class SolveSettings(BaseModel):
+class SolveSettings(Settings):
     """One question, who answers it, and how its answer is chosen."""
-
-    model_config = _STRICT
 
     asked: QuestionSettings
     answerer: AnswererSettings = AnswererSettings()

@@ -1,4 +1,4 @@
-"""What a task is: where problems come from, what the answer format is, and how answers are rewarded."""
+"""What a task is: it makes problems, says which form an answer has, and rewards answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
-"""The lowest and the highest value of something that is drawn for each problem; neither is negative."""
+"""The range of a number that is drawn for each problem: its lowest and its highest value, both 0 or more."""
 
 
 class TaskConfig(BaseModel):
@@ -49,10 +49,12 @@ class TaskConfig(BaseModel):
 
 @dataclass(slots=True)
 class Demonstration:
-    """A worked response for supervised fine-tuning: ``(channel, text)`` pieces in order.
+    """A worked response for supervised fine-tuning.
 
-    Pieces of channel ``context`` are read but never trained; that is how a wrong answer is shown
-    without teaching it. ``quality`` is the reward the shown answer would get.
+    Args:
+        pieces: The response's parts in order, each as ``(channel, text)``. Parts of channel ``context`` are
+            read but never trained, so that a wrong answer can be shown without being taught.
+        quality: The reward that the shown answer would get.
     """
 
     pieces: list[tuple[str, str]] = field(default_factory=list)
@@ -122,7 +124,7 @@ class Task(ABC):
 
     @abstractmethod
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """Problem ``index`` of a split; the same arguments give the same problem.
+        """Return problem ``index`` of a split; the same arguments give the same problem.
 
         Raises:
             DataError: There is no such problem, or its data cannot be used. Training skips it.
@@ -147,7 +149,7 @@ class Task(ABC):
 
     @abstractmethod
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        """Reward an answer. Never raises on model output; malformed answers earn 0.
+        """Reward an answer. A malformed answer earns 0; no output of a model raises an error.
 
         Raises:
             DataError: What answers are judged by cannot be read. The answer then counts as ``unjudged``.
@@ -180,7 +182,7 @@ class Task(ABC):
         return judged
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
-        """A right (or plausibly wrong) response for the cold start, without its score.
+        """Return a right (or plausibly wrong) response for the cold start, without its score.
 
         Raises:
             ConfigError: The task has no demonstrations, which is the default.
@@ -194,7 +196,7 @@ class Task(ABC):
         """
 
     def unreadable(self, problem: Problem) -> Judged:
-        """The verdict on a response whose tags are malformed."""
+        """Return the verdict on a response whose tags are malformed."""
         return UNREADABLE
 
     def use_space(self, space: Space) -> None:
@@ -204,7 +206,7 @@ class Task(ABC):
         """
 
     def count(self, split: Split) -> int | None:
-        """How many problems a split has; None where they never end."""
+        """Return the number of a split's problems; None if they never end."""
         return None
 
     def check_files(self, split: Split) -> None:
@@ -216,11 +218,11 @@ class Task(ABC):
         """
 
     def broken(self, split: Split) -> list[str]:
-        """The rows of the split's file that make no problem, each with its place and what is wrong."""
+        """Return the rows of the split's file that make no problem, each with its place and what is wrong."""
         return []
 
     def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
-        """Components ``[M]`` by name of canonical answers, also of those that a vote made.
+        """Return components ``[M]`` of M canonical answers by name, also of answers that a vote made.
 
         Args:
             problem: What was asked.
@@ -229,17 +231,17 @@ class Task(ABC):
         return {}
 
     def counters(self) -> dict[str, float]:
-        """What judging counted so far (timeouts, restarts); it goes to timing.jsonl."""
+        """Return what judging has counted so far (timeouts, restarts), for timing.jsonl."""
         return {}
 
 
 def problem_rng(split: Split, seed: int, index: int) -> np.random.Generator:
-    """One independent stream per (split, seed, index), so that problems need no shared state."""
+    """Return a random generator of this problem's own, so that problems need no shared state."""
     return np.random.default_rng([{"train": 0, "validation": 1, "test": 2}[split], seed, index])
 
 
 def user_turn(text: str, images: int = 1) -> list[dict[str, Any]]:
-    """A one-turn conversation: the images, then the text."""
+    """Return a conversation of one turn: the images, then the text."""
     content: list[dict[str, Any]] = [{"type": "image"} for _ in range(images)]
     return [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
 

@@ -15,14 +15,14 @@ class Judged:
     """A task's verdict on one answer.
 
     Args:
-        reward: What the answer channel is paid, without any format part; 0 or more, in most tasks at most 1.
+        reward: The reward of the answer channel without any part for the format: 0 or more, in most tasks at
+            most 1.
         correct: Whether the answer counts as right in accuracy, AUC and AP.
-        answer: The parsed answer as a JSON value, None when it can't be read.
-        key: Equal for equivalent answers; None when the answer can't be read.
-        unjudged: Why there is no verdict (the judge hung twice, or its data is gone); else empty.
-            Such a trajectory is neither right nor wrong: it takes no part in training. An answer that can be
-            judged not to be one (malformed, far too long) is wrong instead.
-        quality: What decides whether two answers contrast (ADPO Eq. 6 and 7) where that is not ``reward``.
+        answer: The parsed answer as a JSON value, None when it cannot be read.
+        key: A text that is equal for equivalent answers; None when the answer cannot be read.
+        unjudged: Why there is no verdict (the judge hung twice, or its data is gone); else empty. A
+            trajectory without a verdict takes no part in training. A malformed answer is wrong instead.
+        quality: What decides whether two answers contrast (ADPO Eq. 6 and 7); None means ``reward``.
         parts: Components by name, which become rewards of the trajectory beside ``answer`` and are logged as
             ``reward/NAME``: a mean over the answers that have it.
         read_by: Who read the answer: the task's `RULES`, or in evaluations an extractor's name.

@@ -9,7 +9,6 @@ from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft
 from selfverify.verifiers.second_turns import SecondTurns
-from selfverify.verifiers.server_judge import ServerJudge
 
 
 def make_verifier(
@@ -39,6 +38,8 @@ def make_verifier(
     if kind == "turns" and counted and task is not None:
         return SecondTurns(policy, task, second_turn, int(rest or 4), name=spec)
     if kind in ("judge", "ask") and rest.startswith(("http://", "https://")):
+        from selfverify.verifiers.server_judge import ServerJudge  # it needs the extra `serve`
+
         return ServerJudge.of(rest, spec)
     if kind in ("judge", "ask") and rest:
         judge = policy if rest == policy.config.path else Policy.load(policy.config.for_model(rest))

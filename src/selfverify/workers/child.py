@@ -20,7 +20,7 @@ GRACE_S = 5.0
 
 
 def resolve(module: str, name: str) -> Callable[..., Any]:
-    """The top-level function ``name`` of ``module``."""
+    """Return the top-level function ``name`` of ``module``."""
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function
 

@@ -164,7 +164,7 @@ def test_tables_name_the_file_that_is_missing_or_cut_short(file: Path, tmp_path:
 
 def test_a_study_needs_a_folder_that_can_be_made(file: Path) -> None:
     launch = FakeLaunch()
-    with pytest.raises(OSError, match="File exists"):
+    with pytest.raises(ConfigError, match="cannot be made"):
         run_study(load_study(file), file, say=quiet, launch=launch)
     assert launch.done == []
 

@@ -100,8 +100,8 @@ def run_study(
         launch: Does a job; by default in a process of its own.
 
     Raises:
-        ConfigError: A recipe is wrong, or a folder holds a run of another recipe.
-        OSError: The study's folder cannot be made.
+        ConfigError: A recipe is wrong, a folder holds a run of another recipe, or the study's own folder
+            cannot be made.
         KeyboardInterrupt: After Ctrl-C, when the runs at work have written their checkpoints.
     """
     output = output or Path("runs") / study.name
@@ -109,6 +109,7 @@ def run_study(
     if unknown:
         raise ConfigError(f"there is no variant {unknown[0]!r}; variants: {', '.join(study.variants)}")
     runs = plan(study, output)
+    # Of a task's first run: all its runs start from the same policy.
     evaluations = {run.task: _evaluation(study, run, output) for run in reversed(runs)}
     work = [
         StudyJob(run.label, run.recipe.folder, run.recipe, evaluations[run.task].folder / METRICS)
@@ -118,21 +119,19 @@ def run_study(
         _refuse_other_recipe(job)
     outcome = StudyOutcome(output)
     if not report_only:
-        output.mkdir(parents=True, exist_ok=True)
         make_output_folder(output)
-        chosen = [job for job, run in zip(work, runs, strict=True) if not only or run.variant in only]
-        needed = {run.task for run in runs if not only or run.variant in only}
-        first = [job for task, job in evaluations.items() if task in needed]
+        chosen = [(run, job) for run, job in zip(runs, work, strict=True) if not only or run.variant in only]
+        tasks = {run.task for run, _ in chosen}
         pool = _Pool(jobs, say, launch)
-        outcome.failures = pool.run(first)
-        lost = {failure.label: failure for failure in outcome.failures}
+        outcome.failures = pool.run([job for task, job in evaluations.items() if task in tasks])
         ready = []
-        for job in chosen:
-            cause = lost.get(f"{job.label.split('/')[0]}/{BEFORE}")
-            if cause is None or job.finished:
+        for run, job in chosen:
+            start = evaluations[run.task]
+            if start.finished or job.finished:
                 ready.append(job)
             else:
-                outcome.failures.append(Failure(job.label, f"not started, {cause.label} failed", cause.log))
+                reason = f"not started, {start.label} failed"
+                outcome.failures.append(Failure(job.label, reason, start.folder / LOG))
         outcome.failures += pool.run(ready)
     finished = [run for run, job in zip(runs, work, strict=True) if job.finished]
     say(f"{len(finished)} of {len(runs)} runs are finished")

@@ -31,11 +31,11 @@ class ImageInput:
 class Family:
     """A model family. The defaults fit text-only causal language models.
 
-    The rest of `policy` asks these methods whatever it needs to know; a family overrides those that differ.
+    The rest of `policy` asks these methods. A family overrides those whose answers differ.
     """
 
     position_axes = 1
-    """Rows of the position ids: 3 for multimodal rotary embeddings, 1 for plain ones."""
+    """The rows of the position ids: 3 for multimodal rotary embeddings, 1 for plain ones."""
     shares_prompts = True
     """Whether a prompt can be forwarded once for all its continuations."""
     bidirectional_images = False
@@ -49,28 +49,28 @@ class Family:
         return decoder
 
     def placeholder(self, model: Any) -> int | None:
-        """The token id that stands for one image feature; None for text-only models."""
+        """Return the token id that stands for one image feature; None for text-only models."""
         return None
 
     def slot(self, model: Any, tokenizer: Any) -> str:
-        """The text that the chat template writes for an image; `ImageInput.text` takes its place."""
+        """Return the text that the chat template writes for an image. `ImageInput.text` takes its place."""
         token: str = tokenizer.convert_ids_to_tokens(self.placeholder(model))
         return token
 
     def marks(self, model: Any, tokenizer: Any) -> list[str]:
-        """Tokens that only prompts may contain, never a sample: placeholders and what surrounds images."""
+        """Return the tokens that only prompts may contain: placeholders, and the marks around images."""
         return []
 
     def preprocess(self, processor: Any, image: Image, several: bool) -> dict[str, Tensor]:
-        """One image as tensors; ``several`` says that its prompt has others (`splits_single_images`)."""
+        """Make tensors of one image. ``several`` says that its prompt has others (`splits_single_images`)."""
         return dict(processor(images=[image], return_tensors="pt"))
 
     def text(self, model: Any, tokenizer: Any, processor: Any, tensors: dict[str, Tensor]) -> str:
-        """The text that stands for an image in a prompt: placeholders, and marks around them."""
+        """Return the text that stands for an image in a prompt: placeholders, and marks around them."""
         raise TypeError("a text-only model has no images")
 
     def coordinate_space(self, model: Any, processor: Any, size: tuple[int, int]) -> tuple[int, int]:
-        """Width and height of the space in which the model writes places in an image of ``size``.
+        """Return the width and height of the space in which the model writes places in an image.
 
         By default 1000 x 1000, whatever the image's size.
 
@@ -85,22 +85,27 @@ class Family:
         return 1000, 1000
 
     def positions(self, model: Any, ids: Tensor, images: Sequence[ImageInput]) -> Tensor:
-        """Position ids ``[axes, L]`` of one sequence ``ids`` [L] that contains ``images``."""
+        """Return position ids ``[axes, L]`` of one sequence ``ids`` [L] that contains ``images``."""
         return torch.arange(len(ids), device=ids.device)[None]
 
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
-        """For each image ``[placeholders, F]``: H columns that replace the placeholders' embeddings, then
-        columns for `decoder_inputs`, if any."""
+        """Return features ``[placeholders, F]`` of each image.
+
+        The first H columns replace the placeholders' embeddings. Others, if any, are for `decoder_inputs`.
+        """
         raise TypeError("a text-only model has no image features")
 
     def decoder_inputs(self, model: Any, places: Tensor, features: Tensor) -> dict[str, Any]:
-        """Further arguments of the decoder, from the ``features`` [places, F] at ``places`` [B, L]."""
+        """Make further arguments of the decoder, from ``features`` [places, F] at ``places`` [B, L]."""
         return {}
 
     def run_decoder(
         self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, **more: Any
     ) -> Tensor:
-        """Hidden states ``[B, L, H]`` of the decoder alone; ``positions`` [axes, B, L], any kind of mask."""
+        """Return hidden states ``[B, L, H]`` of the decoder alone.
+
+        ``positions`` are ``[axes, B, L]``, and ``mask`` is of any kind that the decoder takes.
+        """
         hidden: Tensor = self.backbone(model)(
             inputs_embeds=embeddings,
             position_ids=positions if self.position_axes > 1 else positions[0],
@@ -113,7 +118,7 @@ class Family:
     def plain_forward(
         self, model: Any, embeddings: Tensor, positions: Tensor, mask: Tensor, places: Tensor, **more: Any
     ) -> Tensor:
-        """Hidden states ``[B, L, H]`` of padded rows, by transformers' own masks.
+        """Return hidden states ``[B, L, H]`` of padded rows, by transformers' own masks.
 
         Args:
             embeddings: ``[B, L, H]``, image features in their places.
@@ -127,11 +132,11 @@ class Family:
     def whole_forward(
         self, model: Any, ids: Tensor, mask: Tensor, prompt: int, images: Sequence[ImageInput]
     ) -> Tensor:
-        """Hidden states of one prompt's rows by the whole model; only `Unknown` has it."""
+        """Return hidden states of one prompt's rows by the whole model. Only `Unknown` can."""
         raise TypeError("prompts of this family can be shared; use plain_forward")
 
     def vision_parameters(self, model: Any) -> list[nn.Parameter]:
-        """The parameters of the vision tower, which are frozen unless ``train_vision`` is set."""
+        """Return the parameters of the vision tower, which are frozen unless ``train_vision`` is set."""
         return []
 
 
@@ -156,5 +161,5 @@ class VisionFamily(Family):
 
 
 def stacked(images: Sequence[ImageInput], name: str, model: Any) -> Tensor:
-    """The images' tensors of one name, one after another, on the model's device."""
+    """Join the images' tensors of one name, on the model's device."""
     return torch.cat([image.tensors[name] for image in images]).to(model.device)

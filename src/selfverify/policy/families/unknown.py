@@ -1,4 +1,4 @@
-"""Vision-language families without a file of their own: the model's forward, on every sample by itself."""
+"""Vision-language families without their own file: the model's own forward runs on every sample by itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from selfverify.policy.families.base import Family, ImageInput
 
 
 class Unknown(Family):
-    """Whatever transformers' `AutoProcessor` and ``model.generate`` can do, several times slower.
+    """Families that transformers' `AutoProcessor` and ``model.generate`` know, several times slower.
 
     Nothing is shared between a prompt's samples, no image feature is kept, and image tokens are suppressed
-    only as far as the configuration names them. An `ImageInput` holds all that is made of a prompt.
+    only as far as the configuration names them. One `ImageInput` holds everything that the processor made of
+    a prompt.
     """
 
     shares_prompts = False
@@ -57,10 +58,10 @@ class Unknown(Family):
         tensors: dict[str, Tensor] = {}
         for name, tensor in (images[0].tensors if images else {}).items():
             if tensor.shape == (1, prompt):
-                # Kinds of tokens: what is sampled is text.
+                # This tensor gives the kinds of tokens. Sampled tokens are text, which is 0.
                 tensor = torch.nn.functional.pad(tensor, (0, length - prompt))
             elif tensor.shape[:2] == (1, prompt):
-                # What a token sees of the images: the same as the prompt's last one.
+                # This tensor says what a token sees of the images: the same as the prompt's last token.
                 tensor = torch.cat([tensor, tensor[:, -1:].expand(-1, length - prompt, *tensor.shape[2:])], 1)
             tensors[name] = tensor.to(ids.device).repeat(rows, *[1] * (tensor.dim() - 1))
         hidden: Tensor = self.backbone(model)(

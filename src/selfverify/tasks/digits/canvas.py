@@ -6,7 +6,6 @@ source image, so no scan that an evaluation shows was ever trained on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -19,22 +18,13 @@ _SPLIT_SEED = 20260101
 _VALIDATION, _TEST = 200, 450
 
 
-@dataclass(frozen=True, slots=True)
-class DigitBank:
-    """The scans of one split: ``images`` [N, 8, 8] in [0, 1], ``labels`` [N], ``by_label`` index lists."""
-
-    images: np.ndarray
-    labels: np.ndarray
-    by_label: tuple[np.ndarray, ...]
-
-    def draw(self, label: int, rng: np.random.Generator) -> np.ndarray:
-        """A random scan of ``label``, ``[8, 8]`` in [0, 1]."""
-        return self.images[rng.choice(self.by_label[label])]
+Scans = tuple[np.ndarray, ...]
+"""The scans of each digit from 0 to 9, ``[N, 8, 8]`` grey levels in [0, 1]."""
 
 
 @cache
-def digit_bank(split: Split) -> DigitBank:
-    """The scans of ``split``; the three splits share no scan."""
+def digit_bank(split: Split) -> Scans:
+    """Return the scans of a split. No scan belongs to two splits."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -45,12 +35,8 @@ def digit_bank(split: Split) -> DigitBank:
         "train": order[_TEST + _VALIDATION :],
     }
     chosen = np.sort(parts[split])
-    labels = data.target[chosen]
-    return DigitBank(
-        images=(data.images[chosen] / 16.0).astype(np.float32),
-        labels=labels,
-        by_label=tuple(np.flatnonzero(labels == digit) for digit in range(10)),
-    )
+    images, labels = (data.images[chosen] / 16.0).astype(np.float32), data.target[chosen]
+    return tuple(images[labels == digit] for digit in range(10))
 
 
 def paste(canvas: np.ndarray, scan: np.ndarray, left: int, top: int, size: int, ink: float) -> None:
@@ -68,14 +54,14 @@ def finish(canvas: np.ndarray, noise: float, rng: np.random.Generator) -> Image.
 
 
 def draw_grid(
-    labels: list[int], columns: int, cell: int, noise: float, bank: DigitBank, rng: np.random.Generator
+    labels: list[int], columns: int, cell: int, noise: float, bank: Scans, rng: np.random.Generator
 ) -> Image.Image:
-    """Digits in reading order on a grid, each with its own size, place and ink inside its cell."""
+    """Return an image of digits in reading order on a grid; size, place and ink vary inside each cell."""
     rows = -(-len(labels) // columns)
     canvas = np.zeros((rows * cell, columns * cell), dtype=np.float32)
     for index, label in enumerate(labels):
         size = int(rng.integers(int(cell * 0.7), cell + 1))
         left = (index % columns) * cell + int(rng.integers(0, cell - size + 1))
         top = (index // columns) * cell + int(rng.integers(0, cell - size + 1))
-        paste(canvas, bank.draw(label, rng), left, top, size, ink=float(rng.uniform(0.7, 1.0)))
+        paste(canvas, rng.choice(bank[label]), left, top, size, ink=float(rng.uniform(0.7, 1.0)))
     return finish(canvas, noise, rng)

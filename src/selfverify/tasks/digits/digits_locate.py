@@ -68,7 +68,7 @@ class DigitsLocate(Task):
             box = self._free_place(list(boxes.values()), rng)
             if box is not None:
                 boxes[int(digit)] = box
-                paste(canvas, bank.draw(int(digit), rng), box[0], box[1], box[2] - box[0], ink=1.0)
+                paste(canvas, rng.choice(bank[digit]), box[0], box[1], box[2] - box[0], ink=1.0)
         noise = float(rng.uniform(*c.noise))
         asked = int(rng.choice(list(boxes)))
         question = f"Where is the digit {asked}? Give its box as x1 y1 x2 y2."

@@ -41,7 +41,7 @@ class DigitsMix(Task):
     """Problems of all digit tasks in a fixed rotation; each is judged by its own task."""
 
     name = "digits-mix"
-    summary = "the three above in turn (for the cold start)"
+    summary = "the three other digit tasks in turn (for the cold start)"
     config_class = DigitsMixConfig
     config: DigitsMixConfig
 

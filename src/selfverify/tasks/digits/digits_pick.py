@@ -1,7 +1,6 @@
 """`digits-pick`: which K of the digits shown add up to the target?
 
-Like real reasoning problems, an answer is much easier to check than to find, so selection among
-samples has something to win.
+As in real reasoning, an answer is much easier to check than to find, so choosing among several samples pays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`digits-sum`: what do the digits shown add up to?
 
-The honest counter-example: errors are misread noise, all samples of a problem misread the same digit,
-and no verifier can do much better than majority.
+This task shows where verification does not help: a policy errs because noise makes it misread a digit, all
+samples of a problem misread the same one, and no verifier can do much better than a majority vote.
 """
 
 from __future__ import annotations

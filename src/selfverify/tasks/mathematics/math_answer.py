@@ -74,7 +74,7 @@ class Target:
 
     @property
     def is_text(self) -> bool:
-        """Words, no mathematics: math-verify would multiply their letters, and "cat" is "act" then."""
+        """Whether the target is words: math-verify multiplies their letters, so that "cat" equals "act"."""
         if self.kind == "text":
             return True
         if read_number(self.text, self.unit) is not None or self.text.casefold() in _FUNCTIONS:
@@ -125,10 +125,10 @@ def compare(target: Target, answer: str) -> Comparison:
 
 
 def decide(target: Target, equal: bool, gold: float | None, answer: float | None) -> bool:
-    """The verdict on two expressions, given what math-verify found: equality and the values of numbers.
+    """Return the verdict on two expressions, given what math-verify found: equality and values.
 
     With a data set's precision the values decide, as for plain numbers: math-verify finds ``2\\sqrt{3}``
-    unequal to 3.46. Without one, 0 is not equal to a target that rounds to 0.
+    unequal to 3.46. Without a precision, 0 is not equal to a target that rounds to 0.
     """
     if gold is not None and answer is not None and target.precision is not None and target.kind != "integer":
         return same_number(Number(Fraction(gold)), Number(Fraction(answer)), target.precision, "float")
@@ -180,7 +180,7 @@ def _compact(text: str) -> str:
 
 
 def _without_names(answer: str) -> str | None:
-    """``x = 5`` as ``5``, element by element; None for equations of several values (``3 = 4 = 5``)."""
+    """Return ``5`` for ``x = 5``, element by element; None for several values (``3 = 4 = 5``)."""
     if "=" not in answer and "\\approx" not in answer and "≈" not in answer:
         return answer
     _, parts = elements(answer)
@@ -205,7 +205,7 @@ def _value(text: str) -> str | None:
 
 
 def _lists(target: Target, gold: str, answer: str) -> Comparison | None:
-    """Lists of numbers, and lists of different lengths; None if math-verify has to see them."""
+    """Compare lists of numbers, and lists of different lengths; None if math-verify has to see them."""
     (opened, golds), (kind, parts) = elements(gold), elements(answer)
     if len(golds) != len(parts):
         # "\pm 3" is a list of two that has no comma.

@@ -1,7 +1,7 @@
 """Plain numbers: reading them exactly, comparing them, and the key that equal ones share in a vote.
 
-What math-verify would say of two numbers takes a process and a millisecond; these rules take microseconds.
-They agree with it except where docs/tasks-math.md says so (mixed numbers, units that differ, values near 0).
+math-verify takes a process and a millisecond to compare two numbers; these rules take microseconds. The two
+agree but for what docs/tasks-math.md lists (mixed numbers, units that differ, values near 0).
 """
 
 from __future__ import annotations
@@ -69,15 +69,16 @@ class Number:
 
     @property
     def worth(self) -> Fraction:
-        """The value, a percentage as its hundredth."""
+        """Return the value, for a percentage its hundredth."""
         return self.value / 100 if self.percent else self.value
 
 
 def read_number(text: str, unit: str = "") -> Number | None:
     """Read ``text`` (`math_text.plain`) as one number, with nothing else in it but a unit.
 
-    Integers, decimals, thousands (``1,234``), fractions, mixed numbers, powers of ten, percentages, amounts
-    of money. ``unit`` is one more that is known here. None for anything else, two numbers above all.
+    A number is an integer, a decimal, one with thousands (``1,234``), a fraction, a mixed number, a product
+    with a power of ten, a percentage, or an amount of money. ``unit`` is one more unit that may follow it.
+    Returns None for anything else, such as two numbers.
     """
     if len(text) > MAX_CHARS:
         return None
@@ -127,7 +128,7 @@ def _integer(text: str) -> int:
 
 
 def _unit(text: str, known: str) -> tuple[bool, str] | None:
-    """Whether a percent sign and which unit ``text`` is; None if it is neither."""
+    """Return whether ``text`` is a percent sign, and which unit it is; None if it is neither."""
     if not text:
         return False, ""
     if text.casefold() in _PERCENT:
@@ -161,7 +162,7 @@ def same_number(
     precision: int | None = None,
     kind: Literal["integer", "float"] | None = None,
 ) -> bool:
-    """Whether ``answer`` counts as the number ``gold``.
+    """Return whether ``answer`` counts as the number ``gold``.
 
     * Two units that differ are a difference; one that is missing is not.
     * ``50%`` is ``0.5``, and ``50`` where one of the two has the sign: always if the target has it, and for

@@ -1,7 +1,7 @@
 """Reading an answer as one plain expression: the markup is taken off, nothing is guessed.
 
-Every function is called on text of bounded length (`MathConfig.max_answer_chars`), never raises, and looks at
-each character a bounded number of times.
+Texts are at most `MathConfig.max_answer_chars` long. No function raises an error, and each looks at a
+character a bounded number of times.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TAIL = re.compile(r"[\s.,;:!$)\]*\\]*")
 
 
 def plain(text: str) -> str:
-    """One line with LaTeX spacing, styles and Unicode signs in their plainest form."""
+    """Return a text as one line, with LaTeX spacing, styles and Unicode signs in their plainest form."""
     text = text.translate(_PLAIN)
     for pattern, replacement in _REPLACED:
         text = pattern.sub(replacement, text)
@@ -56,7 +56,7 @@ def plain(text: str) -> str:
 
 
 def unwrap(text: str) -> str:
-    """Without the signs around the whole of it (``$..$``, ``**..**``) and a full stop at its end."""
+    """Return a text without the signs around the whole of it (``$..$``, ``**..**``) and its full stop."""
     before = None
     while before != text:
         before = text
@@ -74,7 +74,7 @@ def unwrap(text: str) -> str:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""``(start, end, content)`` of every ``\boxed{..}`` whose braces match."""
+    r"""Return ``(start, end, content)`` of every ``\boxed{..}`` whose braces match."""
     found, at = [], 0
     while (match := _BOX.search(text, at)) is not None:
         depth, end = 1, match.end()
@@ -92,11 +92,11 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def final_expression(text: str) -> str | None:
-    r"""The one expression that an answer commits to, `plain`; None if there is none or more than one.
+    r"""Return the one expression that an answer commits to, `plain`; None if there is none or more than one.
 
-    With ``\boxed`` it is what stands in the box: several boxes must hold the same, the text before one may be
-    anything that does not end in an alternative ("5 or"), after the last one nothing may follow but
-    punctuation and a unit. Without a box it is everything but a phrase like "The answer is".
+    An answer with ``\boxed`` commits to what stands in the box. Several boxes must hold the same. The text
+    before the first box must not end in an alternative ("5 or"); only punctuation and a unit may follow the
+    last box. An answer without a box commits to all of its text but a phrase like "The answer is".
     """
     found = boxes(text)
     if not found and text.count("$") > 1:
@@ -119,12 +119,15 @@ def final_expression(text: str) -> str | None:
 
 
 def words(text: str) -> str:
-    """Text as it is compared: case, spaces, dollars and the punctuation around it do not matter."""
+    """Return a text as it is compared: without case, spaces, dollars and the punctuation around it."""
     return " ".join(text.replace("$", " ").casefold().split()).strip(" .,;:!?'\"*")
 
 
 def balanced(text: str, deepest: int) -> bool:
-    """Whether brackets match in number (half-open intervals mix kinds), at most ``deepest`` deep."""
+    """Return whether brackets match in number, at most ``deepest`` deep.
+
+    Their kinds may differ, as in half-open intervals.
+    """
     depth = 0
     for character in text:
         if character in "([{":
@@ -139,10 +142,10 @@ def balanced(text: str, deepest: int) -> bool:
 
 
 def elements(text: str) -> tuple[str, list[str]]:
-    """The brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and what its commas separate.
+    """Return the brackets around a list (``""``, ``"()"``, ``"[)"``, ``"{}"``, ...) and its elements.
 
-    "and", "or" and semicolons separate as well. Something that is no list is one element without brackets.
-    A comma between digits with exactly three after it belongs to a number: ``1,234``.
+    Commas, semicolons, "and" and "or" separate elements. A comma between digits with exactly three after it
+    belongs to a number: ``1,234``. A text that is no list is one element without brackets.
     """
     text = text.strip()
     inner = text.replace(r"\{", "{").replace(r"\}", "}")
@@ -158,7 +161,7 @@ def elements(text: str) -> tuple[str, list[str]]:
 
 
 def _encloses(text: str) -> bool:
-    """Whether the first bracket is closed by the last character."""
+    """Return whether the last character closes the first bracket."""
     depth = 0
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

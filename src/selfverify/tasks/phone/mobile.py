@@ -18,7 +18,7 @@ from selfverify.data.fields import Row
 from selfverify.tasks.base import Demonstration, Judged, Metric, NotCounted
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.phone.mobile_action import TOOL, moved, parse_tool_call, vote_key, write_call
-from selfverify.tasks.phone.mobile_scoring import PLACED, PROFILES, StepScore, counts, score_step
+from selfverify.tasks.phone.mobile_scoring import PLACED, PROFILES, StepScore, score_step
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig
 
 Profile = Literal[
@@ -82,7 +82,7 @@ class Mobile(RowTask):
         image, screen = row["images"][0].open(), row["screen"]
         space = self.space_of(image.size, id)
         target = {k: list(map(float, v)) if isinstance(v, list) else v for k, v in row["action"].items()}
-        if not counts(self.profile, target):
+        if target["action"] not in self.profile.counted:
             raise NotCounted(f"{id}: profile {self.config.profile} does not count {target['action']} steps")
         text = f"Goal: {row['goal']}\n"
         if self.config.step_instruction and row["step_instruction"]:

@@ -135,11 +135,6 @@ class StepScore:
         return float(self.type) + float(self.success)
 
 
-def counts(profile: ScoringProfile, target: Action) -> bool:
-    """Whether a step with this target takes part in a profile's figures."""
-    return target["action"] in profile.counted
-
-
 def score_step(
     profile: ScoringProfile,
     target: Action,

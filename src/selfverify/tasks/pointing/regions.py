@@ -1,7 +1,7 @@
-"""Intersections and unions of boxes with target boxes and with target masks, which must not be mixed up.
+"""Intersections and unions of boxes with target boxes, and of boxes with target masks.
 
-Referring segmentation reports gIoU, the mean of the problems' IoU (no "generalized IoU"), and cIoU, the sum
-of all intersections over the sum of all unions (LISA, but for the 1e-5 that it adds to a union).
+Referring segmentation reports gIoU, the mean of the problems' IoU (not the "generalized IoU"), and cIoU, the
+sum of all intersections over that of all unions. Both are LISA's, without the 1e-5 that LISA adds to a union.
 `box_overlap` compares boxes with boxes, `MaskOverlap` the pixels that boxes cover with the pixels of a mask.
 """
 
@@ -15,7 +15,7 @@ from selfverify.tasks.base import Floats
 
 
 def box_overlap(boxes: ArrayLike, targets: ArrayLike) -> Floats:
-    """Areas of intersection and union ``[P, 2]`` of boxes ``[P, 4]`` as (x1, y1, x2, y2) with their targets.
+    """Return the areas of intersection and union ``[P, 2]`` of P boxes (x1, y1, x2, y2) with their targets.
 
     A box that is NaN (unreadable) or has no area intersects nothing; the union is the target's area then.
     """
@@ -55,7 +55,7 @@ class MaskOverlap:
 
 
 def _running(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """``[H + 1, W + 1]``: how many flags lie above and to the left."""
+    """Return ``[H + 1, W + 1]``: the number of flags above and to the left of each corner of a pixel."""
     sums = np.zeros((flags.shape[0] + 1, flags.shape[1] + 1), dtype=np.int32)
     flags.cumsum(1, dtype=np.int32).cumsum(0, out=sums[1:, 1:])
     return sums

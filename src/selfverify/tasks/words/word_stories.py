@@ -31,14 +31,17 @@ class Sentences:
     """The sentences of one split."""
 
     has: tuple[str, ...]
-    """Sentences that say how many things there are at the start."""
+    """The first sentence: the number of things at the start."""
     holds: tuple[str, ...]
-    """The same as a product: a number of boxes with a number of things in each."""
+    """The first sentence of a story that begins with a product: so many boxes with so many things in each."""
     plus: tuple[str, ...]
+    """Sentences by which there are more things."""
     minus: tuple[str, ...]
+    """Sentences by which there are fewer things."""
     aside: tuple[str, ...]
     """Sentences with a number that does not matter."""
     asks: tuple[str, ...]
+    """The last sentence: the question."""
 
 
 SENTENCES: dict[Split, Sentences] = {

@@ -1,0 +1,155 @@
+"""Conversations of 30 turns with kept keys, against one long turn, and against prefilling every turn anew.
+
+64 conversations (8 prompts of about 110 tokens, 8 each) with the tiny Qwen2.5-VL. In every turn the policy
+says exactly 40 tokens (ends are suppressed), then each conversation hears 16 tokens; with images also one of
+256 tokens in every third turn. The three sides:
+
+- `kept`: `SharedThreads`, as rollouts use them;
+- `one go`: one turn of 1,200 tokens, then one pass over all that was heard in the 30 turns;
+- `anew`: `ApartThreads`, where every turn prefills the whole conversation, and each prompt 8 times.
+
+Time is the process's CPU time, in rounds of all three (`kept` first in every other one); ratios are medians
+over rounds. The last line is a JSON object: `over_one_go` and `over_one_go_images` (kept / one go),
+`faster_than_prefill` and `faster_than_prefill_images` (anew / kept).
+
+    python benchmarks/many_turns.py [--quick] [--repeats 5] [--threads 1]
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from common import arguments, finish, forget_images, make_problems, model_folder, parse, show
+from PIL import Image
+
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.policy.threads import ApartThreads, Place, Threads, Voice
+
+TURNS, SAID, HEARD = 30, 40, 16
+IMAGE_EVERY, IMAGE_SIDE, IMAGE_TOKENS = 3, 256, 256
+
+
+class Endless(Policy):
+    """A policy that never ends what it says."""
+
+    def voice(self, sampling: SamplingConfig) -> Voice:
+        """See `Policy.voice`."""
+        made = super().voice(sampling)
+        made.suppressed = torch.cat([made.suppressed, made.stop])
+        return made
+
+
+class Script:
+    """What is heard in each turn: the same words everywhere, and images that differ by prompt and turn.
+
+    Args:
+        policy: Encodes it.
+        images: Whether there are images.
+        turns: How many turns there are.
+    """
+
+    def __init__(self, policy: Policy, images: bool, turns: int) -> None:
+        self.policy, self.images, self.turns = policy, images, turns
+
+    def piece(self, place: Place, turn: int) -> Continuation:
+        """What a conversation hears after a turn."""
+        words = [70 + (turn + place[1]) % 20] * HEARD
+        if not self.images or turn % IMAGE_EVERY:
+            return Continuation(words)
+        noise = torch.Generator().manual_seed(100 * place[0] + turn)
+        pixels = torch.randint(256, (IMAGE_SIDE, IMAGE_SIDE, 3), generator=noise, dtype=torch.uint8)
+        image = self.policy.encoder.image(Image.fromarray(pixels.numpy()), "noise", several=True)
+        if image.placeholders != IMAGE_TOKENS:
+            raise SystemExit(f"an image takes {image.placeholders} tokens")
+        shown = self.policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
+        return Continuation([*words, *shown], [image])
+
+    def all_of(self, place: Place) -> Continuation:
+        """What it hears in all turns, in one piece."""
+        pieces = [self.piece(place, turn) for turn in range(self.turns)]
+        return Continuation([t for p in pieces for t in p.tokens], [i for p in pieces for i in p.images])
+
+
+def talk(threads: Threads, places: Sequence[Place], script: Script) -> None:
+    """All turns, one after the other."""
+    for turn in range(script.turns):
+        threads.say(places, turn)
+        threads.hear({place: script.piece(place, turn) for place in places})
+
+
+def sides(
+    policy: Policy, prompts: Sequence[Prompt], group: int, script: Script
+) -> dict[str, Callable[[], None]]:
+    """What is measured, by name."""
+    seeds = list(range(len(prompts)))
+    places = [(b, g) for b in range(len(prompts)) for g in range(group)]
+    short = SamplingConfig(group_size=group, max_new_tokens=SAID)
+    long = SamplingConfig(group_size=group, max_new_tokens=SAID * script.turns)
+
+    def kept() -> None:
+        talk(policy.threads(prompts, short, seeds=seeds), places, script)
+
+    def one_go() -> None:
+        threads = policy.threads(prompts, long, seeds=seeds)
+        threads.say(places, 0)
+        threads.hear({place: script.all_of(place) for place in places})
+
+    def anew() -> None:
+        apart = ApartThreads(policy.sample, policy.logprobs, prompts, seeds, short, policy.encoder.extended)
+        talk(apart, places, script)
+
+    return {"kept": kept, "one go": one_go, "anew": anew}
+
+
+def measure(policy: Policy, runs: dict[str, Callable[[], None]], repeats: int) -> list[dict[str, float]]:
+    """CPU seconds of each side in ``repeats`` rounds, the order turning."""
+    rounds = []
+    for number in range(repeats):
+        order = list(runs) if number % 2 else [*runs][::-1]
+        seconds = {}
+        for name in order:
+            forget_images(policy)
+            start = time.process_time()
+            runs[name]()
+            seconds[name] = time.process_time() - start
+        rounds.append(seconds)
+    return rounds
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and print a row for text and one for images."""
+    parser = arguments(__doc__)
+    parser.add_argument("--turns", type=int, default=TURNS, help="turns of each conversation")
+    parser.add_argument("--problems", type=int, default=8, help="prompts, each with 8 conversations")
+    parser.set_defaults(repeats=5)
+    options = parse(parser, argv)
+    turns = min(options.turns, 6) if options.quick else options.turns
+    rows: list[list[Any]] = []
+    results: dict[str, float] = {}
+    with model_folder(options.seed) as folder:
+        policy = Endless.load(folder, device="cpu")
+        problems = make_problems(policy, options.problems, 110)
+        prompts = policy.encode(problems)
+        for images in (False, True):
+            runs = sides(policy, prompts, 8, Script(policy, images, turns))
+            rounds = measure(policy, runs, options.repeats)
+            name = "_images" if images else ""
+            over = statistics.median(r["kept"] / r["one go"] for r in rounds)
+            faster = statistics.median(r["anew"] / r["kept"] for r in rounds)
+            results |= {f"over_one_go{name}": over, f"faster_than_prefill{name}": faster}
+            seconds = [statistics.median(r[side] for r in rounds) for side in runs]
+            rows.append(["images" if images else "text", *seconds, over, faster])
+    title = f"{turns} turns of {SAID} tokens, {options.problems * 8} conversations; CPU seconds"
+    show(title, ["", "kept", "one go", "anew", "kept / one go", "anew / kept"], rows)
+    finish(results, options)
+
+
+if __name__ == "__main__":
+    main()
