@@ -13,7 +13,7 @@ from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
 from selfverify.remote.judge import rate
-from selfverify.remote.replies import Reply
+from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from serving_servers import FakeUpstream, open_upstream, question, tagged
 
@@ -35,8 +35,8 @@ def fails_first(times: int, how: Any) -> Callable[[Any], Any]:
     return lambda body: left.pop() if left else None
 
 
-def draw(fake: FakeUpstream, n: int, mode: Mode = "n", **more: Any) -> tuple[list[Reply], Usage, Any]:
-    got, usage = list[Reply](), Usage()
+def draw(fake: FakeUpstream, n: int, mode: Mode = "n", **more: Any) -> tuple[list[Completion], Usage, Any]:
+    got, usage = list[Completion](), Usage()
 
     async def use(client: OpenAIClient) -> ServerError | None:
         return await ServerSampler(client).draw(question(**more), n, got.append, usage, mode)
@@ -196,7 +196,7 @@ def test_calls_that_were_given_up_are_counted(mode: Mode) -> None:
 def test_half_of_the_requests_fail() -> None:
     fates = iter([None, 500, None, 500])
     fake = FakeUpstream(fault=lambda body: next(fates))
-    got, usage = list[Reply](), Usage()
+    got, usage = list[Completion](), Usage()
 
     async def use(client: OpenAIClient) -> ServerError | None:
         return await ServerSampler(client).draw(question(), 4, got.append, usage, "separate")

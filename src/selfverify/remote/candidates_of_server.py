@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from selfverify.core.errors import ServerError
 from selfverify.remote.client import REFUSALS, OpenAIClient
-from selfverify.remote.replies import Reply
+from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage, estimated_tokens
 
 Mode = Literal["n", "separate", "stream"]
 """How candidates are asked for: all in one reply (``n``), each in a reply of its own (``separate``), or all
 in one stream (``stream``), in which each arrives as soon as it is finished."""
 
-Deliver = Callable[[Reply], None]
+Deliver = Callable[[Completion], None]
 """Gets each candidate when it is there."""
 
 
@@ -53,9 +53,9 @@ class ServerSampler:
         Raises:
             ServerError: There is no candidate at all.
         """
-        got: list[Reply] = []
+        got: list[Completion] = []
 
-        def keep(reply: Reply) -> None:
+        def keep(reply: Completion) -> None:
             got.append(reply)
             deliver(reply)
 
@@ -117,7 +117,7 @@ class ServerSampler:
         self, body: dict[str, Any], n: int, deliver: Deliver, usage: Usage
     ) -> ServerError | None:
         """Ask for all candidates in one stream, delivering each at its end. Return the fault, if any."""
-        growing: dict[int, Reply] = {}
+        growing: dict[int, Completion] = {}
         finished: set[int] = set()
         counted: Any = None
         begun = False
@@ -132,7 +132,7 @@ class ServerSampler:
                     index = choice.get("index", 0) if isinstance(choice, dict) else None
                     if not isinstance(index, int) or not 0 <= index < n or index in finished:
                         continue
-                    reply = growing.setdefault(index, Reply(finish="error"))
+                    reply = growing.setdefault(index, Completion(finish="error"))
                     _grow(reply, choice)
                     if choice.get("finish_reason"):
                         reply.finish = str(choice["finish_reason"])
@@ -160,11 +160,11 @@ def _seeded(body: Mapping[str, Any], place: int) -> dict[str, Any]:
     return dict(body) if seed is None else {**body, "seed": seed + place}
 
 
-def read_choices(reply: Mapping[str, Any], usage: Usage, judge: bool = False) -> list[Reply]:
+def read_choices(reply: Mapping[str, Any], usage: Usage, judge: bool = False) -> list[Completion]:
     """Return the candidates of a whole reply, and count what it cost."""
     found = []
     for choice in reply["choices"]:
-        candidate = Reply(finish=str(choice.get("finish_reason") or "stop"))
+        candidate = Completion(finish=str(choice.get("finish_reason") or "stop"))
         _grow(candidate, {"delta": choice["message"], "logprobs": choice.get("logprobs")})
         candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
         found.append(candidate)
@@ -172,7 +172,7 @@ def read_choices(reply: Mapping[str, Any], usage: Usage, judge: bool = False) ->
     return found
 
 
-def share(candidates: Sequence[Reply], written: int) -> None:
+def share(candidates: Sequence[Completion], written: int) -> None:
     """Divide a reply's ``written`` tokens among its candidates, in proportion to their estimated lengths."""
     estimates = [candidate.tokens for candidate in candidates]
     before, total = 0, max(sum(estimates), 1)
@@ -181,7 +181,7 @@ def share(candidates: Sequence[Reply], written: int) -> None:
         candidate.tokens, before = until - before, until
 
 
-def _grow(reply: Reply, choice: Mapping[str, Any]) -> None:
+def _grow(reply: Completion, choice: Mapping[str, Any]) -> None:
     """Append what a chunk says of one choice."""
     delta = choice.get("delta")
     if not isinstance(delta, Mapping):

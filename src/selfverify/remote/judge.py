@@ -12,7 +12,7 @@ from selfverify.core.requests import RATE
 from selfverify.core.tags import parse_score
 from selfverify.remote.candidates_of_server import read_choices
 from selfverify.remote.client import OpenAIClient
-from selfverify.remote.replies import last_score, soft_score
+from selfverify.remote.server_replies import last_score, soft_score
 from selfverify.remote.usage import Usage
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
 from selfverify.remote.client import OpenAIClient, ServerSettings
 from selfverify.remote.messages import openai_messages
-from selfverify.remote.replies import Reader, Reading, read_text
+from selfverify.remote.server_replies import Reader, Reading, read_text
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import Ask
 from selfverify.serving.best_of import BestOf

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.core.errors import ServerError
-from selfverify.remote.replies import Reader, Reply, finish_reading
+from selfverify.remote.server_replies import Completion, Reader, finish_reading
 from selfverify.remote.usage import Usage
 from selfverify.serving.best_of import BestOf
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # it imports aiohttp, which `selfverify solve` does without
 Chunks = AsyncGenerator[dict[str, Any], None]
 """A streamed chat completion, as a model server sends it."""
 
-Tell = Callable[[int, Reply], None]
+Tell = Callable[[int, Completion], None]
 """Told the place of each candidate and the candidate, once it has its score."""
 
 
@@ -65,9 +65,9 @@ class Drawing:
     verifier: str
     read: Reader
     tell: Tell | None = None
-    candidates: list[Reply] = field(default_factory=list)
+    candidates: list[Completion] = field(default_factory=list)
 
-    def arrived(self, reply: Reply) -> float | None:
+    def arrived(self, reply: Completion) -> float | None:
         """Keep a candidate. It counts from now on, even if its score is late.
 
         Returns:
@@ -77,7 +77,7 @@ class Drawing:
         self.candidates.append(reply)
         return written
 
-    def ready(self, reply: Reply) -> None:
+    def ready(self, reply: Completion) -> None:
         """Tell that a candidate is complete: its score is there, or there will be none."""
         if self.tell:
             place = next(i for i, known in enumerate(self.candidates) if known is reply)

@@ -16,7 +16,7 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.remote.replies import Reply
+from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.converse import recite
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.verifiers.base import Verifier, verify
@@ -43,8 +43,8 @@ class Job:
     verifier: Verifier | None
     sampling: SamplingConfig
     seed: int
-    make: Callable[[Trajectory], Reply]
-    done: asyncio.Future[tuple[list[Reply], int]] = field(
+    make: Callable[[Trajectory], Completion]
+    done: asyncio.Future[tuple[list[Completion], int]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -54,7 +54,7 @@ class Job:
         return (self.sampling, id(self.verifier))
 
 
-Results = dict[Job, tuple[list[Reply], int] | Exception]
+Results = dict[Job, tuple[list[Completion], int] | Exception]
 """What `Batcher.run` returns or raises for each job."""
 
 
@@ -80,7 +80,7 @@ class Batcher:
         self._waiting: list[Job] = []
         self._working: asyncio.Task[None] | None = None
 
-    async def run(self, job: Job) -> tuple[list[Reply], int]:
+    async def run(self, job: Job) -> tuple[list[Completion], int]:
         """Return the job's candidates, scored, and the number of its prompt's tokens.
 
         Raises:

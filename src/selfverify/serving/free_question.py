@@ -13,7 +13,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.data.images import ImageRef
-from selfverify.selection.answers import Kind, read_answer
+from selfverify.selection.free_answers import Kind, read_answer
 from selfverify.tasks.base import SCORE_INSTRUCTION, UNREADABLE, Judged, Task, user_turn
 
 MOST_PIXELS = 50_000_000

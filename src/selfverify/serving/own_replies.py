@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from selfverify.core.trajectory import TURN_1, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.remote.replies import Reply
+from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.reading import answer_segment
 from selfverify.tasks.base import Judged
 
 
-def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) -> Reply:
+def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) -> Completion:
     """Return a judged trajectory as a candidate, with the score that ``verifier`` gave it.
 
     Args:
@@ -23,7 +23,7 @@ def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) ->
     logprobs = answer_segment(trajectory).logprobs
     opening = trajectory.segments[0]
     first: Judged | None = opening.parsed if opening.channel == TURN_1 else None
-    return Reply(
+    return Completion(
         answer=judged.answer if judged else None,
         key=None if judged is None or continuous else judged.key,
         score=trajectory.scores.get(verifier),
@@ -37,7 +37,7 @@ def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) ->
 
 def completion_of(
     policy: Policy, trajectory: Trajectory, verifier: str, stops: Sequence[str], with_logprobs: bool
-) -> Reply:
+) -> Completion:
     """Return a trajectory of one turn as a chat completion: without its end token, cut at the first stop."""
     reply, decode = reply_of(trajectory, verifier), policy.tokenizer.decode
     told = trajectory.tokens[:-1] if reply.finish == "stop" else trajectory.tokens

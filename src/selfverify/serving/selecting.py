@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from selfverify.core.errors import ServerError
-from selfverify.remote.replies import Reader, Reply, read_text, without_score
+from selfverify.remote.server_replies import Completion, Reader, read_text, without_score
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.candidates import Candidate
 from selfverify.selection.choose import Choice, choose
@@ -30,7 +30,7 @@ class Selected:
     """
 
     choice: Choice
-    reply: Reply
+    reply: Completion
     probability: float | None
     abstained: bool
 
@@ -50,7 +50,7 @@ class Selection:
     """
 
     selected: list[Selected]
-    candidates: list[Reply]
+    candidates: list[Completion]
     stopped: str
     missing: int
     verifier: str
@@ -163,7 +163,7 @@ def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> li
 
 
 def with_probability(
-    choice: Choice, reply: Reply, calibration: Calibration | None, abstain_below: float | None = None
+    choice: Choice, reply: Completion, calibration: Calibration | None, abstain_below: float | None = None
 ) -> Selected:
     """Return a choice with its calibrated probability; it abstains below ``abstain_below``, or without that
     below the calibration's threshold."""

@@ -12,7 +12,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.remote.replies import Reply
+from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.answers import roll_out
 from selfverify.selection.calibration import CALIBRATION_FILE, Calibration
 from selfverify.selection.candidates import Candidate
@@ -117,7 +117,7 @@ def solve(
     begun = time.perf_counter()
     trajectories: list[Trajectory] = []
 
-    def draw(n: int) -> list[Reply]:
+    def draw(n: int) -> list[Completion]:
         # The prompt is prefilled again for every batch: few large ones are faster than many small ones.
         sampling, seeds = drawing.sampling(n), [drawing.seed * 1_000_003 + len(trajectories)]
         words = (drawing.second_turn or SECOND_TURN) if drawing.turns == 2 else None

@@ -10,7 +10,7 @@ from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
-from selfverify.remote.replies import Reply, soft_score, without_score
+from selfverify.remote.server_replies import Completion, soft_score, without_score
 from selfverify.serving.backend import Ask, Backend, Chunks, Drawing
 from selfverify.serving.incoming import refuse_addresses, with_pictures
 from selfverify.serving.request_images import Picture
@@ -64,14 +64,14 @@ class Upstream(Backend):
         known = {reply.key or reply.text: reply.score for reply in drawing.candidates}
         ratings: dict[str, asyncio.Task[float | None]] = {}
 
-        async def judged(reply: Reply, key: str) -> None:
+        async def judged(reply: Completion, key: str) -> None:
             if key not in ratings:
                 text = without_score(reply.text) or reply.text
                 ratings[key] = judging.create_task(self._rating(ask, str(judge), text))
             reply.score = await ratings[key]
             drawing.ready(reply)
 
-        def deliver(reply: Reply) -> None:
+        def deliver(reply: Completion) -> None:
             written, key = drawing.arrived(reply), reply.key or reply.text
             if judge is None:
                 reply.score = own_score(reply, drawing.verifier, written)
@@ -115,7 +115,7 @@ class Upstream(Backend):
         return await self.client.models()
 
 
-def own_score(reply: Reply, verifier: str, written: float | None) -> float | None:
+def own_score(reply: Completion, verifier: str, written: float | None) -> float | None:
     """Return the score that a reply itself holds: the ``written`` one, or for ``soft`` its expectation.
 
     A malformed score is none. Without probabilities, ``soft`` is ``inline``.

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfverify.core.score_tree import SCORE_TEXTS
-from selfverify.remote.replies import (
-    Reply,
+from selfverify.remote.server_replies import (
+    Completion,
     finish_reading,
     mean_logprob,
     read_text,
@@ -103,8 +103,8 @@ def test_tool_calls_are_equal_by_function_and_arguments() -> None:
     def call(arguments: str, id: str) -> dict[str, Any]:
         return {"id": id, "type": "function", "function": {"name": "tap", "arguments": arguments}}
 
-    one = Reply(tool_calls=[call('{"x": 1, "y": 2}', "a")])
-    two = Reply(tool_calls=[call('{"y":2,"x":1}', "b")])
+    one = Completion(tool_calls=[call('{"x": 1, "y": 2}', "a")])
+    two = Completion(tool_calls=[call('{"y":2,"x":1}', "b")])
     for reply in (one, two):
         finish_reading(reply, read_text)
     assert one.key == two.key is not None
@@ -114,7 +114,7 @@ def test_tool_calls_are_equal_by_function_and_arguments() -> None:
 
 
 def test_a_cut_off_reply_is_no_answer() -> None:
-    reply = Reply(text=tagged("9"), finish="error")
+    reply = Completion(text=tagged("9"), finish="error")
     finish_reading(reply, read_text)
     assert reply.answer is None
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from selfverify.core.score_tree import SCORE_TEXTS, ScoreTree
 from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged
-from selfverify.selection.answers import Kind, read_answer
 from selfverify.selection.candidates import Candidate
+from selfverify.selection.free_answers import Kind, read_answer
 
 OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
 
 
 @dataclass(slots=True)
-class Reply(Candidate):
+class Completion(Candidate):
     """A candidate that came as a chat completion. ``tokens`` is an estimate where the server does not say.
 
     Args:
@@ -99,7 +99,7 @@ def read_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Any, str | None
     return found, json.dumps(found, sort_keys=True)
 
 
-def finish_reading(reply: Reply, read: Reader) -> float | None:
+def finish_reading(reply: Completion, read: Reader) -> float | None:
     """Fill in the answer, key and log-probability of a completion that is whole.
 
     Returns:
