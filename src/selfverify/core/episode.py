@@ -28,6 +28,9 @@ class Said:
         finish: How it ended.
         turn: How often the policy had spoken before.
         values: What was measured of it while it was said, by name.
+        message: The text as the tokenizer's own response template reads it: a chat message with ``content``
+            and ``tool_calls``, or ``{"error": reason}`` where it cannot be read. None where the tokenizer has
+            no such template.
     """
 
     text: str
@@ -35,6 +38,7 @@ class Said:
     finish: Finish
     turn: int
     values: dict[str, float] = field(default_factory=dict)
+    message: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)

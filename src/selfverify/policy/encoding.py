@@ -230,14 +230,25 @@ def chat_text(loaded: Loaded, problem: Problem) -> str:
     """A problem's messages and tools as the chat template writes them, up to where the policy begins.
 
     Raises:
+        ConfigError: The problem has tools, and the chat template does not show them.
         DataError: A message has a part that is no text, and the model reads nothing else.
     """
     family, model = loaded.family, loaded.model
     reads_images = family.placeholder(model) is not None or not family.shares_prompts
     messages = problem.messages if reads_images else text_only(problem)
-    text: str = loaded.tokenizer.apply_chat_template(
-        messages, tools=problem.tools or None, tokenize=False, add_generation_prompt=True
-    )
+
+    def rendered(tools: list[dict[str, Any]] | None) -> str:
+        text: str = loaded.tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True
+        )
+        return text
+
+    text = rendered(problem.tools or None)
+    if problem.tools and text == rendered(None):
+        raise ConfigError(
+            f"problem {problem.id}: the model's chat template does not show tools; describe them in the "
+            "problem's messages and leave Problem.tools empty, or take a model whose template shows them"
+        )
     return text
 
 

@@ -17,7 +17,8 @@ from selfverify.core.problem import Problem
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Encoder, chat_text, longest_row
 
-_ANSWER = "ANSWER"
+_ANSWERS = ("ANSWER", "THOUGHT\n</think>\n\nANSWER")
+"""Answers that stand for the policy's: one without thoughts, one behind thoughts that the prompt begins."""
 _CHARACTERS_PER_TOKEN = 64
 """Words of more characters than this for each token of the model's context are not tokenised at all."""
 
@@ -62,7 +63,7 @@ class ReplyEncoder:
         """
         where = f"problem {problem.id}, turn {turn}"
         parts = _parts(reply)
-        texts = [str(part.get("text", "")) for part in parts if part.get("type") == "text"]
+        texts = [_encodable(str(part.get("text", ""))) for part in parts if part.get("type") == "text"]
         limit = longest_row(self.loaded.model)
         characters = sum(len(text) for text in texts)
         if limit is not None and characters > _CHARACTERS_PER_TOKEN * limit:
@@ -101,14 +102,9 @@ class ReplyEncoder:
         content = [
             {"type": "image"} if kind == "i" else {"type": "text", "text": next(left)} for kind in form
         ]
-        said = [
-            {"role": "assistant", "content": [{"type": "text", "text": _ANSWER}]},
-            {"role": role, "content": content},
-        ]
-        longer = replace(problem, messages=[*problem.messages, *said])
         try:
-            before, whole = chat_text(self.loaded, problem), chat_text(self.loaded, longer)
-        except DataError:
+            rest = self._rest(problem, {"role": role, "content": content})
+        except (ConfigError, DataError):
             raise
         except Exception as error:
             # Templates raise whatever their authors chose, and jinja its own errors.
@@ -116,8 +112,7 @@ class ReplyEncoder:
                 f"problem {problem.id}: the model's chat template cannot continue a conversation ({error}); "
                 f"another turn needs one that takes user, assistant and {role} messages"
             ) from error
-        head, rest = before + _ANSWER, whole.removeprefix(before + _ANSWER)
-        if not whole.startswith(head) or any(rest.count(mark) != 1 for mark in marks):
+        if rest is None or any(rest.count(mark) != 1 for mark in marks):
             raise ConfigError(
                 f"problem {problem.id}: the model's chat template cannot continue a conversation: with an "
                 f"answer and a {role} message it writes other text before the answer than the prompt the "
@@ -134,6 +129,16 @@ class ReplyEncoder:
         order = [marks.index(piece) for piece in pieces if piece in marks]
         self._frames[key] = _Frame(texts, order)
         return self._frames[key]
+
+    def _rest(self, problem: Problem, reply: dict[str, Any]) -> str | None:
+        """What the template writes behind an answer; None where it changes what stands before that."""
+        before = chat_text(self.loaded, problem)
+        for answer in _ANSWERS:
+            said = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
+            whole = chat_text(self.loaded, replace(problem, messages=[*problem.messages, said, reply]))
+            if whole.startswith(before + answer):
+                return whole.removeprefix(before + answer)
+        return None
 
     def _tokens(self, frame: _Frame, texts: Sequence[str], images: Sequence[str], where: str) -> list[int]:
         """The frame with texts and images in it, as tokens of which only the frame's own mean anything."""
@@ -182,6 +187,11 @@ def _outside(whole: str, ranges: Sequence[tuple[int, int]]) -> list[str]:
     """The parts of a text outside of ``ranges``."""
     edges = [0, *(edge for pair in ranges for edge in pair), len(whole)]
     return [whole[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _encodable(text: str) -> str:
+    """``text`` with ``?`` in place of surrogates, which JSON can hold and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _is_markup(text: str) -> bool:

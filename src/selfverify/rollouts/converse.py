@@ -19,6 +19,7 @@ from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
+from selfverify.policy.response_template import read_message
 from selfverify.policy.sampling import Sample, derived_seed
 from selfverify.policy.threads import Place, Threads
 from selfverify.rollouts.replying import Replies
@@ -217,7 +218,9 @@ def _record(policy: Policy, talk: _Talk, sample: Sample, turn: int) -> Said:
     )
     talk.tokens += len(sample.tokens)
     talk.last = sample.tokens[-1] if sample.tokens else -1
-    return said_of(policy, sample, turn)
+    said = said_of(policy, sample, turn)
+    said.message = read_message(policy.loaded, text, talk.problem.tools)
+    return said
 
 
 def _cut(policy: Policy, talk: _Talk, reply: Reply) -> None:

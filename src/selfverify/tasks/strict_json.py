@@ -53,8 +53,13 @@ def read_json(text: str) -> Any:
 
 def begin_json(text: str, start: int) -> Any:
     """Read the JSON value that begins at ``start``, whatever follows it; errors are those of `read_json`."""
+    return json_at(text, start)[0]
+
+
+def json_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at ``start``, and where it ends; errors are those of `read_json`."""
     try:
-        return _DECODER.raw_decode(text, start)[0]
+        return _DECODER.raw_decode(text, start)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -1,0 +1,141 @@
+"""A conversation in which the policy calls tools until it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from PIL.Image import Image
+
+from selfverify.core.episode import Ending, Reply, Said
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import ANSWER, Finish
+from selfverify.tasks.answering import AnswerOnce, Verdict
+from selfverify.tasks.tool_calls import ToolCall, read_calls, short_name
+from selfverify.tasks.tools import Shown, Tool, ToolError
+
+ACTION = "action"
+"""Channel of a turn in which the policy calls tools, its thoughts before the call included."""
+
+
+class ToolEpisode(AnswerOnce):
+    """Carries out the tools that the policy calls and shows what they return, until the policy answers.
+
+    Derive from it and mark methods as tools (`tool`). A task's problems then have
+    ``tools=MyEpisode.schemas()``, and its `Task.open` returns
+    ``MyEpisode(problem, self.tags, self.verdict)``. A message without a call is the answer, which the task
+    judges. A tool marked ``ends`` ends the conversation, too; the text that it returns is the answer then,
+    which the task judges as the content of the tag ``answer``.
+
+    A call that cannot be read, of a tool that does not exist or with arguments that do not fit is refused:
+    the policy is told why, and nothing of its message is carried out. A tool that raises `ToolError` has
+    failed; the policy is told, and the calls behind it are left out. Whatever else a tool raises ends the
+    conversation with ``error`` and without a verdict.
+
+    A conversation that ends without an answer, at a limit or after too many errors in a row, ends wrong.
+    Rewards are those of the answer, and the numbers ``tool_calls`` (carried out) and ``tool_errors``.
+    """
+
+    tools: ClassVar[dict[str, Tool]] = {}
+    """By name; the class's own methods that are marked, and those of the classes it derives from."""
+    channel = ACTION
+    role: ClassVar[Literal["user", "tool"]] = "tool"
+    """Who shows what tools return; ``user`` for chat templates without messages of tools."""
+    calls_at_once = 1
+    """Calls that one message may hold."""
+    errors_in_a_row = 3
+    """Messages with refused or failed calls after which the conversation ends."""
+    longest_result = 12_000
+    """Characters of the texts of one message that are shown; the middle is left out of longer ones."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = {value.name: value for value in vars(cls).values() if isinstance(value, Tool)}
+        cls.tools = {**cls.tools, **own}
+
+    def __init__(self, problem: Problem, tags: Sequence[str], verdict: Verdict) -> None:
+        super().__init__(problem, tags, verdict)
+        self.called, self.errors = 0, 0
+        self._in_a_row = 0
+        self._turn = 0
+
+    @classmethod
+    def schemas(cls) -> list[dict[str, Any]]:
+        """The tools as they stand in `Problem.tools`."""
+        return [tool.schema for tool in cls.tools.values()]
+
+    def foreseen(self) -> Sequence[Reply]:
+        """See `Episode`."""
+        return [Reply(role=self.role)]
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`."""
+        self._turn = said.turn
+        read = read_calls(said, self.schemas())
+        if not read.calls and not read.error:
+            return Reply(done=True, cuts=self._read(said, ANSWER, split=True))
+        if said.finish != Finish.STOP:
+            # Nothing can be said to a message that was cut off.
+            self.errors += 1
+            return Reply(done=True)
+        if refusal := read.error or self._refusal(read.calls):
+            return self._told([f"Error: {refusal}"], failed=True)
+        shown: list[str | Image] = []
+        for call in read.calls:
+            tool = self.tools[call.name]
+            try:
+                result: Shown = tool.function(self, **tool.check(call.arguments)[0])
+            except ToolError as error:
+                return self._told([*shown, f"Error: {error}"], failed=True)
+            self.called += 1
+            if tool.ends:
+                self._answers.append(Tagged({"answer": str(result)}, answer_ok=True))
+                return Reply(done=True)
+            shown += [result] if isinstance(result, str | Image) else result
+        return self._told(shown, failed=False)
+
+    def ending(self) -> Ending:
+        """See `Episode`; an answer without a verdict loses the trajectory."""
+        answered = bool(self._answers)
+        if not answered:
+            self._answers.append(Tagged())
+        made = super().ending()
+        made.rewards |= {"tool_calls": float(self.called), "tool_errors": float(self.errors)}
+        made.turns = [None] * self._turn + made.turns if answered else []
+        return made
+
+    def _refusal(self, calls: list[ToolCall]) -> str:
+        """Why none of the calls is carried out; empty where all are."""
+        if len(calls) > self.calls_at_once:
+            return f"{len(calls)} calls in one message, and at most {self.calls_at_once} may be"
+        for call in calls:
+            if call.name not in self.tools:
+                return f"there is no tool {short_name(call.name)}; there are {', '.join(self.tools)}"
+            if fault := self.tools[call.name].check(call.arguments)[1]:
+                return fault
+        return ""
+
+    def _told(self, shown: list[str | Image], failed: bool) -> Reply:
+        """What tools returned, or why a call was refused, as a reply."""
+        self.errors += failed
+        self._in_a_row = self._in_a_row + 1 if failed else 0
+        if self._in_a_row >= self.errors_in_a_row:
+            return Reply(done=True)
+        parts: list[dict[str, Any]] = []
+        room = self.longest_result
+        for piece in shown:
+            if isinstance(piece, Image):
+                parts.append({"type": "image"})
+                continue
+            parts.append({"type": "text", "text": _shortened(piece, room)})
+            room = max(room - len(piece), 0)
+        return Reply(parts, [piece for piece in shown if isinstance(piece, Image)], self.role)
+
+
+def _shortened(text: str, room: int) -> str:
+    """A text without its middle, where it is longer than ``room`` characters."""
+    if len(text) <= room:
+        return text
+    half = room // 2
+    return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[len(text) - half :]}"

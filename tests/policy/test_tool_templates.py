@@ -1,0 +1,230 @@
+"""Tools and the chat template: how tools and results are written, what a response template reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.policy.conftest import noise_image
+
+from selfverify.core.episode import Reply
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder, without_written_end
+from selfverify.policy.response_template import LONGEST, read_message
+from selfverify.tasks.base import user_turn
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "zoom",
+            "description": "Shows a part.",
+            "parameters": {"type": "object", "properties": {"factor": {"type": "integer"}}},
+        },
+    }
+]
+PARTS = """
+{%- macro parts(content) -%}
+  {%- if content is string %}{{ content }}{% else %}{% for part in content -%}
+    {%- if part.type == 'image' -%} <|vision_start|><|image_pad|><|vision_end|>
+    {%- else %}{{ part.text }}{% endif -%}
+  {%- endfor %}{% endif -%}
+{%- endmacro -%}
+{%- if tools -%}
+  {{- '<|im_start|>system\n# Tools\n<tools>' -}}
+  {%- for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor -%}
+  {{- '\n</tools>\nCall them as <tool_call>{...}</tool_call>.<|im_end|>\n' -}}
+{%- endif -%}
+"""
+PROMPT = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"
+HERMES = (
+    PARTS
+    + """
+{%- for m in messages -%}
+  {%- if m.role == 'tool' -%}
+    {{- '<|im_start|>tool\n<tool_response>\n' }}{{ parts(m.content) }}{{ '\n</tool_response><|im_end|>\n' -}}
+  {%- else -%}
+    {{- '<|im_start|>' + m.role + '\n' }}{{ parts(m.content) }}{{ '<|im_end|>\n' -}}
+  {%- endif -%}
+{%- endfor -%}
+"""
+    + PROMPT
+)
+"""Messages of tools have turns of their own."""
+TURNS = """
+{%- set ns = namespace(asked=-1) -%}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}{% endfor -%}
+{%- for m in messages -%}
+  {%- set content = parts(m.content) -%}
+  {%- if m.role == 'tool' -%}
+    {%- if messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
+    {{- '\n<tool_response>\n' }}{{ content }}{{ '\n</tool_response>' -}}
+    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif -%}
+  {%- elif m.role != 'assistant' -%}
+    {{- '<|im_start|>' + m.role + '\n' + content + '<|im_end|>\n' -}}
+  {%- else -%}
+    {%- set answer = content.split('</think>')[-1].lstrip('\n') -%}
+    {%- set thoughts = content[:-(answer | length)] -%}
+    {{- '<|im_start|>assistant\n' -}}
+    {%- if loop.index0 > ns.asked %}{{ begin + (thoughts or empty) }}{% endif -%}
+    {{- answer + '<|im_end|>\n' -}}
+  {%- endif -%}
+{%- endfor -%}
+"""
+QWEN3 = "{%- set begin, empty = '', '' -%}" + PARTS + TURNS + PROMPT
+"""Messages of tools are turns of the user; thoughts before the user's last turn are dropped."""
+THINKING = (
+    "{%- set begin, empty = '<think>\n', '\n</think>\n\n' -%}"
+    + PARTS
+    + TURNS
+    + PROMPT.replace("nt\n", "nt\n<think>\n")
+)
+"""The same of a model whose prompt begins its thoughts."""
+SAID = '<tool_call>\n{"name": "zoom", "arguments": {"factor": 2}}\n</tool_call>'
+
+
+def with_template(load_policy: Callable[..., Policy], template: str | None, kind: str = "tiny") -> Policy:
+    policy = load_policy(kind)
+    if template is not None:
+        policy.tokenizer.chat_template = template
+    return policy
+
+
+@pytest.mark.parametrize("template", [HERMES, QWEN3, THINKING])
+@pytest.mark.parametrize("kind", ["tiny", "llama"])
+def test_tools_are_shown_and_their_results_written_by_the_template(
+    load_policy: Callable[..., Policy], template: str, kind: str
+) -> None:
+    """Prompt, a call as sampled and the reply's tokens are the conversation as the template writes it."""
+    policy = with_template(load_policy, template, kind)
+    problem = Problem("p", user_turn("How many?", images=0), tools=TOOLS)
+    [prompt] = policy.encode([problem])
+    assert '"name": "zoom"' in policy.tokenizer.decode(prompt.ids)
+    said = f"Closer.\n</think>\n\n{SAID}" if template == THINKING else SAID
+    sampled = policy.tokenizer(f"{said}<|im_end|>", add_special_tokens=False)["input_ids"]
+    reply = ReplyEncoder(policy.encoder).encode(problem, Reply("It shows 3.", role="tool"), 1)
+    heard = without_written_end(sampled, reply)
+    messages = [
+        *problem.messages,
+        {"role": "assistant", "content": [{"type": "text", "text": said}]},
+        {"role": "tool", "content": [{"type": "text", "text": "It shows 3."}]},
+    ]
+    [whole] = policy.encode([Problem("p", messages, tools=TOOLS)])
+    assert prompt.ids.tolist() + sampled + list(heard.tokens) == whole.ids.tolist()
+    speaker = "tool" if template == HERMES else "user"
+    shown = policy.tokenizer.decode(heard.tokens)
+    assert f"<|im_start|>{speaker}\n<tool_response>\nIt shows 3.\n</tool_response><|im_end|>\n" in shown
+
+
+@pytest.mark.parametrize("template", [HERMES, QWEN3])
+def test_a_tool_shows_images(load_policy: Callable[..., Policy], template: str) -> None:
+    policy = with_template(load_policy, template)
+    problem = Problem("p", user_turn("How many?"), [noise_image(1)], tools=TOOLS)
+    parts = [{"type": "text", "text": "Twice as large:"}, {"type": "image"}]
+    reply = ReplyEncoder(policy.encoder).encode(problem, Reply(parts, [noise_image(2, 84, 56)], "tool"), 1)
+    placeholder = policy.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert reply.tokens.count(placeholder) == reply.images[0].placeholders > 1
+    text = policy.tokenizer.decode([token for token in reply.tokens if token != placeholder])
+    assert "<tool_response>\nTwice as large:<|vision_start|><|vision_end|>\n</tool_response>" in text
+
+
+def test_a_template_without_tools_is_refused(load_policy: Callable[..., Policy]) -> None:
+    """The policy would never learn of them. Tools that the messages describe need no template."""
+    policy = with_template(load_policy, None)
+    with pytest.raises(ConfigError, match="problem p: the model's chat template does not show tools"):
+        policy.encode([Problem("p", user_turn("How many?", images=0), tools=TOOLS)])
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (
+            "{% if messages[-1].role == 'tool' %}{{ raise_exception('who is that?') }}{% endif %}" + HERMES,
+            "who is that?.*takes user, assistant and tool messages",
+        ),
+        (QWEN3.replace("{{ content }}", ""), "leaves the message out"),
+    ],
+)
+def test_a_template_without_messages_of_tools_is_refused(
+    load_policy: Callable[..., Policy], template: str, reason: str
+) -> None:
+    policy = with_template(load_policy, template)
+    problem = Problem("p", user_turn("How many?", images=0), tools=TOOLS)
+    policy.encode([problem])
+    with pytest.raises(ConfigError, match=f"problem p: .*{reason}"):
+        ReplyEncoder(policy.encoder).encode(problem, Reply("3", role="tool"), 1)
+
+
+def test_a_template_that_drops_thoughts_is_refused(load_policy: Callable[..., Policy]) -> None:
+    """Behind a turn of the user it writes other thoughts than the policy has had."""
+    policy = with_template(load_policy, THINKING)
+    problem = Problem("p", user_turn("How many?", images=0))
+    with pytest.raises(ConfigError, match="writes other text before the answer"):
+        ReplyEncoder(policy.encoder).encode(problem, Reply("Sure?"), 1)
+
+
+def test_half_characters_are_shown_as_question_marks(policy: Policy) -> None:
+    """JSON can hold them, so that a tool may repeat them; no tokenizer takes them."""
+    tokens = ReplyEncoder(policy.encoder).encode(Problem("p", user_turn("?", 0)), Reply("a\ud800b"), 1).tokens
+    assert "a?b" in policy.tokenizer.decode(tokens)
+
+
+RESPONSE: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": "<|im_end|>"},
+    },
+}
+
+
+@pytest.fixture
+def reading_policy(load_policy: Callable[..., Policy]) -> Policy:
+    """Its tokenizer has a response template, and its prompt begins the thoughts."""
+    policy = with_template(load_policy, THINKING)
+    policy.tokenizer.response_template = RESPONSE
+    return policy
+
+
+def test_a_response_template_reads_the_message(reading_policy: Policy) -> None:
+    found = read_message(reading_policy.loaded, f"Closer.</think>\n\nSo:\n{SAID}<|im_end|>", TOOLS)
+    assert found == {
+        "role": "assistant",
+        "reasoning_content": "Closer.",
+        "content": "So:",
+        "tool_calls": [{"type": "function", "function": {"name": "zoom", "arguments": {"factor": 2}}}],
+    }
+    thought = read_message(reading_policy.loaded, f"Shall I? {SAID}</think>No.<|im_end|>", TOOLS)
+    assert thought is not None and "tool_calls" not in thought and thought["content"] == "No."
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "</think><tool_call>__import__('os').abort()</tool_call>",
+            "the message cannot be read: json parser",
+        ),
+        ("</think><tool_call>" + "[" * 50_000, "the message cannot be read: "),
+        ("x" * (LONGEST + 1), "longer than 100000 characters"),
+    ],
+)
+def test_what_a_response_template_cannot_read(reading_policy: Policy, text: str, error: str) -> None:
+    found = read_message(reading_policy.loaded, text, TOOLS)
+    assert found is not None and found["error"].startswith(("the message", error)) and error in found["error"]
+    assert len(found["error"]) <= 500
+
+
+def test_without_a_response_template_there_is_no_message(policy: Policy) -> None:
+    assert read_message(policy.loaded, SAID, TOOLS) is None
