@@ -161,7 +161,7 @@ class ReplyEncoder:
             start = cut
         words = "".join(whole[a:b] for a, b in ranges)
         if self._literal.search(words):
-            own = "".join(shown_piece for shown_piece in _outside(whole, ranges))
+            own = "".join(_outside(whole, ranges))
             expected = tokenizer(own, add_special_tokens=False)["input_ids"]
             if sum(i in self._meant for i in ids) != sum(i in self._meant for i in expected):
                 raise DataError(f"{where}: the reply cannot be written without special tokens of the model")
