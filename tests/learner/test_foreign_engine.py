@@ -13,6 +13,7 @@ import torch
 import vllm_standin
 from selfverify.core import ranks
 from selfverify.core.credit import Credit
+from selfverify.core.episode import Reply, Said
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.sampling_settings import SamplingConfig
@@ -26,6 +27,7 @@ from selfverify.learner.totals import UpdateTotals
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed, uniforms
+from selfverify.tasks.answering import AskAgain
 from updating import update
 from vllm_standin import LLM
 
@@ -199,6 +201,31 @@ def test_second_turns_come_from_vllm_too(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(LLM.made[0].core.calls) == 2
     assert row["turns/missing"] < 1 and row["tokens/trained"] > 0
     # Behind a request it has never seen the policy gives image tokens some mass, which vLLM may not.
+    assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
+
+
+class ShownAgain(AskAgain):
+    """Asks again and shows the problem's image a second time."""
+
+    def reply(self, said: Said) -> Reply:
+        reply = super().reply(said)
+        reply.content = [{"type": "text", "text": "Look again."}, {"type": "image"}]
+        reply.images = [self.problem.images[0].rotate(180)]
+        return reply
+
+
+def test_vllm_sees_what_environments_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image in mid-conversation: vLLM's probabilities behind it are those that the learner computes."""
+    vllm_standin.install(monkeypatch)
+    policy = Policy.load("builtin:digits", device="cpu")
+    method = make_method("adapo", second_turn="Look again.", zero_advantage="adaptive")
+    monkeypatch.setattr(
+        method, "open", lambda task, problem, seed: ShownAgain(problem, task.tags, task.verdict)
+    )
+    config = CONFIG.model_copy(update={"steps": 1})
+    learn(policy, make_task("digits-pick"), method, config, VLLM, output=tmp_path)
+    [row] = rows(tmp_path)
+    assert len(LLM.made[0].core.calls) == 2 and row["turns/missing"] < 1
     assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
 
 
