@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's task and method are complete: they are imported as written and trained for a step."""
+"""CONTRIBUTING.md's task, method and episode are complete: imported as written and trained for a step."""
 
 from __future__ import annotations
 
@@ -18,36 +18,42 @@ import torch
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import parse_tagged
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import METHODS, TASKS, make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.converse import recite
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
 
 @pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """The page's two modules, saved, imported and registered as the page says."""
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
+    """The page's modules, saved, imported and registered as the page says."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 2
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = []
-    for name, block in zip(("contributed_task", "contributed_method"), blocks, strict=True):
+    for name, block in zip(
+        ("contributed_task", "contributed_method", "contributed_episode"), blocks, strict=True
+    ):
         (tmp_path / f"{name}.py").write_text(block, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
         modules.append(importlib.import_module(name))
-    task, method = modules
+    task, method, episode = modules
     monkeypatch.setitem(TASKS, "digits-count", task.DigitsCount)
     monkeypatch.setitem(METHODS, "rloo", method.RLOO)
-    return task, method
+    monkeypatch.setitem(TASKS, "guess", episode.Guess)
+    return modules
 
 
-def one_step(policy: Policy, method: str, output: Path, **options: Any) -> dict[str, Any]:
-    """The metrics of one training step on the page's task."""
+def one_step(
+    policy: Policy, method: str, output: Path, task: str = "digits-count", **options: Any
+) -> dict[str, Any]:
+    """The metrics of one training step on one of the page's tasks."""
     learn(
         policy,
-        make_task("digits-count"),
+        make_task(task),
         make_method(method, **options),
         LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False, checkpoint_every=0),
         SamplingConfig(group_size=2, max_new_tokens=8),
@@ -80,6 +86,47 @@ def test_task_judges_its_own_demonstrations() -> None:
             assert task.judge(problem, parse_tagged(text, task.tags)).reward == shown.quality
             assert wrong or shown.quality == 1
         assert task.judge(problem, parse_tagged("<answer>two</answer>", task.tags)).reward == 0
+
+
+@pytest.mark.usefixtures("written")
+def test_the_episode_says_higher_or_lower(policy: Policy) -> None:
+    """Until the number is found; what is no guess is told so."""
+    task = make_task("guess")
+    problem = task.problem("train", 0, 0)
+
+    def hold(*guesses: object) -> Trajectory:
+        turns = []
+        for guess in guesses:
+            text = f"<think>?</think><answer>{guess}</answer><score>1</score><|im_end|>"
+            ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+            turns.append(Sample(ids, [0.0] * len(ids), Finish.STOP))
+        return recite(policy, problem, task.open(problem, 0), turns)
+
+    target = problem.target
+    made = hold(target - 1, target + 1, "x", target, "too many")
+    shown = [segment.text for segment in made.segments if segment.author == "environment"]
+    assert [words in text for words, text in zip(("Higher.", "Lower.", "no number"), shown, strict=True)]
+    assert made.rewards["correct"] == 1.0 and made.parsed.answer == target
+    assert hold(target - 1).rewards["correct"] == 0.0
+
+
+@pytest.mark.usefixtures("written")
+def test_the_episode_is_learnt_from(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    """Conversations of a policy whose turns end at once go through all turns, and a step trains on them."""
+    policy = load_policy()
+    policy._check_head()
+    plain, end = policy.head.logits, policy.tokenizer.eos_token_id
+    raised = torch.nn.functional.one_hot(torch.tensor(end), policy.model.config.get_text_config().vocab_size)
+    policy.head.logits = lambda hidden: plain(hidden) + 8.0 * raised  # type: ignore[method-assign]
+    learnt = one_step(policy, "grpo", tmp_path / "grpo", "guess")
+    assert learnt["tokens/trained"] > 0 and learnt["tokens/response"] > 7
+
+
+@pytest.mark.usefixtures("written")
+def test_the_environment_is_short() -> None:
+    """It takes at most 40 lines, as the page's other examples do."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert all(sum(bool(line.strip()) for line in block.splitlines()) <= 40 for block in blocks)
 
 
 @pytest.mark.usefixtures("written")

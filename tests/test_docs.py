@@ -7,15 +7,18 @@ import re
 import runpy
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.policy.test_tool_templates import QWEN3
 
+from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method
 from selfverify.methods.adapo import AdaPOConfig
@@ -26,9 +29,13 @@ from selfverify.methods.score import SCoReConfig
 from selfverify.methods.star import STaRConfig
 from selfverify.methods.turns_sft import TurnsSFTConfig
 from selfverify.policy import loading
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.converse import recite
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, ADPO_PAGE, ADAPO_PAGE = DOCS / "python.md", DOCS / "adpo.md", DOCS / "adapo.md"
+EPISODES_PAGE = DOCS / "episodes.md"
 
 
 @pytest.fixture
@@ -119,7 +126,11 @@ PAGES = [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *sorted(DOC
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """As seen from the repository's top, from ``src``, or from the package."""
     root = DOCS.parent
-    to_be_written = {"tasks/digits_count.py", "methods/rloo.py"} if page.name == "CONTRIBUTING.md" else set()
+    to_be_written = (
+        {"tasks/digits_count.py", "methods/rloo.py", "tasks/guess.py"}
+        if page.name == "CONTRIBUTING.md"
+        else set()
+    )
     places = (root, root / "src", root / "src" / "selfverify")
     missing = {name for name in named_files(page) if not any(any(place.glob(name)) for place in places)}
     assert missing == to_be_written
@@ -152,6 +163,32 @@ def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = json.loads((recipe / "metrics.json").read_text(encoding="utf-8"))["after"]
     written = logged - {"step"} | {name.replace("@4", "@N") for name in summary}
     assert not written - explained()
+
+
+def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    """Its environment runs as written: prices are asked for and paid, and mistakes are told."""
+    [block] = re.findall(r"```python\n(.*?)```", EPISODES_PAGE.read_text("utf-8"), re.DOTALL)
+    program = tmp_path / "shop.py"
+    program.write_text(block, encoding="utf-8")
+    task = runpy.run_path(str(program))["Shopping"]()
+    problem, policy = task.problem("train", 0, 0), load_policy()
+    policy.tokenizer.chat_template = QWEN3
+    turns = []
+    for name, arguments in (("price", '{"fruit": "fig"}'), ("pay", "{}"), ("pay", '{"crowns": 13}')):
+        call = f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call><|im_end|>'
+        ids = policy.tokenizer(call, add_special_tokens=False)["input_ids"]
+        turns.append(Sample(ids, [0.0] * len(ids), Finish.STOP))
+    made = recite(policy, problem, task.open(problem, 0), turns)
+    assert "there are only apple, pear" in made.text and "'crowns': Field required" in made.text
+    assert made.rewards["correct"] == 1.0 and made.rewards["tool_errors"] == 2.0
+
+
+def test_limits_of_episodes_are_explained() -> None:
+    """Each with its default."""
+    for name, field in EpisodeLimits.model_fields.items():
+        row = next(line for line in EPISODES_PAGE.read_text("utf-8").splitlines() if f"| `{name}` |" in line)
+        default = "none" if field.default is None else f"{field.default:g}"
+        assert row.split("|")[2].strip() == default, row
 
 
 def test_readme_example_runs(builtin_digits: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

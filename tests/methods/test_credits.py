@@ -96,6 +96,16 @@ def test_grpo_without_format_weight_or_scaling() -> None:
     close(found["answer"].advantage, [0.5, -0.5, 0.5, -0.5])
 
 
+def test_grpo_pays_every_turn_of_the_policy() -> None:
+    """Calls of tools learn with the answer that they led to; what the environment said learns nothing."""
+    of = group(trajectory(1.0, 0.9), trajectory(0.0, 0.2))
+    called = [Segment("action", [7], [-1.0]), Segment("observation", [8], author="environment", turn=1)]
+    of.trajectories[0].segments[:0] = called
+    found = credits("grpo", of)
+    assert [*found] == ["answer", "score", "action"]
+    close(found["action"].advantage, found["answer"].advantage.tolist())
+
+
 def test_grpo_malformed_answer_earns_no_format() -> None:
     of = group(trajectory(0.0, 0.9, answer_ok=False), trajectory(0.0, 0.9))
     close(credits("grpo", of)["answer"].advantage, normalised(0.0, 0.1))

@@ -24,7 +24,7 @@ class GRPO(Method):
     config: GRPOConfig
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
-        """normalise(R^a) on both channels, with the format parts in R^a.
+        """normalise(R^a) on all channels of the policy, with the format parts in R^a.
 
         Well-formed tags with a ``<score>`` earn ``format_weight``, of which a malformed score loses its own.
         """
@@ -33,4 +33,6 @@ class GRPO(Method):
         spoilt = tags - torch.minimum(tags, column(group, "score_format"))
         reward = column(group, "answer") + (c.format_weight * tags - c.score_penalty * spoilt)
         advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)
-        return [Credit(channel, advantage, kl_coef=c.kl, valid=valid) for channel in (ANSWER, SCORE)]
+        own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
+        channels = dict.fromkeys((ANSWER, SCORE, *own))
+        return [Credit(channel, advantage, kl_coef=c.kl, valid=valid) for channel in channels]
