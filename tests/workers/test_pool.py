@@ -178,6 +178,14 @@ def test_close_ends_what_is_running(tmp_path: Path) -> None:
     assert outcomes[0].status == "died" and not alive(pid)
 
 
+def test_a_worker_that_is_killed_before_it_is_asked() -> None:
+    """Another thread may close the pool between the worker's start and its first call."""
+    pool = WorkerPool(functions.pid, timeout_s=30)
+    worker = pool._take()
+    pool.close()
+    assert worker.ask(b"[1]\n").status == "died"
+
+
 def test_processes_end_with_the_pool() -> None:
     pool = WorkerPool(functions.pid, timeout_s=30)
     pid = pool.call(1).value

@@ -82,8 +82,8 @@ class Worker:
                 self.process.stdin.write(request)
                 self.process.stdin.flush()
             line = self.process.stdout.readline(self.max_output + 1)
-        except OSError:
-            line = b""
+        except (OSError, ValueError):
+            line = b""  # its pipes are broken, or another thread has closed them (`kill`)
         finally:
             timer.cancel()
             timer.join()  # else it might kill a worker that has just answered and is idle by then
