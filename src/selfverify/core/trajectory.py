@@ -45,12 +45,13 @@ class Segment:
         channel: What credit applies to it: ``answer``, ``score``, ``turn_1``, ``observation``, ...
         tokens: Token ids, as sampled (never re-tokenised text).
         logprobs: Sampling log-probabilities, one per token; empty where there are none.
-        text: The decoded tokens.
+        text: The decoded tokens, with one slot for each image.
         author: Who wrote it; the environment's tokens are never trained.
         turn: Turn or step number, from 0.
         finish: How the turn ended; None for a segment inside a turn.
         parsed: What the task's parser made of it.
         images: Images that the environment put in, in the order of their placeholders.
+        values: What was measured of it while it was said (`Said.values`), by name.
     """
 
     channel: str
@@ -62,6 +63,7 @@ class Segment:
     finish: Finish | None = None
     parsed: Any = None
     images: list[Image] = field(default_factory=list)
+    values: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -17,12 +17,14 @@ from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.extraction import Extractor, make_extractor, read_again
 from selfverify.evaluation.held_out import HeldOut, target_boxes
 from selfverify.evaluation.metrics import summarise
+from selfverify.evaluation.steps import stored_steps
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.reading import read_rollout
-from selfverify.tasks.base import Task
+from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.tool_episode import TOOL_CALLS, TOOL_ERRORS
 
 
 def evaluate(
@@ -91,7 +93,7 @@ def evaluate(
             problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
             if problems.keys() <= sweep.rows.keys():
                 problems = {}  # all are stored; what else is in the share cannot be used
-            sweep.store(_sample(policy, task, problems, config, sampling, extractor))
+            sweep.store(_sample(policy, task, problems, config, sampling, extractor, path))
         held_out.share()
         return ranks.on_first(lambda: _summary(task, held_out, sweep.rows))
 
@@ -115,6 +117,7 @@ def _sample(
     config: EvaluationConfig,
     sampling: SamplingConfig,
     extractor: Extractor | None,
+    store: Path | None,
 ) -> list[StoredProblem]:
     """Sample a batch of problems and read the scores in all three ways."""
     if not problems:
@@ -129,23 +132,25 @@ def _sample(
         StoredProblem(
             index,
             group.problem.digest(),
-            [_stored(task, group, number, seed) for number in range(len(group.trajectories))],
+            [_stored(task, group, number, seed, store) for number in range(len(group.trajectories))],
         )
         for index, seed, group in zip(problems, seeds, rollout.groups, strict=True)
     ]
 
 
-def _stored(task: Task, group: Group, number: int, seed: int) -> StoredSample:
+def _stored(task: Task, group: Group, number: int, seed: int, store: Path | None) -> StoredSample:
     trajectory = group.trajectories[number]
     judged, rewards = trajectory.parsed, trajectory.rewards
-    logprobs = [v for s in trajectory.segments if s.channel in (ANSWER, TURN_2) for v in s.logprobs]
+    judged = judged if isinstance(judged, Judged) else None
+    last = trajectory.segments[-1].turn
+    answers = [s for s in trajectory.segments if s.channel in (ANSWER, TURN_2) and s.turn == last]
+    logprobs = [value for segment in answers for value in segment.logprobs]
     figures = {
         **(judged.parts if judged else {}),
         "answer": rewards.get("answer", 0.0),
         "format": min(rewards.get("answer_format", 0.0), rewards.get("score_format", 0.0)),
     }
-    if CORRECT_1 in rewards:
-        figures[CORRECT_1] = rewards[CORRECT_1]
+    figures |= {name: rewards[name] for name in (CORRECT_1, TOOL_CALLS, TOOL_ERRORS) if name in rewards}
     return StoredSample(
         problem=group.problem.id,
         sample=number,
@@ -160,6 +165,7 @@ def _stored(task: Task, group: Group, number: int, seed: int) -> StoredSample:
         finish=trajectory.finish,
         seed=seed,
         read_by=judged.read_by if judged and judged.answer is not None else None,
+        steps=stored_steps(trajectory, store),
     )
 
 

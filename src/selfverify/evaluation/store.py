@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +12,44 @@ DECODINGS = ("soft", "greedy", "sampled")
 """The ways of reading the score that a model gave itself."""
 CORRECT_1 = "correct_1"
 """The reward that says whether the first of two answers is right; ``correct`` is about the second one."""
+
+
+@dataclass(slots=True)
+class StoredVerdict:
+    """What a task says of one turn: the answer, its key and whether it is right, as in `StoredSample`."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    answer: Any
+    key: str | None
+    correct: bool
+
+
+@dataclass(slots=True)
+class StoredStep:
+    """One message of a conversation.
+
+    Args:
+        author: ``policy`` or ``environment``.
+        turn: How often the policy had spoken before, or before an environment's reply.
+        channel: The channel of its beginning.
+        text: Its text with the tokens around it.
+        images: Names of files in the folder ``images`` beside the store, in the order of the text.
+        finish: How a turn ended; None for an environment's message.
+        values: What was measured of a turn, by name.
+        verdict: What the task says of a turn, where it says something.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    author: str
+    turn: int
+    channel: str
+    text: str
+    images: list[str]
+    finish: str | None
+    values: dict[str, float]
+    verdict: StoredVerdict | None
 
 
 @dataclass(slots=True)
@@ -34,6 +72,7 @@ class StoredSample:
         seed: The seed that the problem's samples were drawn with.
         read_by: Who read the answer: ``rules``, or an extractor (`selfverify.evaluation.extraction`). None if
             nobody could read it.
+        steps: The messages of a conversation; empty where the policy has spoken once.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -51,6 +90,7 @@ class StoredSample:
     finish: str | None
     seed: int
     read_by: str | None = None
+    steps: list[StoredStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

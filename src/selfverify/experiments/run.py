@@ -17,6 +17,7 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.shown_problems import write_gallery
+from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import read_samples
 from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
@@ -238,7 +239,7 @@ def _clear(folder: Path) -> None:
     for samples in folder.glob("samples-*.jsonl"):
         samples.unlink()
     clear_iterations(folder)
-    for name in ("checkpoints", "model", "gallery"):
+    for name in ("checkpoints", "model", "gallery", IMAGES):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 

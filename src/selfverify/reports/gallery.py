@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from selfverify.core.trajectory import Finish
 from selfverify.evaluation.metrics import HEADLINE, SampleTable, by_problem
+from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.reports.places import BEST, OTHER, VOTE, draw_places
 from selfverify.reports.run_data import RunData
@@ -60,7 +63,7 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
     else:
         picked = zip(table.correct, vote, best, strict=True)
         kinds = [_kind(right, float(v @ right), float(b @ right)) for right, v, b in picked]
-    cards = []
+    cards, pictures = [], Pictures(run.path / IMAGES)
     for row in _choose(kinds):
         problem = table.problems[row]
         entry, own = entries[problem], grouped[problem]
@@ -74,7 +77,7 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
                 "image": image,
                 "image_note": note,
                 "places": _places(entry, own, vote[row], best[row]),
-                "rows": _rows(own, vote[row], best[row]),
+                "rows": _rows(own, vote[row], best[row], pictures),
             }
         )
     return cards
@@ -126,7 +129,54 @@ def _change(sample: StoredSample) -> str | None:
     return "corrected" if sample.correct else "spoiled"
 
 
-def _rows(samples: list[StoredSample], vote: np.ndarray, best: np.ndarray) -> list[dict[str, Any]]:
+class Pictures:
+    """The images that conversations show. Each is embedded in the page once, where it is shown first.
+
+    Args:
+        folder: Where their files are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """An image's size and ``id``, with its ``data`` where it is new; or a ``note`` why there is none."""
+        if name in self._known:
+            return {**self._known[name], "data": None}
+        data, note = _image(self.folder, name)
+        found: dict[str, Any] = {"note": note}
+        if data is not None:
+            with Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))) as picture:
+                found["width"], found["height"] = picture.size
+            # Names of folders tell runs apart that are shown on one page.
+            digest = hashlib.blake2b(f"{self.folder.resolve()}/{name}".encode(), digest_size=8)
+            found["id"] = f"shown-{digest.hexdigest()}"
+        self._known[name] = found
+        return {**found, "data": data}
+
+
+def _steps(sample: StoredSample, pictures: Pictures) -> list[dict[str, Any]]:
+    """The messages of a conversation as the page shows them."""
+    return [
+        {
+            "own": step.author == "policy",
+            "turn": step.turn + (step.author == "policy"),
+            "channel": step.channel,
+            "text": step.text.strip(),
+            "images": [pictures.shown(name) for name in step.images],
+            "verdict": None if step.verdict is None else step.verdict.correct,
+            "answer": None if step.verdict is None else _shown(step.verdict.answer),
+            "measured": [(name, f"{value:.3g}") for name, value in step.values.items()],
+            "cut": step.finish not in (None, Finish.STOP),
+        }
+        for step in sample.steps
+    ]
+
+
+def _rows(
+    samples: list[StoredSample], vote: np.ndarray, best: np.ndarray, pictures: Pictures
+) -> list[dict[str, Any]]:
     """Return one row per sample, highest score first.
 
     ``vote`` and ``best`` are the probabilities that a vote, or the best score, picks each sample.
@@ -136,6 +186,7 @@ def _rows(samples: list[StoredSample], vote: np.ndarray, best: np.ndarray) -> li
             "answer": _shown(sample.answer),
             "readable": sample.answer is not None,
             "text": sample.text,
+            "steps": _steps(sample, pictures),
             "score": sample.scores.get(HEADLINE),
             "correct": sample.correct,
             "change": _change(sample),

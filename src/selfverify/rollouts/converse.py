@@ -219,6 +219,7 @@ def _record(policy: Policy, talk: _Talk, sample: Sample, turn: int) -> Said:
     talk.tokens += len(sample.tokens)
     talk.last = sample.tokens[-1] if sample.tokens else -1
     said = said_of(policy, sample, turn)
+    talk.segments[-1].values = said.values
     said.message = read_message(policy.loaded, text, talk.problem.tools)
     return said
 
@@ -237,12 +238,12 @@ def _cut(policy: Policy, talk: _Talk, reply: Reply) -> None:
         if number == 0 or high > low:
             tokens, logprobs = whole.tokens[low:high], whole.logprobs[low:high]
             talk.segments.append(Segment(channel, tokens, logprobs, text, turn=whole.turn))
-    talk.segments[-1].finish = whole.finish
+    talk.segments[-1].finish, talk.segments[-1].values = whole.finish, whole.values
 
 
 def _observation(policy: Policy, piece: Continuation, turn: int) -> Segment:
     tokens = list(piece.tokens)
-    words: str = policy.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    words: str = policy.tokenizer.decode(piece.unexpanded or tokens, clean_up_tokenization_spaces=False)
     # The environment's tokens have no probability; nothing is trained on them, so that 0 does no harm.
     zeros = [0.0] * len(tokens)
     return Segment(

@@ -15,6 +15,8 @@ from selfverify.tasks.answering import AnswerOnce, Verdict
 from selfverify.tasks.tool_calls import ToolCall, read_calls, short_name
 from selfverify.tasks.tools import Shown, Tool, ToolError
 
+TOOL_CALLS, TOOL_ERRORS = "tool_calls", "tool_errors"
+"""Rewards that count, of one conversation, the calls that were carried out and those refused or failed."""
 ACTION = "action"
 """Channel of a turn in which the policy calls tools, its thoughts before the call included."""
 
@@ -101,7 +103,7 @@ class ToolEpisode(AnswerOnce):
         if not answered:
             self._answers.append(Tagged())
         made = super().ending()
-        made.rewards |= {"tool_calls": float(self.called), "tool_errors": float(self.errors)}
+        made.rewards |= {TOOL_CALLS: float(self.called), TOOL_ERRORS: float(self.errors)}
         made.turns = [None] * self._turn + made.turns if answered else []
         return made
 

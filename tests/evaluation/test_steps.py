@@ -1,0 +1,160 @@
+"""Conversations in evaluations: `selfverify eval` holds them, the store keeps them message by message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.store import StoredSample, StoredVerdict, read_samples
+from selfverify.experiments.registry import TASKS
+from selfverify.policy.policy import Policy
+from selfverify.reports.report import write_report
+from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.judged import answer_rewards
+
+LEFT, RIGHT = Image.new("RGB", (56, 56), "navy"), Image.new("RGB", (84, 56), "darkorange")
+
+
+class Walk(Episode):
+    """Shows two screens in turn, until the third turn."""
+
+    def __init__(self) -> None:
+        self.turns: list[Judged] = []
+
+    def reply(self, said: Said) -> Reply:
+        said.values["doubt"] = said.turn / 4
+        self.turns.append(Judged(0.0, said.turn == 1, said.text, said.text))
+        screen = RIGHT if said.turn % 2 else LEFT
+        parts = [{"type": "text", "text": f"Screen {said.turn}:"}, {"type": "image"}]
+        return Reply(parts, [screen], done=said.turn == 2)
+
+    def ending(self) -> Ending:
+        judged = Judged(1.0, True, "there", "there")
+        return Ending(answer_rewards(Tagged(answer_ok=True), judged), parsed=judged, turns=[*self.turns])
+
+
+class Walks(Task):
+    """Problems without an answer: what is stored of the conversations is what a test looks at."""
+
+    name = "walks"
+    summary = "test"
+    limits = EpisodeLimits(turns=4)
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        return self.posed(split, seed, index, f"Walk {index}.", None, LEFT)
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        return Judged(0.0, False)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        return Walk()
+
+
+@pytest.fixture
+def walker(load_policy: Callable[..., Policy]) -> Policy:
+    """A policy whose turns end soon."""
+    policy = load_policy()
+    policy._check_head()
+    plain, end = policy.head.logits, torch.tensor(policy.tokenizer.eos_token_id)
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits = plain(hidden)
+        return logits + 9.0 * torch.nn.functional.one_hot(end, logits.shape[-1])
+
+    policy.head.logits = head  # type: ignore[method-assign]
+    return policy
+
+
+CONFIG = EvaluationConfig(problems=3, samples=2, batch_problems=2)
+
+
+def whole(samples: list[StoredSample]) -> list[StoredSample]:
+    """Those that went through all turns."""
+    return [sample for sample in samples if len(sample.steps) == 5]
+
+
+def test_conversations_are_stored(walker: Policy, tmp_path: Path) -> None:
+    """Texts, authors, values, verdicts, and each distinct image once, as a file."""
+    store = tmp_path / "samples.jsonl"
+    summary = evaluate(walker, Walks(), CONFIG, store, max_new_tokens=8)
+    assert summary["pass@1"] == 1.0 and summary["problems"] == 3
+    found = whole(read_samples(store)[1])
+    assert len(found) > 2
+    for sample in found:
+        assert [step.author for step in sample.steps] == ["policy", "environment"] * 2 + ["policy"]
+        assert [step.turn for step in sample.steps] == [0, 1, 1, 2, 2]
+        assert [step.values for step in sample.steps] == [
+            {"doubt": 0.0},
+            {},
+            {"doubt": 0.25},
+            {},
+            {"doubt": 0.5},
+        ]
+        assert [step.finish for step in sample.steps] == ["stop", None, "stop", None, "stop"]
+        first, shown, second, _, _ = sample.steps
+        assert isinstance(first.verdict, StoredVerdict) and isinstance(second.verdict, StoredVerdict)
+        assert (first.verdict.correct, second.verdict.correct) == (False, True)
+        assert "Screen 0:" in shown.text and shown.text.count("<|image_pad|>") == 1
+        assert sample.text == "".join(step.text for step in sample.steps)
+    files = sorted((tmp_path / "images").iterdir())
+    assert len(files) == 2 and {name for s in found for step in s.steps for name in step.images} == {
+        file.name for file in files
+    }
+    sizes = set()
+    for file in files:
+        with Image.open(file) as image:
+            sizes.add(image.size)
+    assert sizes == {(56, 56), (84, 56)}
+
+
+def test_an_unfinished_store_is_continued(walker: Policy, tmp_path: Path) -> None:
+    store, again = tmp_path / "samples.jsonl", tmp_path / "again.jsonl"
+    expected = evaluate(walker, Walks(), CONFIG, store, max_new_tokens=8)
+    again.write_bytes(b"".join(store.read_bytes().splitlines(keepends=True)[:2]) + b'{"index"')
+    assert evaluate(walker, Walks(), CONFIG, again, max_new_tokens=8) == expected
+    assert again.read_bytes() == store.read_bytes()
+
+
+def test_single_answers_have_no_steps(policy: Policy, tmp_path: Path) -> None:
+    """And stores that were written before there were any are read."""
+    store = tmp_path / "samples.jsonl"
+    evaluate(policy, TASKS["digits-pick"](), EvaluationConfig(problems=1, samples=2), store, max_new_tokens=4)
+    assert all(sample.steps == [] for sample in read_samples(store)[1]) and not (tmp_path / "images").exists()
+    header, *lines = store.read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for sample in rows[0]["samples"]:
+        del sample["steps"]
+    store.write_text("\n".join([header, *map(json.dumps, rows)]) + "\n")
+    assert all(sample.steps == [] for sample in read_samples(store)[1])
+
+
+def test_eval_and_report(walker: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command measures a task of conversations, and its page embeds each image once."""
+    monkeypatch.setitem(TASKS, "walks", Walks)
+    monkeypatch.setattr(Policy, "load", lambda path, **settings: walker)
+    monkeypatch.setattr("selfverify.experiments.run.start_processes", lambda recipe: None)
+    settings = ["task.name=walks", "evaluation.problems=3", "evaluation.samples=2"]
+    settings += ["sampling.max_new_tokens=8"]
+    done = CliRunner().invoke(app, ["eval", "quickstart", *settings, "--output", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
+    shown = whole(read_samples(tmp_path / "run" / "samples.jsonl")[1])
+    assert shown and page.count('class="strip"') >= len(shown)
+    assert page.count("<image ") == 2 and page.count("<use ") == 2 * len(shown) - 2
+    next((tmp_path / "run" / "images").iterdir()).unlink()
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("<image ") == 1 and "is missing or unreadable" in page
