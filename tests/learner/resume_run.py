@@ -1,4 +1,7 @@
-"""A small training run as a program, for tests that kill it. Usage: resume_run.py MODEL OUTPUT [RESUME]"""
+"""A small training run as a program, for tests that kill it.
+
+Usage: resume_run.py MODEL OUTPUT [resume] [alternate|apart] [bfloat16]
+"""
 
 import sys
 from pathlib import Path
@@ -15,9 +18,9 @@ STEPS = 16
 
 
 def main() -> None:
-    model, output = sys.argv[1:3]
+    model, output, *words = sys.argv[1:]
     torch.set_num_threads(1)
-    policy = Policy.load(model)
+    policy = Policy.load(model, dtype="bfloat16" if "bfloat16" in words else "float32")
     config = LearnerConfig(
         steps=STEPS,
         groups_per_step=3,
@@ -29,6 +32,7 @@ def main() -> None:
         checkpoint_every=1,
         keep_last=2,
         drop_zero_advantage=False,
+        channels=next((word for word in words if word in ("alternate", "apart")), "joint"),
     )
     learn(
         policy,
@@ -38,7 +42,7 @@ def main() -> None:
         SamplingConfig(group_size=4, max_new_tokens=8),
         output=output,
         seed=3,
-        resume=len(sys.argv) > 3,
+        resume="resume" in words,
         on_step=lambda step, metrics, timing: print("step", step, flush=True),
     )
     policy.save(Path(output) / "model")

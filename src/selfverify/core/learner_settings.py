@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+Rate = Annotated[float, Field(gt=0.0)]
 
 
 class LearnerConfig(BaseModel):
@@ -52,6 +53,25 @@ class LearnerConfig(BaseModel):
     betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="AdamW's two decay rates, each in [0, 1).")
     max_grad_norm: float = Field(
         1.0, gt=0.0, description="Gradients with a larger norm are scaled down to it."
+    )
+    channels: Literal["joint", "alternate", "apart"] = Field(
+        "joint",
+        description="How the channels of a method share the optimizer. `joint`: one gradient, one pair of "
+        "moments. `alternate`: updates take turns, each learns the tokens of one channel, with moments and "
+        "clipping of its own; a channel that shall learn from every group needs as many `inner_epochs` as "
+        "there are channels. `apart`: in every update each channel has its own backward pass, moments, "
+        "clipping and step.",
+    )
+    channel_rates: dict[str, Rate] = Field(
+        {},
+        description="Factors on the learning rate by channel (`{score: 0.5}`), with `channels: alternate` or "
+        "`apart`; 1 for a channel that is not named.",
+    )
+    log_channels_every: int = Field(
+        0,
+        ge=0,
+        description="Steps between measurements of each channel's gradient norm with `channels: joint`, which "
+        "take another forward and a backward pass per channel; 0 is never. Otherwise every step logs them.",
     )
     clip_low: float = Field(0.2, ge=0.0, le=1.0, description="The ratio is clipped below at 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0.0, description="The ratio is clipped above at 1 + clip_high.")
@@ -107,6 +127,11 @@ class LearnerConfig(BaseModel):
             faults.append(
                 f"updates_per_rollout={self.updates_per_rollout} is more than groups_per_step="
                 f"{self.groups_per_step}: some minibatches would be empty"
+            )
+        if self.channel_rates and self.channels == "joint":
+            faults.append(
+                "channel_rates needs channels=alternate or channels=apart: with channels=joint all channels "
+                "share one step"
             )
         if faults:
             raise ValueError("\n".join(faults))

@@ -47,6 +47,12 @@ class PolicyConfig(BaseModel):
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32", description="The precision of the weights; `auto` takes what the model's config says."
     )
+    master_weights: bool = Field(
+        True,
+        description="Train float32 copies of weights that are held in bfloat16 or float16, and round them to "
+        "the weights after each update: small steps then add up. 4 bytes for each trained value. Float32 "
+        "weights and adapters need none.",
+    )
     device: str = Field(
         "auto", description="`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a CUDA device if there is one."
     )

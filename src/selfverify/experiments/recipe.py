@@ -198,6 +198,11 @@ def build_recipe(document: Document) -> Recipe:
     )
     method = registry.make_method(recipe.method.name, **recipe.method.options)
     faults = contradictions(recipe) + method.faults(recipe.learner, recipe.sampling, recipe.evaluation)
+    if unknown := sorted(recipe.learner.channel_rates.keys() - set(method.channels)):
+        faults.append(
+            f"learner.channel_rates: {method.name} has no channel {unknown[0]!r}; it trains "
+            f"{', '.join(method.channels)}"
+        )
     if faults:
         raise ConfigError("\n".join(f"{document.source}: {fault}" for fault in faults))
     return recipe

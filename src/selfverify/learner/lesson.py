@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import torch
 
 from selfverify.core import ranks
+from selfverify.learner.channels import channel_names
 from selfverify.learner.source import GroupSource
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater, micro_batches
+from selfverify.learner.update import Pass, Updater, micro_batches
 from selfverify.policy.sampling import derived_seed
 
 
@@ -62,13 +64,44 @@ class Lesson:
         policy.model.train()
         for _ in range(config.inner_epochs):
             for batch, own in updates:
-                self.updater.gradient(batch, own, totals)
-                totals.grad_norms.append(self.updater.parallel.step())
+                if config.log_channels_every and (step + 1) % config.log_channels_every == 0:
+                    self._measure_channels(batch, own, totals)
+                self._update(batch, own, totals)
                 if policy.engine is not None:
                     policy.engine.stale = True
                 self.scheduler.step()
         policy.model.eval()
         return totals.together()
+
+    def _update(self, batch: Sequence[GroupStreams], own: Sequence[Pass], totals: UpdateTotals) -> None:
+        """Make one update, as ``learner.channels`` says."""
+        updater, config = self.updater, self.updater.config
+        names = [] if config.channels == "joint" else channel_names(batch)
+        if not names:
+            updater.gradient(batch, own, totals)
+            totals.grad_norms.append(updater.parallel.step())
+            return
+        if config.channels == "alternate":
+            # The count of updates is part of a checkpoint, so turns go on through steps and resumptions.
+            names = [names[self.scheduler.last_epoch % len(names)]]
+            updater.gradient(batch, own, totals, channel=names[0])
+        else:
+            updater.gradient(batch, own, totals, apart=names)
+        rates = config.channel_rates
+        norms = {n: updater.parallel.step(n, rates.get(n, 1.0), sharers=len(names)) for n in names}
+        totals.add_norms(norms)
+        totals.grad_norms.append(math.hypot(*norms.values()))
+
+    def _measure_channels(
+        self, batch: Sequence[GroupStreams], own: Sequence[Pass], totals: UpdateTotals
+    ) -> None:
+        """Measure the norm of each channel's gradient. What is learnt and drawn after it stays the same."""
+        if self.updater.config.channels != "joint":
+            return  # `_update` measures them anyway
+        device = self.updater.policy.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            self.updater.gradient(batch, own, UpdateTotals(), apart=channel_names(batch))
+        totals.add_norms(self.updater.parallel.apart_norms())
 
     def _settle(self, group: GroupStreams) -> None:
         """Have a policy check what it checks once, before wrappers make all processes work in step."""

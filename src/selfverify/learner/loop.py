@@ -17,6 +17,7 @@ from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.trajectory import Group
+from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.checkpoint import (
     CHECKPOINTS_FOLDER,
     MODEL_FOLDER,
@@ -24,11 +25,12 @@ from selfverify.learner.checkpoint import (
     latest_checkpoint,
     restore_rng,
 )
+from selfverify.learner.checkpoint_files import read_checkpoint
 from selfverify.learner.interrupt import interruptible
 from selfverify.learner.lesson import Lesson
 from selfverify.learner.logging import MetricsLog
-from selfverify.learner.optimizer import learning_rate_factor, make_optimizer
-from selfverify.learner.parallel import Parallel, make_accelerator, whole_loading
+from selfverify.learner.optimizer import learning_rate_factor, lost_steps, make_optimizer
+from selfverify.learner.parallel import Parallel, has_masters, make_accelerator, whole_loading
 from selfverify.learner.source import GroupSource
 from selfverify.learner.streams import select
 from selfverify.learner.update import Updater
@@ -83,7 +85,11 @@ class Learner:
             self.accelerator.init_trackers("selfverify")
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = self.policy.frozen_copy() if self.method.config.needs_reference else None
-        self.optimizer = make_optimizer(self.config, self.policy.model.named_parameters())
+        wrapped = has_masters(self.accelerator)
+        masters = self.policy.config.master_weights and not wrapped
+        self.optimizer = make_optimizer(self.config, self.policy.model.named_parameters(), masters)
+        # Looked at before the weights are wrapped, told when events are written.
+        self._lost = "" if wrapped else lost_steps(self.optimizer, self.config.learning_rate)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(self.config))
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.
@@ -124,6 +130,8 @@ class Learner:
             self._check_agreement()
             if not resumed:
                 self._tell("started", steps=self.config.steps, resume=self.training.resume)
+            if self._lost and ranks.index() == 0:
+                logger.warning(self._lost)
             self._run()
             self._tell("finished" if self.step == self.config.steps else "time_limit")
 
@@ -231,6 +239,8 @@ class Learner:
             "step": self.step,
             "seed": self.training.seed,
             "best": self.best,
+            "channels": self.config.channels,
+            "masters": isinstance(self.optimizer, ChannelOptimizer) and self.optimizer.masters,
             "skipped": self.source.skipped,
             "metrics_bytes": self.metrics_log.sync(),
             "timing_bytes": self.timing_log.sync(),
@@ -275,6 +285,7 @@ class Learner:
             return False
         with whole_loading(self.accelerator):
             load_matching(self.policy.model, latest / MODEL_FOLDER)
+        self._check_moments(latest)
         progress = self.checkpoints.load(latest, self.parallel.whole_optimizer(), self.scheduler)
         # A run that was made longer has another learning rate here than the one that was saved.
         rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
@@ -289,6 +300,26 @@ class Learner:
         # This comes last, because loading draws random numbers. An adapter's dropout depends on them.
         restore_rng(latest)
         return True
+
+    def _check_moments(self, latest: Path) -> None:
+        """Check that this run steps its weights as the one did that wrote the checkpoint.
+
+        Raises:
+            ConfigError: It does not, so that moments or masters would be lost.
+        """
+        progress = read_checkpoint(latest, only="rng")[0]["progress"]
+        channels = progress.get("channels", "joint")  # older checkpoints have neither entry
+        if channels != self.config.channels:
+            raise ConfigError(
+                f"{latest}: was written with learner.channels={channels}, whose moments do not go with "
+                f"learner.channels={self.config.channels}; keep it, or start the run anew"
+            )
+        own = isinstance(self.optimizer, ChannelOptimizer) and self.optimizer.masters
+        if progress.get("masters", False) and not own:
+            raise ConfigError(
+                f"{latest}: holds float32 masters, which this run would lose; keep policy.dtype, "
+                "policy.master_weights and the launcher's wrapper, or start the run anew"
+            )
 
     def _cut_logs(self, metrics: int, timing: int) -> None:
         self.metrics_log.truncate(metrics)

@@ -11,10 +11,18 @@ from torch import nn
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
+from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
 
 
-def make_optimizer(config: LearnerConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+def make_optimizer(
+    config: LearnerConfig, named: Iterable[tuple[str, nn.Parameter]], master_weights: bool = False
+) -> torch.optim.Optimizer:
     """Make AdamW over those of the ``named`` parameters that are trained.
+
+    Args:
+        config: Names the optimizer and its settings.
+        named: The names and parameters of a model.
+        master_weights: Whether trained weights of low precision have float32 masters.
 
     Raises:
         ConfigError: ``learner.optimizer`` needs a package that is not installed.
@@ -25,16 +33,47 @@ def make_optimizer(config: LearnerConfig, named: Iterable[tuple[str, nn.Paramete
         "betas": config.betas,
         "weight_decay": config.weight_decay,
     }
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(trained, **settings)
+    make = _optimizer_class(config.optimizer)
+    low = any(parameter.dtype in LOW_PRECISION for _, parameter in trained)
+    if config.channels != "joint" or (master_weights and low):
+        return ChannelOptimizer(trained, make, settings, master_weights)
+    return make(trained, **settings)
+
+
+def _optimizer_class(name: str) -> Callable[..., torch.optim.Optimizer]:
+    if name == "adamw":
+        return torch.optim.AdamW
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise ConfigError(
             "learner.optimizer=adamw_8bit needs bitsandbytes: pip install 'selfverify[8bit]'"
         ) from error
-    made: torch.optim.Optimizer = AdamW8bit(trained, **settings)
+    made: Callable[..., torch.optim.Optimizer] = AdamW8bit
     return made
+
+
+def lost_steps(optimizer: torch.optim.Optimizer, learning_rate: float) -> str:
+    """Say that steps are mostly lost in the rounding of weights; empty where they are not, or masters exist.
+
+    AdamW changes a weight by about its learning rate. Rounding loses a change of less than half the distance
+    to the next number, which is at least a quarter of the type's epsilon times the weight.
+    """
+    if isinstance(optimizer, ChannelOptimizer) and optimizer.masters:
+        return ""
+    low = [p for group in optimizer.param_groups for p in group["params"] if p.dtype in LOW_PRECISION]
+    if not low:
+        return ""
+    typical = sum(float(p.detach().abs().sum(dtype=torch.float32)) for p in low) / sum(p.numel() for p in low)
+    least = typical * torch.finfo(low[0].dtype).eps / 4
+    if learning_rate >= least:
+        return ""
+    name = str(low[0].dtype).removeprefix("torch.")
+    return (
+        f"learner.learning_rate={learning_rate:g} is small for {name} weights without masters: a typical weight "
+        f"is {typical:.2g}, and rounding loses changes of less than {least:.2g}. Most weights will not move. "
+        "Set policy.master_weights=true, policy.dtype=float32 or policy.lora={}"
+    )
 
 
 def learning_rate_factor(config: LearnerConfig) -> Callable[[int], float]:

@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_map
 
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError
+from selfverify.learner.apart import ApartGradients
+from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.state import Savable
 from selfverify.learner.zero import ZeroOptimizer, whole_weights
 from selfverify.policy.policy import Policy
@@ -43,6 +45,11 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
             "would divide gradients that are summed here; leave it at 1 and set learner.micro_batch_groups"
         )
     return accelerator
+
+
+def has_masters(accelerator: Accelerator) -> bool:
+    """Say whether the launcher's wrapper makes float32 masters itself, as DeepSpeed does."""
+    return bool(accelerator.distributed_type == DistributedType.DEEPSPEED)
 
 
 @contextmanager
@@ -87,10 +94,13 @@ class Parallel:
         self.accelerator, self.policy, self.reference, self.raw = accelerator, policy, reference, optimizer
         if self._is(DistributedType.FSDP) and not accelerator.is_fsdp2:
             raise ConfigError("FSDP of version 1 shards otherwise than this needs; set fsdp_version: 2")
-        if not isinstance(optimizer, torch.optim.AdamW) and (
+        kind = optimizer.make if isinstance(optimizer, ChannelOptimizer) else type(optimizer)
+        if kind is not torch.optim.AdamW and (
             self._is(DistributedType.FSDP) or self._is(DistributedType.DEEPSPEED)
         ):
             raise ConfigError("learner.optimizer=adamw_8bit does not go with FSDP or DeepSpeed; use adamw")
+        if isinstance(optimizer, ChannelOptimizer) and self._is(DistributedType.DEEPSPEED):
+            raise ConfigError("learner.channels: DeepSpeed steps all channels jointly; use FSDP2 or joint")
         if self._is(DistributedType.DEEPSPEED):
             accelerator.state.deepspeed_plugin.deepspeed_config |= {
                 # accelerate has no data loader to take this from, and DeepSpeed uses it for reports only.
@@ -99,6 +109,8 @@ class Parallel:
                 "gradient_clipping": max_grad_norm,
                 "zero_allow_untested_optimizer": True,  # torch's AdamW
             }
+        self.apart = ApartGradients(lambda: [p for group in optimizer.param_groups for p in group["params"]])
+        """This process's gradients of channels that are kept apart."""
         self.trained: list[torch.nn.Parameter] = [p for g in optimizer.param_groups for p in g["params"]]
         shared = reference is not None and reference.root is policy.root
         before = sum(1 for _ in policy.model.parameters())
@@ -131,18 +143,44 @@ class Parallel:
         context: AbstractContextManager[Any] = self.accelerator.autocast()
         return context
 
-    def backward(self, loss: Tensor, last: bool) -> None:
+    def backward(self, loss: Tensor, last: bool, channel: str | None = None, more: bool = False) -> None:
         """Add the gradient of ``loss``, which is a share of the sum over all processes.
 
-        ``last`` says that no other pass of this update follows.
+        Args:
+            loss: The loss of one pass, or of one of its channels.
+            last: Whether no other pass of this update follows.
+            channel: Where the gradient is added: to what is kept in ``apart`` for this channel. None is the
+                parameters' own gradient.
+            more: Whether another loss of the same forward pass follows.
         """
         # Wrappers average over processes what is to be summed here.
         loss = loss * ranks.count()
         if self._is(DistributedType.DEEPSPEED):
             self.accelerator.deepspeed_engine_wrapped.engine.set_gradient_accumulation_boundary(last)
             self.accelerator.deepspeed_engine_wrapped.engine.backward(loss)
-        else:
-            self.accelerator.backward(loss)
+            return
+        with nullcontext() if channel is None else self.apart.adding(channel):
+            self.accelerator.backward(loss, retain_graph=more)
+
+    def _lend_apart(self, channel: str) -> None:
+        """Make the parameters' gradients those that were kept for ``channel``, of all processes."""
+        self.apart.lend(channel)
+        if isinstance(self.policy.root, DistributedDataParallel):
+            for parameter in self.apart.parameters():
+                if parameter.grad is None:  # other processes may have a gradient here
+                    parameter.grad = torch.zeros_like(parameter)
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= ranks.count()
+
+    def apart_norms(self) -> dict[str, float]:
+        """Return the norms of the gradients that are kept apart, by channel, and forget the gradients."""
+        norms = {}
+        for channel in list(self.apart.kept):
+            self._lend_apart(channel)
+            gradients = [p.grad for p in self.apart.parameters() if p.grad is not None]
+            norms[channel] = _number(torch.nn.utils.get_total_norm(gradients))
+        self.raw.zero_grad()
+        return norms
 
     def one_pass(self, last: bool) -> AbstractContextManager[Any]:
         """A context for a forward and a backward pass; in the ``last`` of an update, DDP sums gradients."""
@@ -151,16 +189,27 @@ class Parallel:
         waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.policy.root)
         return waiting
 
-    def step(self) -> float:
-        """Clip the gradient, make the update and clear the gradient; return its norm before clipping."""
+    def step(self, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
+        """Clip the gradient, make the update and clear the gradient; return its norm before clipping.
+
+        Args:
+            channel: Whose moments are used (`ChannelOptimizer`). If gradients are kept apart for this
+                channel, they are the ones that are used.
+            rate: The factor on the learning rate.
+            sharers: The number of channels that step after the same passes.
+        """
         if self._is(DistributedType.DEEPSPEED):
             engine = self.accelerator.deepspeed_engine_wrapped.engine
             engine.step()
             return float(engine.get_global_grad_norm())
+        if channel in self.apart.kept:
+            self._lend_apart(channel)
+        if isinstance(self.raw, ChannelOptimizer):
+            self.raw.take_turn(channel, rate, sharers)
         norm = self.accelerator.clip_grad_norm_(list(self.policy.root.parameters()), self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return _number(norm)
 
     # --- what a checkpoint holds --------------------------------------------------------------------
 
@@ -214,6 +263,11 @@ class WholeOptimizer:
             for number, entry in state["state"].items()
         }
         self.raw.load_state_dict({**state, "state": kept})
+
+
+def _number(norm: Any) -> float:
+    """Return a norm, which is in pieces where the parameters are."""
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def _whole(value: Any) -> Any:

@@ -50,6 +50,7 @@ class GroupStreams:
         reference_logprobs_gr: Log-probabilities under the reference; None where no KL coefficient is above 0.
         pictures: For each trajectory the images that its environment showed, in order; empty where none were.
         images: The same images, preprocessed by `prepare_images`.
+        channels: The names of the channels, by the numbers in ``channel_gr``.
     """
 
     prompt: Prompt
@@ -68,6 +69,7 @@ class GroupStreams:
     reference_logprobs_gr: Tensor | None = None
     pictures: list[list[Image]] = field(default_factory=list)
     images: list[list[ImageInput]] = field(default_factory=list)
+    channels: tuple[str, ...] = ()
 
     def prepare_images(self, encoder: Encoder) -> None:
         """Preprocess what environments showed, before a pass needs it.
@@ -131,6 +133,7 @@ def make_streams(
     streams = GroupStreams(
         prompt, tokens, channel_gr, advantage_gr, kl_coef_gr, weight_gr, foreign=foreign, number=number
     )
+    streams.channels = tuple(credit.channel for credit in credits)
     pictures = [[image for s in t.segments for image in s.images] for t in group.trajectories]
     streams.pictures = pictures if any(pictures) else []
     choosing = [(place, credit) for place, credit in enumerate(credits) if credit.choices is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -19,12 +20,20 @@ class UpdateTotals:
             The names that begin with ``mismatch/`` are sums over the trained tokens that another sampling
             engine gave a log-probability for.
         largest: The largest ``ratio`` and the largest ``mismatch`` of a token, by name.
-        grad_norms: The gradient's norm at each update, before clipping.
+        grad_norms: The gradient's norm at each update, before clipping. Where channels have gradients of
+            their own, it is that of all of them as one vector: the root of the sum of their squared norms.
+        channel_norms: The norms of each channel's own gradient, before clipping, where they were measured.
     """
 
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     largest: dict[str, float] = field(default_factory=lambda: {"ratio": 1.0, "mismatch": 0.0})
     grad_norms: list[float] = field(default_factory=list)
+    channel_norms: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add_norms(self, norms: Mapping[str, float]) -> None:
+        """Note the norms of channels' own gradients."""
+        for name, norm in norms.items():
+            self.channel_norms[name].append(norm)
 
     def note_largest(self, name: str, values: Tensor) -> None:
         """Raise ``largest[name]`` to the largest of ``values``, if there are any."""
@@ -54,7 +63,7 @@ class UpdateTotals:
     def together(self) -> UpdateTotals:
         """The totals of all processes; every process has to call this."""
         # Gradients are summed over processes, so their norms are the same everywhere.
-        whole = UpdateTotals(grad_norms=self.grad_norms)
+        whole = UpdateTotals(grad_norms=self.grad_norms, channel_norms=self.channel_norms)
         for part in ranks.gather(self):
             for name, value in part.sums.items():
                 whole.sums[name] += value
@@ -73,6 +82,7 @@ class UpdateTotals:
             "grad_norm": sum(self.grad_norms) / updates,
             "tokens/trained": float(self.sums["tokens"]),
         }
+        found |= {f"grad_norm/{name}": sum(n) / len(n) for name, n in self.channel_norms.items()}
         compared = self.sums["mismatch/tokens"]
         if compared:
             found |= {

@@ -14,6 +14,7 @@ from torch import Tensor
 from selfverify.core import ranks
 from selfverify.core.credit import Alternatives
 from selfverify.core.learner_settings import LearnerConfig
+from selfverify.learner.channels import chosen_alternatives, only
 from selfverify.learner.parallel import Parallel
 from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices, stack_known
 from selfverify.learner.totals import UpdateTotals
@@ -124,13 +125,25 @@ class Updater:
         for group, logprobs_gr in zip(groups, known, strict=True):
             group.old_logprobs_gr = logprobs_gr
 
-    def gradient(self, groups: Sequence[GroupStreams], passes: Sequence[Pass], totals: UpdateTotals) -> None:
+    def gradient(
+        self,
+        groups: Sequence[GroupStreams],
+        passes: Sequence[Pass],
+        totals: UpdateTotals,
+        channel: str | None = None,
+        apart: Sequence[str] = (),
+    ) -> None:
         """Accumulate the gradient of one optimiser batch.
+
+        A channel's gradient is its part of the batch's: the denominators are those of all channels' tokens.
 
         Args:
             groups: The batch, of all processes.
             passes: This process's share of it.
             totals: This process's share is added to it.
+            channel: The only channel that is learnt; None is all of them.
+            apart: The channels whose gradients are kept apart (`Parallel.apart`). They share the forward
+                passes, and each has its own backward passes.
         """
         weights = batch_weights(groups, self.config.denominator)
         trajectories = max(sum(group.trajectories for group in groups), 1)
@@ -139,34 +152,50 @@ class Updater:
             chosen = [groups[i] if each.counts else _repeated(groups[i]) for i in each.indices]
             shares = [weights[i] for i in each.indices]
             counted = totals if each.counts else UpdateTotals()
-            with self.parallel.one_pass(last):
-                loss = self._loss(chosen, shares, trajectories, counted)
-                self.parallel.backward(loss if each.counts else 0.0 * loss, last)
+            scale = 1.0 if each.counts else 0.0
+            if channel is not None:
+                chosen = [only(group, channel) for group in chosen]
+            with self.parallel.one_pass(last and not apart):
+                logprobs_bgr, alternatives_mk = self._forward(chosen)
+                for name in apart:
+                    parts = [only(group, name) for group in chosen]
+                    own_mk = alternatives_mk[chosen_alternatives(chosen, parts).to(alternatives_mk.device)]
+                    loss = self._loss(parts, shares, trajectories, logprobs_bgr, own_mk, counted)
+                    self.parallel.backward(scale * loss, last, name, more=name != apart[-1])
+                if not apart:
+                    loss = self._loss(chosen, shares, trajectories, logprobs_bgr, alternatives_mk, counted)
+                    self.parallel.backward(scale * loss, last)
+
+    def _forward(self, groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities of a pass: of its tokens ``[B, G, R]`` and of choices ``[M, K]``."""
+        choice_places_m3, _, choices = stack_choices(groups)
+        return self.policy.logprobs_and_choices(
+            [group.prompt for group in groups],
+            [group.continuations for group in groups],
+            choice_places_m3,
+            choices.tokens,
+            temperature=self.temperature,
+            needed=stack([group.trained_gr for group in groups], self.policy.device),
+        )
 
     def _loss(
         self,
         groups: Sequence[GroupStreams],
         weights: Sequence[Tensor],
         trajectories: int,
+        logprobs_bgr: Tensor,
+        alternatives_mk: Tensor,
         totals: UpdateTotals,
     ) -> Tensor:
-        """Return one pass's share of the batch's loss."""
+        """Return one pass's share of the batch's loss, of the tokens that ``groups`` train."""
         device = self.policy.device
         trained_bgr = stack([group.trained_gr for group in groups], device)
         choice_places_m3, choice_weight_m, choices = stack_choices(groups)
-        logprobs_bgr, alternatives_mk = self.policy.logprobs_and_choices(
-            [group.prompt for group in groups],
-            [group.continuations for group in groups],
-            choice_places_m3,
-            choices.tokens,
-            temperature=self.temperature,
-            needed=trained_bgr,
-        )
         if self.objective == "likelihood":
             loss_bgr = likelihood(logprobs_bgr)
         else:
             loss_bgr = self._surrogate(groups, logprobs_bgr, trained_bgr, totals)
-        loss = (loss_bgr * stack(weights, device)).sum()
+        loss = (loss_bgr * stack(weights, device) * trained_bgr).sum()
         if len(choice_places_m3):
             first = groups[0].old_logprobs_gr is None
             loss_m = self._choice_loss(choices, alternatives_mk, first, totals)

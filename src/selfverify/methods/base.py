@@ -19,7 +19,7 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Finish, Group, Trajectory
+from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
 from selfverify.methods.monitor import group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, converse
@@ -120,6 +120,11 @@ class Method(ABC):
         if self.config.reads_scores:
             read_rollout(policy, rollout, sampling.temperature)
         return rollout
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The channels that `credit` gives credits: by default the answer and the score behind it."""
+        return (ANSWER, SCORE)
 
     @property
     def limits(self) -> EpisodeLimits | None:

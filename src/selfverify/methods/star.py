@@ -42,7 +42,7 @@ from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
 from selfverify.rollouts.converse import Rollout
-from selfverify.tasks.answering import AskAgain
+from selfverify.tasks.answering import AskAgain, turn_channel
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -247,6 +247,11 @@ class STaR(TwoTurnMethod):
         """Return the conversations of problems that `problem` made; nothing is sampled."""
         groups = [Group(problem, [self._shown[problem.id]]) for problem in problems]
         return Rollout(policy.encode(problems), groups)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The turns behind the first, one of which is a conversation's last."""
+        return tuple(turn_channel(turn) for turn in range(1, self.config.rounds + 1))
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """1 for every token of a conversation's last turn."""

@@ -110,6 +110,11 @@ class TurnsSFT(TwoTurnMethod):
         ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP)
 
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The second turn, and what is rehearsed."""
+        return (TURN_2, *(self.rehearsal.channels if self.rehearsal else ()))
+
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
         """Return 1 for the second turns that are learnt, and the rehearsed demonstrations' credit."""
         learnt = torch.tensor([self._teaches(trajectory) for trajectory in group.trajectories])

@@ -13,7 +13,7 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import SCORE, TURN_1, TURN_2, Group
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import group_metrics, turn_metrics
 from selfverify.tasks.answering import SECOND_TURN, AskAgain
@@ -38,6 +38,11 @@ class TwoTurnMethod(Method):
     split_score: ClassVar[bool] = False
     compares = True
     config: TwoTurnConfig
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The two turns, and the score where it is split off."""
+        return (TURN_1, TURN_2, SCORE) if self.split_score else (TURN_1, TURN_2)
 
     @property
     def limits(self) -> EpisodeLimits:

@@ -33,8 +33,9 @@ def times(measured: MeasuredPass, settings: PlanSettings, hardware: Hardware) ->
     found = []
     for name, span in measured.phases.items():
         if name == "optimiser":
-            # Weight, gradient and two moments are read, all but the gradient written.
-            moved = 7 * p.trainable_bytes / (gpus if settings.shard == "fsdp" else 1)
+            # Weight, gradient and state (moments, masters) are read, all but the gradient written.
+            moved: float = 3 * p.trainable_bytes + 2 * span.peak.get("optimiser", 0)
+            moved /= gpus if settings.shard == "fsdp" else 1
             found.append(Phase(name, span.flops, moved / bandwidth))
         elif name == "sampling":
             found.append(Phase("prefill", span.flops, span.flops / speed))

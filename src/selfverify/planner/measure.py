@@ -15,6 +15,8 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.trajectory import Group
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method, make_task
+from selfverify.learner.apart import ApartGradients
+from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
 from selfverify.learner.optimizer import make_optimizer
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.totals import UpdateTotals
@@ -71,6 +73,7 @@ class MeasuredPass:
         step_flops: The operations of the decoding step half way.
         cache_bytes: The bytes of keys and values that this decoding step reads.
         passes: The number of micro-batches that are forwarded and backwarded.
+        apart: Whether channels keep gradients of their own.
     """
 
     phases: dict[str, Span]
@@ -81,6 +84,7 @@ class MeasuredPass:
     step_flops: int = 0
     cache_bytes: int = 0
     passes: int = 0
+    apart: bool = False
 
 
 def measure(recipe: Recipe, device: str, groups: int, lengths: PlanSettings) -> MeasuredPass:
@@ -116,7 +120,14 @@ class _Step:
         self.recipe, self.policy, self.method = recipe, policy, method
         self.meter, self.shapes = meter, shapes
         self.trainable = [p for p in policy.model.parameters() if p.requires_grad]
+        self.apart = ApartGradients(lambda: self.trainable)
+        mode = recipe.learner.channels
+        self.moments = [""] if mode == "joint" else [*method.channels]
+        """The channels that have moments of their own."""
+        self.gradients = self.moments if mode == "apart" else []
+        """The channels that have gradients of their own."""
         self.measured = MeasuredPass({}, parameters_of(policy), shapes, policy.shares_prefix is not False)
+        self.measured.apart = mode == "apart"
 
     def run(self) -> MeasuredPass:
         """Run the step and return what was measured."""
@@ -140,9 +151,12 @@ class _Step:
         groups = self._groups()
         self._learn(groups, reference)
         with self._phase("optimiser"):
-            torch.nn.utils.clip_grad_norm_(self.trainable, learner.max_grad_norm)
-            if optimizer is not None:
-                optimizer.step()
+            for channel in self.gradients or self.moments[:1]:
+                if self.gradients:
+                    self.apart.lend(channel)
+                torch.nn.utils.clip_grad_norm_(self.trainable, learner.max_grad_norm)
+                if optimizer is not None:
+                    _step(optimizer, channel)
         return self.measured
 
     @contextmanager
@@ -154,15 +168,18 @@ class _Step:
 
     def _optimizer(self, learner: LearnerConfig) -> torch.optim.Optimizer | None:
         """Return the learner's optimiser after a first step, which makes its state; None with 8 bits."""
+        masters = self.recipe.policy.master_weights
         if learner.optimizer == "adamw_8bit":
             with self.meter.span("optimiser"):
-                self._moments = [_eight_bits(p) for p in self.trainable]
+                self._moments = [_eight_bits(p) for p in self.trainable for _ in self.moments]
+                self._masters = [p.float() for p in self.trainable if masters and p.dtype in LOW_PRECISION]
             return None
-        optimizer = make_optimizer(learner, self.policy.model.named_parameters())
+        optimizer = make_optimizer(learner, self.policy.model.named_parameters(), masters)
         for parameter in self.trainable:
             parameter.grad = torch.zeros_like(parameter)
         with self.meter.span("optimiser"):
-            optimizer.step()
+            for channel in self.moments:
+                _step(optimizer, channel)
         optimizer.zero_grad()
         return optimizer
 
@@ -239,7 +256,10 @@ class _Step:
                 stated=f"{stated}; responses: the task's demonstrations, at their longest",
             )
         kl = float(self.method.config.needs_reference)
-        return [_streams(prompt, rows, kl) for prompt, rows in zip(self.shapes.prompts, lists, strict=True)]
+        names = self.method.channels
+        return [
+            _streams(prompt, rows, kl, names) for prompt, rows in zip(self.shapes.prompts, lists, strict=True)
+        ]
 
     def _demonstrations(self) -> Sequence[Group]:
         task = make_task(self.recipe.task.name, **self.recipe.task.options)
@@ -252,6 +272,13 @@ class _Step:
         seeds = list(range(len(problems)))
         sampling = self.recipe.sampling
         return self.method.rollout(self.policy, task, problems, seeds, sampling).groups
+
+    def _backward(
+        self, loss: torch.Tensor, last: bool, channel: str | None = None, more: bool = False
+    ) -> None:
+        """Do what `Parallel.backward` does, in one process."""
+        with nullcontext() if channel is None else self.apart.adding(channel):
+            loss.backward(retain_graph=more)
 
     def _learn(self, groups: Sequence[GroupStreams], reference: Policy | None) -> None:
         """Learn from the last micro-batch, which is the longest, and scale its operations up to the step."""
@@ -267,7 +294,7 @@ class _Step:
             reference=reference,
             autocast=nullcontext,
             one_pass=lambda last: nullcontext(),
-            backward=lambda loss, last: loss.backward(),
+            backward=self._backward,
         )
         updater = Updater(alone, learner, self.method.objective, self.recipe.sampling.temperature)
         with self._phase("reference") if reference is not None else nullcontext(Span()) as span:
@@ -278,11 +305,17 @@ class _Step:
         hooks = _offloaded(self.trainable[0]) if offloads else nullcontext()
         with self._phase("update") as span, hooks:
             with self.meter.span() as first:
-                updater.gradient(batch, passes, UpdateTotals())
+                updater.gradient(batch, passes, UpdateTotals(), apart=self.gradients)
             if per_update > size:  # a second micro-batch finds the gradients of the first one
-                updater.gradient(batch, passes, UpdateTotals())
+                updater.gradient(batch, passes, UpdateTotals(), apart=self.gradients)
         span.flops = round(first.flops * scale * learner.inner_epochs)
         self.measured.passes = -(-len(groups) // size) * learner.inner_epochs
+
+
+def _step(optimizer: torch.optim.Optimizer, channel: str) -> None:
+    if isinstance(optimizer, ChannelOptimizer):
+        optimizer.take_turn(channel)
+    optimizer.step()
 
 
 def _eight_bits(parameter: torch.Tensor) -> torch.Tensor:
@@ -309,12 +342,13 @@ def _tokens(groups: Sequence[GroupStreams]) -> int:
     return sum(len(group.prompt.ids) + group.channel_gr.numel() for group in groups)
 
 
-def _streams(prompt: Prompt, tokens: list[list[int]], kl: float) -> GroupStreams:
+def _streams(prompt: Prompt, tokens: list[list[int]], kl: float, channels: tuple[str, ...]) -> GroupStreams:
     lengths = torch.tensor([len(row) for row in tokens])
     shape = (len(tokens), int(lengths.max()))
     channel = torch.where(torch.arange(shape[1]) < lengths[:, None], 0, -1)
     ones = torch.ones(shape)
-    return GroupStreams(prompt, tokens, channel, ones, kl * ones, ones, torch.zeros(shape))
+    logprobs = torch.zeros(shape)
+    return GroupStreams(prompt, tokens, channel, ones, kl * ones, ones, logprobs, channels=channels)
 
 
 def parameters_of(policy: Policy) -> Parameters:

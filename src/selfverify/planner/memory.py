@@ -115,7 +115,9 @@ def memory_of(
                 layers = 3 if name == "update" else 2  # and one layer's gradients until they are scattered
                 items["gathered"] = p.root_bytes + layers * p.block_bytes
         elif gpus > 1:
-            items["gradients"] = p.trainable_bytes  # DDP's buckets hold them and are never given back
+            # DDP's buckets hold them and are never given back. Gradients that channels keep apart are beside.
+            beside = items["gradients"] if measured.apart else 0
+            items["gradients"] = p.trainable_bytes + beside
         if hardware.device == "cuda":
             items["reserve"] = round(RESERVE_BYTES + RESERVE_SHARE * sum(items.values()))
             items["vllm"] = round(vllm_share * hardware.memory)

@@ -1,0 +1,266 @@
+"""Channels that share the optimizer, take turns, or have an optimizer each; worked by hand on one weight."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from selfverify.core.credit import Alternatives
+from selfverify.core.errors import ConfigError
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import learn
+from selfverify.learner.channel_optimizer import ChannelOptimizer
+from selfverify.learner.channels import channel_names, chosen_alternatives, only
+from selfverify.learner.optimizer import make_optimizer
+from selfverify.learner.parallel import Parallel, make_accelerator
+from selfverify.learner.streams import GroupStreams, select
+from selfverify.learner.totals import UpdateTotals
+from selfverify.learner.update import Updater, micro_batches
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny import write_tiny
+
+SCRIPT = Path(__file__).with_name("resume_run.py")
+
+
+def one_weight(**settings: object) -> tuple[nn.Parameter, ChannelOptimizer]:
+    """A weight of 1 with AdamW of rate 0.1 and decay rates 0.5, whose eps is too small to be seen."""
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    config = LearnerConfig(steps=1, learning_rate=0.1, betas=(0.5, 0.5), channels="apart", **settings)
+    optimizer = make_optimizer(config, [("w", weight)])
+    assert isinstance(optimizer, ChannelOptimizer)
+    return weight, optimizer
+
+
+def step(
+    weight: nn.Parameter,
+    optimizer: ChannelOptimizer,
+    gradient: float,
+    channel: str,
+    rate: float = 1.0,
+    sharers: int = 1,
+) -> float:
+    weight.grad = torch.tensor([gradient], dtype=weight.dtype)
+    optimizer.take_turn(channel, rate, sharers)
+    optimizer.step()
+    return weight.item()
+
+
+def test_each_channel_has_moments_of_its_own() -> None:
+    """The first step of AdamW is the rate, whatever the gradient's size: m / sqrt(v) = g / |g|.
+
+    Second step of `answer` with gradients 1 and then -2: m = (.5 * 1 + -2) / 2 / .75 = -1, v = (.5 * 1 + 4)
+    / 2 / .75 = 3. The large gradients of `score` between the two are not in it.
+    """
+    weight, optimizer = one_weight()
+    assert step(weight, optimizer, 1.0, "answer") == pytest.approx(0.9)
+    assert step(weight, optimizer, 500.0, "score") == pytest.approx(0.8)
+    assert step(weight, optimizer, -2.0, "answer") == pytest.approx(0.8 + 0.1 / math.sqrt(3))
+    assert step(weight, optimizer, 500.0, "score") == pytest.approx(0.7 + 0.1 / math.sqrt(3))
+    assert float(optimizer.state[weight]["answer/step"]) == float(optimizer.state[weight]["score/step"]) == 2
+
+
+def test_jointly_the_large_gradient_hides_the_small_one() -> None:
+    """The same gradients by one pair of moments: the second step of `answer` goes on where `score` led."""
+    weight, optimizer = one_weight()
+    step(weight, optimizer, 1.0, "")
+    before = step(weight, optimizer, 500.0, "")
+    assert step(weight, optimizer, -2.0, "") < before
+
+
+def test_rates_and_weight_decay() -> None:
+    """A rate is a factor on the step. Two channels that step together decay a weight of 1 by half each."""
+    weight, optimizer = one_weight()
+    assert step(weight, optimizer, 1.0, "score", 0.5) == pytest.approx(0.95)
+    weight, optimizer = one_weight(weight_decay=1.0)
+    assert step(weight, optimizer, 1.0, "answer", 1.0, 2) == pytest.approx(1 - 0.1 / 2 - 0.1)
+
+
+def test_channels_share_the_master() -> None:
+    weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    config = LearnerConfig(steps=1, learning_rate=1e-4, channels="apart")
+    optimizer = make_optimizer(config, [("w", weight)], True)
+    assert isinstance(optimizer, ChannelOptimizer)
+    for channel in ("answer", "score"):
+        step(weight, optimizer, 1.0, channel)
+    assert float(optimizer.state[weight]["master"]) == pytest.approx(1 - 2e-4, abs=1e-7)
+    assert weight.item() == 1.0
+
+
+def test_settings_that_have_no_effect_are_refused() -> None:
+    with pytest.raises(ValueError, match="channel_rates needs channels=alternate"):
+        LearnerConfig(steps=1, channel_rates={"score": 0.5})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("model"), seed=1, hidden=96, layers=2)
+
+
+def made_streams(policy: Policy, count: int = 3) -> list[GroupStreams]:
+    """Groups of ADPO whose channels both teach: rewards are drawn, since random weights earn none."""
+    task, method = make_task("digits-pick"), make_method("adpo", verification_credit="normalised", kl=0.0)
+    problems = [task.problem("train", 0, i) for i in range(count)]
+    sampling = SamplingConfig(group_size=4, max_new_tokens=12)
+    rollout = method.rollout(policy, task, problems, [*range(count)], sampling)
+    valid = [torch.ones(4, dtype=torch.bool)] * count
+    credits = [method.credit(g, v) for g, v in zip(rollout.groups, valid, strict=True)]
+    groups, _ = select(rollout, credits, False)
+    generator = torch.Generator().manual_seed(0)
+    for group in groups:
+        # Half of each response is the answer's, the other half the score's.
+        half = torch.arange(group.channel_gr.shape[1]) >= group.channel_gr.shape[1] // 2
+        trained_gr = group.channel_gr >= 0
+        group.channel_gr = torch.where(trained_gr, half.long().expand_as(trained_gr), -1)
+        group.advantage_gr = torch.randn(trained_gr.shape, generator=generator) * trained_gr
+        group.weight_gr = trained_gr.float()
+    return groups
+
+
+def gradients(policy: Policy, groups: list[GroupStreams], **how: object) -> tuple[Parallel, UpdateTotals]:
+    config = LearnerConfig(steps=1, channels="apart", micro_batch_groups=2)
+    optimizer = make_optimizer(config, policy.model.named_parameters())
+    parallel = Parallel(make_accelerator(policy), policy, None, optimizer, 1.0)
+    totals = UpdateTotals()
+    policy.model.zero_grad()
+    Updater(parallel, config, "surrogate").gradient(groups, micro_batches(groups, 2), totals, **how)  # type: ignore[arg-type]
+    return parallel, totals
+
+
+def copied(parameters: object) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in parameters if p.grad is not None]  # type: ignore[attr-defined]
+
+
+def test_channels_gradients_add_up_to_the_joint_one(folder: Path) -> None:
+    """By one forward pass with two backward passes, and by a pass for each channel."""
+    policy = Policy.load(str(folder), device="cpu")
+    policy.model.double()
+    groups = made_streams(policy)
+    assert channel_names(groups) == ["answer", "score"]
+    _, jointly = gradients(policy, groups)
+    joint = copied(policy.model.parameters())
+    parallel, together = gradients(policy, groups, apart=["answer", "score"])
+    apart = {name: [g for g in kept if g is not None] for name, kept in parallel.apart.kept.items()}
+    for number, whole in enumerate(joint):
+        parts = [kept[number] for kept in apart.values()]
+        # Log-probabilities are float32, so gradients are added in another order there.
+        assert torch.allclose(sum(parts), whole, rtol=0, atol=1e-6 * float(whole.abs().max()) + 1e-12)
+    for name, kept in apart.items():
+        gradients(policy, groups, channel=name)
+        alone = copied(policy.model.parameters())
+        assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-12) for a, b in zip(kept, alone, strict=True))
+    assert together.sums["tokens"] == jointly.sums["tokens"]
+    assert together.sums["loss"] == pytest.approx(jointly.sums["loss"], abs=1e-6)
+    norms = {name: math.sqrt(sum(float(g.square().sum()) for g in kept)) for name, kept in apart.items()}
+    assert parallel.apart_norms() == pytest.approx(norms)
+    assert not parallel.apart.kept and all(p.grad is None for p in policy.model.parameters())
+
+
+def test_choices_belong_to_their_channel(folder: Path) -> None:
+    groups = made_streams(Policy.load(str(folder), device="cpu"), 1)
+    [group] = groups
+    row, place = (group.channel_gr == 1).nonzero()[0].tolist()
+    index = torch.tensor([row]), torch.tensor([place])
+    values = torch.ones(1, 2)
+    group = replace(
+        group, choices=Alternatives(*index, values.long(), values / 2, values), choice_weight_m=torch.ones(1)
+    )
+    answer, score = only(group, "answer"), only(group, "score")
+    assert answer.choices is None and score.choices is group.choices
+    assert chosen_alternatives([group], [answer]).tolist() == [False]
+    assert chosen_alternatives([group], [score]).tolist() == [True]
+    assert bool((answer.channel_gr == 1).any()) is False and bool((score.channel_gr == 0).any()) is False
+
+
+def run(folder: Path, output: Path, steps: int = 4, resume: bool = False, **settings: object) -> Path:
+    config = LearnerConfig(
+        **{
+            "steps": steps,
+            "groups_per_step": 2,
+            "learning_rate": 1e-3,
+            "checkpoint_every": 1,
+            "drop_zero_advantage": False,
+            **settings,
+        }
+    )
+    torch.set_num_threads(1)
+    policy = Policy.load(str(folder), device="cpu")
+    sampling = SamplingConfig(group_size=4, max_new_tokens=8)
+    learn(
+        policy, make_task("digits-pick"), make_method("sft"), config, sampling,
+        output=output, seed=3, resume=resume, save_as="model",
+    )  # fmt: skip
+    return output
+
+
+def lines(output: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_modes_in_a_run(folder: Path, tmp_path: Path) -> None:
+    """Turns go on from step to step; each channel's norm is logged where it is known."""
+    turns = lines(run(folder, tmp_path / "alternate", channels="alternate"))
+    told = [sorted(key for key in line if key.startswith("grad_norm/")) for line in turns]
+    assert told == [["grad_norm/answer"], ["grad_norm/score"]] * 2
+    assert turns[0]["tokens/trained"] > 0
+    apart = lines(run(folder, tmp_path / "apart", channels="apart", channel_rates={"score": 0.5}))
+    for line in apart:
+        both = math.hypot(line["grad_norm/answer"], line["grad_norm/score"])
+        assert line["grad_norm"] == pytest.approx(both, rel=1e-4)
+
+
+def test_measuring_norms_changes_nothing_that_is_learnt(folder: Path, tmp_path: Path) -> None:
+    plain = run(folder, tmp_path / "plain")
+    told = run(folder, tmp_path / "told", log_channels_every=2)
+    left, right = (load_file(o / "model" / "model.safetensors") for o in (plain, told))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    measured = [line for line in lines(told) if "grad_norm/score" in line]
+    assert [line["step"] for line in measured] == [2, 4]
+    # One update: the joint gradient is the sum of the channels'.
+    for line in measured:
+        assert line["grad_norm"] <= line["grad_norm/answer"] + line["grad_norm/score"] + 1e-4
+
+
+@pytest.mark.parametrize(("channels", "dtype"), [("alternate", "float32"), ("apart", "bfloat16")])
+def test_killed_and_resumed_equals_unbroken(folder: Path, tmp_path: Path, channels: str, dtype: str) -> None:
+    """SIGKILL in the middle of the run; moments and masters of all channels come back bit for bit."""
+    ended = []
+    for name, kill in (("unbroken", False), ("broken", True)):
+        command = [sys.executable, str(SCRIPT), str(folder), str(tmp_path / name), channels, dtype]
+        if kill:
+            with subprocess.Popen([*command], stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.split()[1] == "5":
+                        process.kill()
+                        break
+            command.append("resume")
+        done = subprocess.run(command, check=False, timeout=240, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        ended.append(tmp_path / name)
+    left, right = (load_file(o / "model" / "model.safetensors") for o in ended)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    kept = [load_file(max((o / "checkpoints").glob("c*")) / "optimizer.safetensors") for o in ended]
+    moments = [{n: t for n, t in each.items() if n.startswith("optimizer.")} for each in kept]
+    assert moments[0].keys() == moments[1].keys()
+    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
+    kinds = {name.rsplit(".", 1)[-1] for name in moments[0]}
+    assert {"answer/exp_avg", "score/exp_avg_sq"} <= kinds
+    assert ("master" in kinds) == (dtype == "bfloat16")
+    assert (ended[0] / "metrics.jsonl").read_bytes() == (ended[1] / "metrics.jsonl").read_bytes()
+
+
+def test_moments_of_another_mode_are_refused(folder: Path, tmp_path: Path) -> None:
+    output = run(folder, tmp_path, 1, channels="apart")
+    with pytest.raises(ConfigError, match="written with learner.channels=apart"):
+        run(folder, output, 2, resume=True)
