@@ -21,8 +21,9 @@ def main() -> None:
     model, output, *words = sys.argv[1:]
     torch.set_num_threads(1)
     policy = Policy.load(model, dtype="bfloat16" if "bfloat16" in words else "float32")
+    channels = next((word for word in words if word in ("alternate", "apart")), "joint")
     config = LearnerConfig(
-        steps=STEPS,
+        steps=STEPS if channels == "joint" else 6,
         groups_per_step=3,
         updates_per_rollout=2,
         micro_batch_groups=2,
@@ -32,12 +33,13 @@ def main() -> None:
         checkpoint_every=1,
         keep_last=2,
         drop_zero_advantage=False,
-        channels=next((word for word in words if word in ("alternate", "apart")), "joint"),
+        channels=channels,
     )
     learn(
         policy,
         make_task("digits-pick"),
-        make_method("adpo"),
+        # Random weights write no scores. Demonstrations have both channels.
+        make_method("adpo" if channels == "joint" else "sft"),
         config,
         SamplingConfig(group_size=4, max_new_tokens=8),
         output=output,

@@ -81,8 +81,9 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
             ("policy.shared_prefix=off", "policy.dtype=bfloat16", "method.name=grpo"), marks=pytest.mark.slow
         ),
         pytest.param(("method.name=sft",), marks=pytest.mark.slow),
+        ("policy.dtype=bfloat16", "learner.channels=apart", "method.name=sft"),
     ],
-    ids=["full", "checkpointing", "lora", "vision", "plain", "sft"],
+    ids=["full", "checkpointing", "lora", "vision", "plain", "sft", "masters and channels"],
 )
 def test_memory_is_that_of_a_run(tiny_folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Within 5 %, for the whole step and for sampling; a plan reads no weights and runs no kernel."""

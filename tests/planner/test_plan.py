@@ -48,11 +48,11 @@ def test_tokens_and_lengths(planned: Plan) -> None:
 
 
 def test_parameters_and_states(planned: Plan) -> None:
-    """Two bytes a weight, two moments of two bytes for what learns, a second copy for the reference."""
+    """Two bytes a weight; for what learns a master and two moments of four; a copy for the reference."""
     p, update = planned.measured.parameters, planned.measured.phases["update"].peak
     assert p.weight_bytes == 2 * p.total
     assert update["reference"] == pytest.approx(2 * p.total, rel=0.001)  # and rotary tables
-    assert update["optimiser"] == pytest.approx(4 * p.trainable, rel=0.01)  # and a step count each
+    assert update["optimiser"] == pytest.approx(12 * p.trainable, rel=0.01)  # and a step count each
     assert update["gradients"] == 2 * p.trainable < 2 * p.total
 
 
@@ -86,8 +86,8 @@ def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None
     less = make_plan(recipe, TWO).measured.phases["update"]
     full = planned.measured.phases["update"]
     p = planned.measured.parameters
-    # Two bytes and a little, but for this model's many small tensors.
-    assert 2 * p.trainable < less.peak["optimiser"] < 2.4 * p.trainable < full.peak["optimiser"]
+    # A master, two bytes and a little, but for this model's many small tensors.
+    assert 6 * p.trainable < less.peak["optimiser"] < 6.4 * p.trainable < full.peak["optimiser"]
     assert less.peak["activations"] < 0.7 * full.peak["activations"]
     assert less.flops == full.flops
 

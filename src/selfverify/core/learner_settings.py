@@ -70,8 +70,9 @@ class LearnerConfig(BaseModel):
     log_channels_every: int = Field(
         0,
         ge=0,
-        description="Steps between measurements of each channel's gradient norm with `channels: joint`, which "
-        "take another forward and a backward pass per channel; 0 is never. Otherwise every step logs them.",
+        description="Steps between measurements of each channel's gradient norm with `channels: joint`. They "
+        "take another forward pass, and a backward pass per channel; 0 is never. The other modes log the "
+        "norms in every step.",
     )
     clip_low: float = Field(0.2, ge=0.0, le=1.0, description="The ratio is clipped below at 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0.0, description="The ratio is clipped above at 1 + clip_high.")

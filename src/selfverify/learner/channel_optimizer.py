@@ -19,7 +19,7 @@ CHUNK = 2**26
 
 
 class ChannelOptimizer(torch.optim.Optimizer):
-    """Steps weights with an inner optimizer per channel, on float32 masters where weights have less precision.
+    """Steps weights with an inner optimizer per channel, on float32 masters of weights in low precision.
 
     A master is a float32 copy of a bfloat16 or float16 weight. Gradients are applied to the master, and the
     master is rounded to the weight after each step, so that small steps add up (Micikevicius et al. 2018,

@@ -70,9 +70,9 @@ def lost_steps(optimizer: torch.optim.Optimizer, learning_rate: float) -> str:
         return ""
     name = str(low[0].dtype).removeprefix("torch.")
     return (
-        f"learner.learning_rate={learning_rate:g} is small for {name} weights without masters: a typical weight "
-        f"is {typical:.2g}, and rounding loses changes of less than {least:.2g}. Most weights will not move. "
-        "Set policy.master_weights=true, policy.dtype=float32 or policy.lora={}"
+        f"learner.learning_rate={learning_rate:g} is small for {name} weights without masters: a typical "
+        f"weight is {typical:.2g}, and rounding loses changes of less than {least:.2g}. Most weights will not "
+        "move. Set policy.master_weights=true, policy.dtype=float32 or policy.lora={}"
     )
 
 
