@@ -81,9 +81,15 @@ def main() -> None:
     ranks.start(cpu=True)
     lora = LoraSettings(rank=2, dropout=0.1) if "lora" in given else None
     policy = Policy.load(
-        PolicyConfig(path="builtin:digits", device="cpu", lora=lora, train_vision="vision" in given)
+        PolicyConfig(
+            path="builtin:digits",
+            device="cpu",
+            lora=lora,
+            train_vision="vision" in given,
+            dtype="bfloat16" if "low" in given else "float32",
+        )
     )
-    if way != "zero":
+    if way != "zero" and "low" not in given:
         policy.model.double()  # sums in another order differ by rounding, which Adam may blow up
     training = Training(
         policy,
@@ -97,6 +103,8 @@ def main() -> None:
             learning_rate=1e-4,
             checkpoint_every=1,
             drop_zero_advantage=False,
+            channels=given.get("channels", "joint"),
+            log_channels_every=int(given.get("measure", 0)),
         ),
         SamplingConfig(group_size=4, max_new_tokens=40),
         Path(output),

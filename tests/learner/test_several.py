@@ -103,6 +103,44 @@ def test_uneven_processes_equal_one(
     assert_close(trained(tmp_path / way, way, *settings, processes=processes), expected, limit)
 
 
+@pytest.mark.parametrize("way", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+def test_channels_apart_equal_one_process(way: str, tmp_path: Path) -> None:
+    """Each channel's gradient is summed over the processes."""
+    settings = ("channels=apart", "steps=2")
+    expected = trained(tmp_path / "alone", "alone", *settings)
+    assert_close(trained(tmp_path / way, way, *settings), expected, 1e-6)
+    ours, theirs = ((tmp_path / f / "metrics.jsonl").read_text().splitlines() for f in (way, "alone"))
+    for mine, other in zip(map(json.loads, ours), map(json.loads, theirs), strict=True):
+        assert mine["grad_norm/score"] > 0
+        assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("setting", ["channels=alternate", "measure=1"])
+def test_turns_and_measurements_equal_one_process(way: str, setting: str, tmp_path: Path) -> None:
+    expected = trained(tmp_path / "alone", "alone", setting, "steps=2")
+    assert_close(trained(tmp_path / way, way, setting, "steps=2"), expected, 1e-6)
+
+
+@pytest.mark.parametrize("way", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+def test_masters_go_from_wrapper_to_wrapper(way: str, tmp_path: Path) -> None:
+    """A checkpoint holds whole masters, which are the saved weights before rounding; one process goes on."""
+    saved = trained(tmp_path, way, "low=1", "steps=1")
+    state = json.loads((tmp_path / "checkpoints/checkpoint-000001/state.json").read_text())
+    tensors = load_file(tmp_path / "checkpoints/checkpoint-000001/optimizer.safetensors")
+    masters = {n: t for n, t in tensors.items() if n.startswith("optimizer.") and n.endswith(".master")}
+    assert len(masters) == len(state["names"][0])
+    for number, name in enumerate(state["names"][0]):
+        master = masters[f"optimizer.state.{number}.master"]
+        assert master.dtype == torch.float32
+        # The saved file has the family's older names.
+        assert torch.equal(master.bfloat16(), saved[name.replace("language_model.", "")])
+        assert tensors[f"optimizer.state.{number}.exp_avg"].dtype == torch.float32
+    assert any(bool((t.bfloat16().float() != t).any()) for t in masters.values())
+    trained(tmp_path, "alone", "low=1", "steps=2", "resume=1")
+
+
 @pytest.mark.slow
 def test_idle_processes_and_adapters(tmp_path: Path) -> None:
     """One group for two processes: the second has nothing of its own in any pass."""

@@ -71,8 +71,8 @@ def lost_steps(optimizer: torch.optim.Optimizer, learning_rate: float) -> str:
     name = str(low[0].dtype).removeprefix("torch.")
     return (
         f"learner.learning_rate={learning_rate:g} is small for {name} weights without masters: a typical "
-        f"weight is {typical:.2g}, and rounding loses changes of less than {least:.2g}. Most weights will not "
-        "move. Set policy.master_weights=true, policy.dtype=float32 or policy.lora={}"
+        f"weight is {typical:.2g}, and rounding loses changes of less than {least:.2g}, so that most weights "
+        "will not move. Set policy.master_weights=true, policy.dtype=float32 or policy.lora={}"
     )
 
 
