@@ -21,7 +21,7 @@ class EpisodeLimits(BaseModel):
         60.0,
         gt=0,
         description="Seconds that a reply may take on a thread; a conversation whose reply takes longer ends "
-        "with an error.",
+        "with an error. Closing an episode may take as long.",
     )
     rollout_s: float | None = Field(
         None,

@@ -64,11 +64,7 @@ class Encoder:
         Raises:
             DataError: The image cannot be read, or the processor refuses it.
         """
-        try:
-            rgb = image.convert("RGB")
-        except Exception as error:
-            # PIL raises many types for broken files; whichever it is, the problem must be named.
-            raise DataError(f"problem {problem_id}: an image cannot be read ({error})") from error
+        rgb = self.rgb(image, problem_id)
         several = several and self.loaded.family.splits_single_images
         content = repr((rgb.size, several)).encode() + rgb.tobytes()
         key = hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -77,6 +73,21 @@ class Encoder:
             found = self._preprocess(key, rgb, problem_id, several)
             self._images.put(key, found)
         return found
+
+    def rgb(self, image: Image, problem_id: str) -> Image:
+        """A copy of an image of any mode.
+
+        Raises:
+            DataError: The image cannot be read, or has no pixels.
+        """
+        try:
+            rgb = image.convert("RGB")
+        except Exception as error:
+            # PIL raises many types for broken files; whichever it is, the problem must be named.
+            raise DataError(f"problem {problem_id}: an image cannot be read ({error})") from error
+        if 0 in rgb.size:
+            raise DataError(f"problem {problem_id}: an image of {rgb.size} has no pixels")
+        return rgb
 
     def _preprocess(self, key: str, rgb: Image, problem_id: str, several: bool) -> ImageInput:
         family, model, tokenizer = self.loaded.family, self.loaded.model, self.loaded.tokenizer

@@ -6,6 +6,7 @@ those it writes for any conversation, and nothing inside the words can be taken 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ class ReplyEncoder:
         added = tokenizer.added_tokens_decoder.items()
         self._meant = {number for number, token in added if token.special or _is_markup(token.content)}
         literals = marks | {tokenizer.convert_ids_to_tokens(number) for number in self._meant}
+        # What stands for characters that a tokenizer does not know means nothing itself.
+        self._meant.discard(tokenizer.unk_token_id)
         longest_first = sorted((x for x in literals if x), key=len, reverse=True)
         self._literal = re.compile("|".join(re.escape(x) for x in longest_first) or r"(?!)")
         self._frames: dict[tuple[str, str, str], _Frame] = {}
@@ -58,19 +61,22 @@ class ReplyEncoder:
 
         Raises:
             ConfigError: The model's chat template cannot continue a conversation in this way.
-            DataError: The reply shows images that cannot be read, or to a model that reads none; or it is
-                longer than the model's context.
+            DataError: The reply is not of the form that `Reply` describes; or it shows images that cannot be
+                read, or to a model that reads none; or it is longer than the model's context; or the
+                tokenizer would read something in it as a special token.
         """
-        where = f"problem {problem.id}, turn {turn}"
-        parts = _parts(reply)
-        texts = [_encodable(str(part.get("text", ""))) for part in parts if part.get("type") == "text"]
+        named = f"{problem.id}, turn {turn}"
+        where = f"problem {named}"
+        parts = _parts(reply, where)
+        texts = [_encodable(part["text"]) for part in parts if part["type"] == "text"]
         limit = longest_row(self.loaded.model)
-        characters = sum(len(text) for text in texts)
+        # Every part takes work, also an empty one.
+        characters = sum(len(text) for text in texts) + len(parts)
         if limit is not None and characters > _CHARACTERS_PER_TOKEN * limit:
             raise DataError(
                 f"{where}: the reply has {characters} characters and the model reads {limit} tokens"
             )
-        places = sum(part.get("type") == "image" for part in parts)
+        places = len(parts) - len(texts)
         if places != len(reply.images):
             raise DataError(
                 f"{where}: the reply has {places} places for images and {len(reply.images)} images"
@@ -78,22 +84,25 @@ class ReplyEncoder:
         if reply.images and self._slot is None:
             raise DataError(f"{where}: the reply shows an image but the model reads text only")
         frame = self._frame(problem, reply.role, parts)
-        images = [self.encoder.image(image, where, several=True) for image in reply.images]
+        # Copies: an environment may go on drawing on its screen, or close it, before it is learnt from.
+        pictures = [self.encoder.rgb(image, named) for image in reply.images]
+        images = [self.encoder.image(picture, named, several=True) for picture in pictures]
         tokens = self._tokens(frame, texts, [image.text for image in images], where)
         unexpanded = self._tokens(frame, texts, [self._slot or ""] * len(images), where) if images else None
-        return Continuation(tokens, images, unexpanded, list(reply.images))
+        return Continuation(tokens, images, unexpanded, pictures)
 
     def check(self, problem: Problem, reply: Reply) -> None:
         """Look whether the chat template can show a reply of this form, whatever its words are.
 
         Raises:
             ConfigError: It cannot.
+            DataError: The reply is not of the form that `Reply` describes.
         """
-        self._frame(problem, reply.role, _parts(reply))
+        self._frame(problem, reply.role, _parts(reply, f"problem {problem.id}"))
 
     def _frame(self, problem: Problem, role: str, parts: Sequence[dict[str, Any]]) -> _Frame:
         """What the template writes around a reply of this form; rendered once for each problem and form."""
-        form = "".join("i" if part.get("type") == "image" else "t" for part in parts)
+        form = "".join("i" if part["type"] == "image" else "t" for part in parts)
         key = (problem.id, role, form)
         if key in self._frames:
             return self._frames[key]
@@ -112,7 +121,8 @@ class ReplyEncoder:
                 f"problem {problem.id}: the model's chat template cannot continue a conversation ({error}); "
                 f"another turn needs one that takes user, assistant and {role} messages"
             ) from error
-        if rest is None or any(rest.count(mark) != 1 for mark in marks):
+        texts, order = _around(rest or "")
+        if rest is None or sorted(order) != [*range(len(marks))]:
             raise ConfigError(
                 f"problem {problem.id}: the model's chat template cannot continue a conversation: with an "
                 f"answer and a {role} message it writes other text before the answer than the prompt the "
@@ -124,9 +134,6 @@ class ReplyEncoder:
                 f"problem {problem.id}: the model's chat template writes {slots} images of a {role} message "
                 f"that has {form.count('i')}"
             )
-        pieces = re.split("|".join(f"({mark})" for mark in marks), rest) if marks else [rest]
-        texts = [piece for piece in pieces if piece is not None and piece not in marks]
-        order = [marks.index(piece) for piece in pieces if piece in marks]
         self._frames[key] = _Frame(texts, order)
         return self._frames[key]
 
@@ -155,16 +162,14 @@ class ReplyEncoder:
             ranges.append((len(whole), len(whole) + len(texts[number])))
             whole += texts[number] + shown(piece)
         tokenizer = self.loaded.tokenizer
-        start, ids = 0, []
-        for cut in [*self._cuts(whole, ranges), len(whole)]:
-            ids += tokenizer(whole[start:cut], add_special_tokens=False)["input_ids"]
-            start = cut
-        words = "".join(whole[a:b] for a, b in ranges)
-        if self._literal.search(words):
-            own = "".join(_outside(whole, ranges))
-            expected = tokenizer(own, add_special_tokens=False)["input_ids"]
-            if sum(i in self._meant for i in ids) != sum(i in self._meant for i in expected):
-                raise DataError(f"{where}: the reply cannot be written without special tokens of the model")
+        cuts = [0, *self._cuts(whole, ranges), len(whole)]
+        runs = [whole[a:b] for a, b in itertools.pairwise(cuts)]
+        # A tokenizer may see special tokens where `_literal` sees none, as behind its normaliser.
+        runs.append("".join(_outside(whole, ranges)))
+        *parts, own = tokenizer(runs, add_special_tokens=False)["input_ids"]
+        ids = [i for part in parts for i in part]
+        if sum(i in self._meant for i in ids) != sum(i in self._meant for i in own):
+            raise DataError(f"{where}: the reply cannot be written without special tokens of the model")
         return ids
 
     def _cuts(self, whole: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -178,9 +183,33 @@ class ReplyEncoder:
         return sorted(cuts)
 
 
-def _parts(reply: Reply) -> list[dict[str, Any]]:
-    """A reply's content as parts."""
-    return [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
+def _parts(reply: Reply, where: str) -> list[dict[str, Any]]:
+    """A reply's content as parts.
+
+    Raises:
+        DataError: The reply is not of the form that `Reply` describes.
+    """
+    if reply.role not in ("user", "tool"):
+        raise DataError(f"{where}: the reply's role is {reply.role!r}, and only user and tool reply")
+    if not isinstance(reply.images, list | tuple):
+        raise DataError(f"{where}: the reply's images are no list")
+    if isinstance(reply.content, str):
+        return [{"type": "text", "text": reply.content}]
+    if not isinstance(reply.content, list | tuple):
+        raise DataError(f"{where}: the reply's content is neither a text nor a list of parts")
+    for part in reply.content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "image" and not (kind == "text" and isinstance(part.get("text"), str)):
+            raise DataError(
+                f"{where}: the reply has a part that is neither an image nor a text: {str(part)[:100]}"
+            )
+    return list(reply.content)
+
+
+def _around(rest: str) -> tuple[list[str], list[int]]:
+    """The texts around the marks that stand for words, and the marks' numbers."""
+    pieces = re.split("REPLY([0-9]+)WORDS", rest)
+    return pieces[::2], [int(number) for number in pieces[1::2]]
 
 
 def _outside(whole: str, ranges: Sequence[tuple[int, int]]) -> list[str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from selfverify.core import ranks
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.core.errors import DataError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.tags import channel_lengths, token_ends
+from selfverify.core.tags import Tagged, channel_lengths, token_ends
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Segment, Trajectory
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt, longest_row
@@ -22,7 +23,7 @@ from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.response_template import read_message
 from selfverify.policy.sampling import Sample, derived_seed
 from selfverify.policy.threads import Place, Threads
-from selfverify.rollouts.replying import Replies
+from selfverify.rollouts.replying import Replies, ask, ending_of, outcome
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
@@ -100,19 +101,11 @@ def converse(
         for b, (problem, seed) in enumerate(zip(problems, seeds, strict=True)):
             for g in range(sampling.group_size):
                 talks[b, g] = _Talk(problem, None, [], [])
-                try:
-                    opened = (open_episode or task.open)(problem, derived_seed(seed, g))
-                except Exception as error:
-                    # An environment that does not start is lost like one that dies.
-                    _fail(talks[b, g], error)
-                else:
-                    talks[b, g].episode = opened
-                    _check(writer, problem, opened)
+                _open(talks[b, g], writer, partial(open_episode or task.open, problem, derived_seed(seed, g)))
         _talk(policy, prompts, talks, seeds, sampling, limits, listener, replies, writer)
         endings = _endings(task, talks)
     finally:
-        for talk in talks.values():
-            _close(talk)
+        _close(talks, replies)
     groups = []
     for b, problem in enumerate(problems):
         made = [_trajectory(talks[b, g], endings.get((b, g))) for g in range(sampling.group_size)]
@@ -131,15 +124,15 @@ def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[S
     try:
         _check(writer, problem, episode)
         for turn, sample in enumerate(turns):
-            reply = episode.reply(_record(policy, talk, sample, turn))
+            reply = ask(episode, _record(policy, talk, sample, turn))
             _cut(policy, talk, reply)
             if reply.done or sample.finish != Finish.STOP or turn + 1 == len(turns):
                 break
             piece = without_written_end(sample.tokens, writer.encode(problem, reply, turn + 1))
             talk.segments.append(_observation(policy, piece, turn + 1))
-        return _trajectory(talk, episode.ending())
+        return _trajectory(talk, ending_of(episode, len(talk.turns)))
     finally:
-        _close(talk)
+        episode.close()
 
 
 def _talk(
@@ -170,16 +163,16 @@ def _talk(
             listener(said, threads)
         episodes = {p: e for p in said if (e := talks[p].episode) is not None}
         heard: dict[Place, Continuation] = {}
-        for place, outcome in replies.ask(said, episodes).items():
+        for place, reply in replies.ask(said, episodes).items():
             talk = talks[place]
-            if isinstance(outcome, Exception):
-                _fail(talk, outcome)
+            if isinstance(reply, Exception):
+                _fail(talk, reply)
                 continue
-            _cut(policy, talk, outcome)
-            if outcome.done or said[place].finish != Finish.STOP or not more:
+            _cut(policy, talk, reply)
+            if reply.done or said[place].finish != Finish.STOP or not more:
                 continue
             try:
-                piece = writer.encode(talk.problem, outcome, turn + 1)
+                piece = writer.encode(talk.problem, reply, turn + 1)
             except DataError as error:
                 _fail(talk, error)
                 continue
@@ -194,6 +187,21 @@ def _talk(
         going = list(heard)
 
 
+def _open(talk: _Talk, writer: ReplyEncoder, begin: Callable[[], Episode]) -> None:
+    """Begin a conversation; an environment that does not start is lost like one that dies."""
+    opened = outcome(begin)
+    if not isinstance(opened, Episode):
+        kind = type(opened).__name__
+        _fail(talk, opened if isinstance(opened, Exception) else TypeError(f"a {kind} is no Episode"))
+        return
+    talk.episode = opened
+    checked = outcome(lambda: _check(writer, talk.problem, opened))
+    if isinstance(checked, ConfigError):
+        raise checked
+    if checked is not None:
+        _fail(talk, checked)
+
+
 def _check(writer: ReplyEncoder, problem: Problem, episode: Episode) -> None:
     """Refuse a chat template that cannot show what the episode will reply, before anything is sampled."""
     for reply in episode.foreseen():
@@ -205,7 +213,8 @@ def said_of(policy: Policy, sample: Sample, turn: int = 0) -> Said:
     text, ends = token_ends(policy.tokenizer, sample.tokens)
     if sample.finish == Finish.STOP:
         text = text[: ends[-2] if len(ends) > 1 else 0]
-    return Said(text, sample.tokens, sample.finish, turn)
+    # A copy: what an episode does to it must not reach what is learnt.
+    return Said(text, list(sample.tokens), sample.finish, turn)
 
 
 def _record(policy: Policy, talk: _Talk, sample: Sample, turn: int) -> Said:
@@ -270,26 +279,39 @@ def _endings(task: Task, talks: Mapping[Place, _Talk]) -> dict[Place, Ending]:
     whole = {
         place: talk.episode for place, talk in talks.items() if talk.episode is not None and not talk.error
     }
-    task.prepare([(talks[p].problem, tagged) for p, episode in whole.items() for tagged in episode.answers()])
+    answers: list[tuple[Problem, Tagged]] = []
+    for place, episode in whole.items():
+        given = outcome(partial(_answers, episode))
+        if isinstance(given, Exception):
+            _fail(talks[place], given)
+        else:
+            answers += [(talks[place].problem, tagged) for tagged in given]
+    task.prepare(answers)
     endings = {}
     for place, episode in whole.items():
-        try:
-            endings[place] = episode.ending()
-        except Exception as error:
+        if talks[place].error is not None:
+            continue
+        ending = outcome(partial(ending_of, episode, len(talks[place].turns)))
+        if isinstance(ending, Exception):
             # As of a reply: no verdict, never a 0.
-            _fail(talks[place], error)
+            _fail(talks[place], ending)
+        else:
+            endings[place] = ending
     return endings
 
 
-def _close(talk: _Talk) -> None:
-    if talk.episode is None:
-        return
-    try:
-        talk.episode.close()
-    except Exception as error:
-        # The conversation is over, and the others have to be closed, too.
-        message = f"problem {talk.problem.id}: an episode could not be closed: {error}"
-        note(logger, "episode_not_closed", message, problem=talk.problem.id, reason=str(error))
+def _answers(episode: Episode) -> list[Tagged]:
+    return list(episode.answers())
+
+
+def _close(talks: Mapping[Place, _Talk], replies: Replies) -> None:
+    """Close all episodes. A conversation is over then, whatever closing its episode comes to."""
+    closed = replies.close({p: talk.episode for p, talk in talks.items() if talk.episode is not None})
+    for place, error in closed.items():
+        if error is not None:
+            problem = talks[place].problem
+            message = f"problem {problem.id}: an episode could not be closed: {error}"
+            note(logger, "episode_not_closed", message, problem=problem.id, reason=str(error))
 
 
 def _trajectory(talk: _Talk, ending: Ending | None) -> Trajectory:

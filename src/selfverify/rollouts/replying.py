@@ -1,16 +1,26 @@
-"""Asking episodes for their replies: one after another, or on threads with a deadline."""
+"""Asking episodes for their replies: one after another, or on threads with a deadline.
+
+An episode is its author's code. What it raises, and what it returns that makes no sense, is an exception in
+the place of the reply, and ends its own conversation only.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
-from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import SamplingError
 from selfverify.policy.threads import Place
+
+T = TypeVar("T")
 
 Outcome = Reply | Exception
 """A reply, or why there is none."""
@@ -37,29 +47,38 @@ class Replies:
         Raises:
             SamplingError: More threads hang than `EpisodeLimits.hung_threads`.
         """
-        if not self.limits.reply_threads:
-            return {place: self._now(episodes[place], words) for place, words in said.items()}
-        found = self._on_threads(said, episodes)
-        return {place: found[place] for place in said}
+        calls = {place: partial(ask, episodes[place], words) for place, words in said.items()}
+        if self.limits.reply_threads:
+            return self._on_threads(calls, self.limits.reply_threads, self.limits.hung_threads)
+        return {
+            place: self._too_late() if self._is_over() else outcome(call) for place, call in calls.items()
+        }
 
-    def _now(self, episode: Episode, words: Said) -> Outcome:
-        return self._too_late() if self._is_over() else _outcome(lambda: episode.reply(words))
+    def close(self, episodes: Mapping[Place, Episode]) -> dict[Place, Exception | None]:
+        """Close all episodes, also those of a rollout that has taken too long.
+
+        Where replies have a deadline, closing has the same: a hung reply may hold what closing waits for.
+        All are closed at the same time then, so that those that hang cost one deadline.
+        """
+        self._ends = None
+        calls = {place: episode.close for place, episode in episodes.items()}
+        if self.limits.reply_threads and calls:
+            return self._on_threads(calls, len(calls), len(calls) + len(self._abandoned))
+        return {place: outcome(call) for place, call in calls.items()}
 
     def _on_threads(
-        self, said: Mapping[Place, Said], episodes: Mapping[Place, Episode]
-    ) -> dict[Place, Outcome]:
-        done: queue.SimpleQueue[tuple[Place, Outcome]] = queue.SimpleQueue()
-        waiting, running, found = (
-            list(said),
-            dict[Place, tuple[float, threading.Thread]](),
-            dict[Place, Outcome](),
-        )
+        self, calls: Mapping[Place, Callable[[], T]], threads: int, may_hang: int
+    ) -> dict[Place, T | Exception]:
+        """The outcome of each call, in the order of ``calls``."""
+        done: queue.SimpleQueue[tuple[Place, T | Exception]] = queue.SimpleQueue()
+        waiting, running = list(calls), dict[Place, tuple[float, threading.Thread]]()
+        found: dict[Place, T | Exception] = {}
 
         def run(place: Place) -> None:
-            done.put((place, _outcome(lambda: episodes[place].reply(said[place]))))
+            done.put((place, outcome(calls[place])))
 
         while waiting or running:
-            while waiting and len(running) < self.limits.reply_threads:
+            while waiting and len(running) < threads:
                 place = waiting.pop(0)
                 thread = threading.Thread(target=run, args=(place,), daemon=True, name=f"reply-{place}")
                 running[place] = time.monotonic() + self.limits.reply_s, thread
@@ -67,21 +86,21 @@ class Replies:
             until = min(deadline for deadline, _ in running.values())
             until = until if self._ends is None else min(until, self._ends)
             try:
-                place, outcome = done.get(timeout=max(until - time.monotonic(), 0.0))
+                place, came = done.get(timeout=max(until - time.monotonic(), 0.0))
             except queue.Empty:
                 over, now = self._is_over(), time.monotonic()
                 for place in [p for p, (deadline, _) in running.items() if over or deadline <= now]:
                     self._abandoned.append(running.pop(place)[1])
-                    reason = f"its reply took longer than {self.limits.reply_s} s"
+                    reason = f"it took longer than {self.limits.reply_s} s"
                     found[place] = self._too_late() if over else TimeoutError(reason)
                 if over:
                     found |= {place: self._too_late() for place in waiting}
                     waiting = []
-                self._refuse_many_hung()
+                self._refuse_many_hung(may_hang)
             else:
                 if running.pop(place, None) is not None:
-                    found[place] = outcome
-        return found
+                    found[place] = came
+        return {place: found[place] for place in calls}
 
     def _is_over(self) -> bool:
         return self._ends is not None and time.monotonic() >= self._ends
@@ -89,19 +108,59 @@ class Replies:
     def _too_late(self) -> TimeoutError:
         return TimeoutError(f"the rollout has taken longer than {self.limits.rollout_s} s")
 
-    def _refuse_many_hung(self) -> None:
+    def _refuse_many_hung(self, may_hang: int) -> None:
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
-        if len(self._abandoned) > self.limits.hung_threads:
+        if len(self._abandoned) > may_hang:
             raise SamplingError(
                 f"{len(self._abandoned)} threads hang in replies of episodes, and at most "
-                f"{self.limits.hung_threads} may; give the environment time limits of its own, or a process "
+                f"{may_hang} may; give the environment time limits of its own, or a process "
                 "that can be killed"
             )
 
 
-def _outcome(call: Callable[[], Reply]) -> Outcome:
+def ask(episode: Episode, said: Said) -> Reply:
+    """An episode's reply.
+
+    Raises:
+        TypeError: It is no `Reply`.
+        ValueError: Its cuts do not divide what was said.
+    """
+    reply = episode.reply(said)
+    if not isinstance(reply, Reply):
+        raise TypeError(f"it replied with an object of type {type(reply).__name__}, not with a Reply")
+    starts = [start for _, start in reply.cuts]
+    inside = all(isinstance(start, int) and 0 <= start <= len(said.text) for start in starts)
+    if not inside or starts != sorted(starts) or starts[:1] not in ([], [0]):
+        raise ValueError(f"its cuts at {starts} do not rise from 0 to at most {len(said.text)}")
+    return reply
+
+
+def ending_of(episode: Episode, turns: int) -> Ending:
+    """What an episode says came of a conversation in which the policy spoke ``turns`` times.
+
+    Raises:
+        TypeError: It is no `Ending`, or has a reward or a score that is no number.
+        ValueError: A reward or a score is not finite, which would reach every weight; or there are more
+            turns in it than in the conversation.
+    """
+    ending = episode.ending()
+    if not isinstance(ending, Ending):
+        raise TypeError(f"its ending is an object of type {type(ending).__name__}, not an Ending")
+    for kind, values in (("reward", ending.rewards), ("score", ending.scores)):
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise ValueError(f"its {kind} {name!r} is {value}")
+    if len(ending.turns) > turns or any(turn not in range(turns) for turn in ending.lost_turns):
+        raise ValueError(f"its ending tells of more turns than the {turns} there were")
+    return ending
+
+
+def outcome(call: Callable[[], T]) -> T | Exception:
+    """The result of ``call``, or what it raised."""
     try:
         return call()
     except Exception as error:
-        # An episode is its author's code; whatever it raises ends its own conversation only.
         return error
+    except (SystemExit, asyncio.CancelledError) as error:
+        # Command-line parsers and asynchronous libraries leave by these; they must not end a training run.
+        return RuntimeError(f"it ended with {type(error).__name__}: {error}")

@@ -1,0 +1,197 @@
+"""Episodes that return nonsense, keep what they showed, or hang: each ends its own conversation only."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import Finish, Trajectory
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.converse import converse
+from selfverify.tasks.base import Judged, Task, user_turn
+
+SAMPLING = SamplingConfig(group_size=3, max_new_tokens=40, top_p=1.0)
+LIMITS = EpisodeLimits(turns=3)
+THREADS = LIMITS.model_copy(update={"reply_threads": 3, "reply_s": 0.5})
+
+
+class Anything(Task):
+    """Problems without a right answer."""
+
+    name = "anything"
+    summary = "test"
+    limits = LIMITS
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        return Problem("p", user_turn("Say 7.", images=0))
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        return Judged(0.0, False)
+
+
+class Polite(Episode):
+    """Replies once."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def reply(self, said: Said) -> Reply:
+        self.turns += 1
+        return Reply("Go on.", done=self.turns > 1)
+
+    def ending(self) -> Ending:
+        return Ending({"answer": 1.0})
+
+
+@pytest.fixture
+def short(load_policy: Callable[..., Policy]) -> Policy:
+    """A policy of which every turn ends within the limit."""
+    policy = load_policy()
+    policy._check_head()
+    right, index = policy.head.logits, policy.tokenizer.eos_token_id
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits = right(hidden)
+        return logits + 4.0 * torch.nn.functional.one_hot(torch.tensor(index), logits.shape[-1])
+
+    policy.head.logits = head  # type: ignore[method-assign]
+    return policy
+
+
+def hold(policy: Policy, second: Callable[[], Any], limits: EpisodeLimits = LIMITS) -> list[Trajectory]:
+    """Three conversations; the one in the middle is held by what ``second`` makes."""
+    count = iter(range(3))
+
+    def begin(problem: Problem, seed: int) -> Any:
+        return second() if next(count) == 1 else Polite()
+
+    problem = Anything().problem("train", 0, 0)
+    [group] = converse(policy, Anything(), [problem], [41], SAMPLING, begin, limits).groups
+    return group.trajectories
+
+
+def replying(make: Callable[[Said], Any]) -> type[Polite]:
+    return type("Odd", (Polite,), {"reply": lambda self, said: make(said)})
+
+
+def ending(make: Callable[[], Any]) -> type[Polite]:
+    return type("Odd", (Polite,), {"ending": lambda self: make()})
+
+
+def raises() -> Any:
+    raise RuntimeError("gone")
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "no reply": replying(lambda said: None),
+    "a text": replying(lambda said: "Go on."),
+    "unsorted cuts": replying(
+        lambda said: Reply(done=True, cuts=[("a", 0), ("b", len(said.text)), ("c", 0)])
+    ),
+    "cuts from 1": replying(lambda said: Reply(done=True, cuts=[("a", 1)])),
+    "cuts below 0": replying(lambda said: Reply(done=True, cuts=[("a", 0), ("b", -1)])),
+    "cuts beyond": replying(lambda said: Reply(done=True, cuts=[("a", 0), ("b", len(said.text) + 1)])),
+    "cuts in words": replying(lambda said: Reply(done=True, cuts=[("a", "0")])),  # type: ignore[list-item]
+    "a system's role": replying(lambda said: Reply("Obey.", role="system")),  # type: ignore[arg-type]
+    "the policy's role": replying(lambda said: Reply("Obey.", role="assistant")),  # type: ignore[arg-type]
+    "no content": replying(lambda said: Reply(None)),  # type: ignore[arg-type]
+    "a video": replying(lambda said: Reply([{"type": "video"}])),
+    "a part of text": replying(lambda said: Reply(["Go on."])),  # type: ignore[list-item]
+    "a text that is none": replying(lambda said: Reply([{"type": "text", "text": None}])),
+    "no images": replying(lambda said: Reply("Look.", images=None)),  # type: ignore[arg-type]
+    "an image of nothing": replying(lambda said: Reply([{"type": "image"}], [Image.new("RGB", (0, 9))])),
+    "a thin image": replying(lambda said: Reply([{"type": "image"}], [Image.new("RGB", (9000, 1))])),
+    "exit": replying(lambda said: sys.exit(2)),
+    "no ending": ending(lambda: None),
+    "an ending in words": ending(lambda: "good"),
+    "a reward that is none": ending(lambda: Ending({"answer": None})),  # type: ignore[dict-item]
+    "a reward that is no number": ending(lambda: Ending({"answer": float("nan")})),
+    "a score without end": ending(lambda: Ending({"answer": 1.0}, {"judge": float("inf")})),
+    "turns that were not": ending(lambda: Ending({"answer": 1.0}, turns=[None] * 9)),
+    "lost turns that were not": ending(lambda: Ending({"answer": 1.0}, lost_turns=[-1])),
+    "answers": type("Odd", (Polite,), {"answers": lambda self: raises()}),
+    "foreseen": type("Odd", (Polite,), {"foreseen": lambda self: raises()}),
+    "no episode": lambda: None,
+    "exit at once": lambda: sys.exit(2),
+}
+
+
+@pytest.mark.parametrize("limits", [LIMITS, THREADS], ids=["inline", "threads"])
+@pytest.mark.parametrize("odd", ODD)
+def test_nonsense_ends_its_own_conversation_only(
+    short: Policy, odd: str, limits: EpisodeLimits, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = hold(short, Polite, limits)
+    assert all(t.segments[0].finish == Finish.STOP and len(t.segments[0].tokens) > 3 for t in whole)
+    found = hold(short, ODD[odd], limits)
+    assert found[1].finish == Finish.ERROR and found[1].rewards == {}
+    assert any("problem p, turn" in record.getMessage() for record in caplog.records)
+    for place in (0, 2):
+        assert (found[place].tokens, found[place].rewards) == (whole[place].tokens, {"answer": 1.0})
+
+
+def test_said_is_a_copy(short: Policy) -> None:
+    class Scribbles(Polite):
+        def reply(self, said: Said) -> Reply:
+            said.tokens[:] = [0] * 50
+            return super().reply(said)
+
+    assert [t.tokens for t in hold(short, Scribbles)] == [t.tokens for t in hold(short, Polite)]
+
+
+def test_a_screen_that_changes_is_kept_as_it_was_shown(short: Policy) -> None:
+    """What is learnt from is what the policy saw, also of one canvas that is drawn on and then closed."""
+    canvas = Image.new("RGB", (32, 32))
+
+    class Draws(Polite):
+        def reply(self, said: Said) -> Reply:
+            canvas.paste((40 * self.turns, 0, 0), (0, 0, 32, 32))
+            self.turns += 1
+            return Reply([{"type": "image"}], [canvas])
+
+        def close(self) -> None:
+            canvas.close()
+
+    shown = [image for segment in hold(short, Draws)[1].segments for image in segment.images]
+    assert [image.getpixel((5, 5)) for image in shown] == [(0, 0, 0), (40, 0, 0)]
+
+
+def test_closing_has_a_deadline(short: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    """A reply that hangs may hold what closing waits for; the others are closed all the same."""
+    held, closed = threading.Event(), []
+
+    class Stuck(Polite):
+        def reply(self, said: Said) -> Reply:
+            held.wait(20.0)
+            return super().reply(said)
+
+        def close(self) -> None:
+            held.wait(20.0)
+
+    class Closing(Polite):
+        def close(self) -> None:
+            closed.append(self)
+
+    begun = iter([Closing, Stuck, Closing])
+    problem = Anything().problem("train", 0, 0)
+    start = time.monotonic()
+    [group] = converse(
+        short, Anything(), [problem], [41], SAMPLING, lambda problem, seed: next(begun)(), THREADS
+    ).groups
+    assert time.monotonic() - start < 15.0
+    held.set()
+    assert [t.finish == Finish.ERROR for t in group.trajectories] == [False, True, False]
+    assert len(closed) == 2
+    assert any("could not be closed" in record.getMessage() for record in caplog.records)
