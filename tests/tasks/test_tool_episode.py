@@ -10,10 +10,13 @@ from PIL import Image
 from pydantic import Field
 from tests.policy.test_tool_templates import QWEN3
 
+from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import ANSWER, OBSERVATION, SCORE, Finish, Trajectory
+from selfverify.core.trajectory import ANSWER, OBSERVATION, SCORE, Finish, Group, Trajectory
+from selfverify.experiments.registry import make_method
+from selfverify.learner.streams import make_streams
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
@@ -143,6 +146,17 @@ def test_a_tool_without_annotations_is_refused() -> None:
             Tool(function)
 
 
+def test_a_tool_with_the_name_of_a_method_is_refused() -> None:
+    """It would take that method's place."""
+    with pytest.raises(ConfigError, match="Rude: a tool cannot be called close"):
+
+        class Rude(Room):
+            @tool
+            def close(self) -> str:  # type: ignore[override]
+                """Closes the door."""
+                return "closed"
+
+
 def test_a_call_and_an_answer(policy: Policy) -> None:
     episode, made = hold(policy, f"I look. {LOOK}", RIGHT)
     assert episode.log == [("cat", 1)] and shown(made) == ["cat"]
@@ -152,6 +166,19 @@ def test_a_call_and_an_answer(policy: Policy) -> None:
     assert (made.rewards["tool_calls"], made.rewards["tool_errors"]) == (1.0, 0.0)
     assert made.segments[0].parsed is None and made.segments[2].parsed == made.parsed
     assert made.parsed.answer == "cat" and made.finish == Finish.STOP
+
+
+def test_calls_are_learnt_and_what_was_shown_is_not(policy: Policy) -> None:
+    """GRPO trains what the policy wrote in all turns, also around an image, and the counts are logged."""
+    picture = call("look", '{"what": "wall"}')
+    of = Group(PROBLEM, [hold(policy, picture, RIGHT)[1], hold(policy, LOOK, "<answer>dog</answer>")[1]])
+    method, valid = make_method("grpo"), valid_trajectories(of, False)
+    [prompt] = policy.encode([PROBLEM])
+    streams = make_streams(prompt, of, method.credit(of, valid), number=0)
+    for row, trajectory in enumerate(of.trajectories):
+        own = [segment.author == "policy" for segment in trajectory.segments for _ in segment.tokens]
+        assert (streams.channel_gr[row, : len(own)] >= 0).tolist() == own
+    assert method.metrics([of])["reward/tool_calls"] == 1.0
 
 
 def test_images_and_half_characters_are_shown(policy: Policy) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from PIL.Image import Image
 
 from selfverify.core.episode import Ending, Reply, Said
+from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER, Finish
@@ -54,6 +55,10 @@ class ToolEpisode(AnswerOnce):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = {value.name: value for value in vars(cls).values() if isinstance(value, Tool)}
+        if taken := sorted(own.keys() & set(dir(ToolEpisode))):
+            raise ConfigError(
+                f"{cls.__name__}: a tool cannot be called {taken[0]}, which episodes have already"
+            )
         cls.tools = {**cls.tools, **own}
 
     def __init__(self, problem: Problem, tags: Sequence[str], verdict: Verdict) -> None:
