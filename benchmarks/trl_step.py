@@ -21,9 +21,10 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.learner.loop import Learner
+from selfverify.learner.passes import micro_batches
 from selfverify.learner.streams import select
 from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater, micro_batches
+from selfverify.learner.update import Updater
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout

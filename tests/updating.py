@@ -11,7 +11,7 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.parallel import Parallel, make_accelerator
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater, fixed_logprobs, micro_batches
+from selfverify.learner.update import Updater, fixed_logprobs
 from selfverify.policy.policy import Policy
 
 
@@ -21,11 +21,16 @@ def update(
     reference: Policy | None = None,
     old: Sequence[torch.Tensor] | None = None,
     temperature: float = 1.0,
+    objective: str = "surrogate",
     **settings: object,
 ) -> UpdateTotals:
     """Leave the gradient of one batch on ``policy``; ``settings`` are those of `LearnerConfig`."""
     config = LearnerConfig(**{"steps": 1, **settings})
-    passes = micro_batches(groups, config.micro_batch_groups)
+    policy.model.zero_grad()
+    optimizer = torch.optim.AdamW(p for p in policy.model.parameters() if p.requires_grad)
+    parallel = Parallel(make_accelerator(policy), policy, None, optimizer, config.max_grad_norm)
+    updater = Updater(parallel, config, objective, temperature)
+    passes = updater.passes(groups)
     fixed = None if reference is None else fixed_logprobs(reference, groups, passes, temperature)
     groups = [
         replace(
@@ -36,8 +41,5 @@ def update(
         for i, group in enumerate(groups)
     ]
     totals = UpdateTotals()
-    policy.model.zero_grad()
-    optimizer = torch.optim.AdamW(p for p in policy.model.parameters() if p.requires_grad)
-    parallel = Parallel(make_accelerator(policy), policy, None, optimizer, config.max_grad_norm)
-    Updater(parallel, config, "surrogate", temperature).gradient(groups, passes, totals)
+    updater.gradient(groups, passes, totals)
     return totals

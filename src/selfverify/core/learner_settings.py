@@ -35,6 +35,13 @@ class LearnerConfig(BaseModel):
         description="Groups forwarded at once; gradients accumulate, so memory depends on it and the result "
         "does not.",
     )
+    micro_batch_tokens: int | None = Field(
+        16_384,
+        ge=1,
+        description="Tokens forwarded at once, padding included. A longer group is cut into slices of "
+        "rows of like lengths, each behind its own copy of the prompt; a longer row goes alone. Memory and "
+        "time depend on it and the result does not. null cuts nothing.",
+    )
     learning_rate: float = Field(1e-4, gt=0.0, description="Peak learning rate of AdamW.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
@@ -83,10 +90,17 @@ class LearnerConfig(BaseModel):
         "likelier it was under the learner's model; null corrects nothing. No effect with `sampling.engine: "
         "own`.",
     )
-    denominator: Literal["sequence", "channel", "batch"] = Field(
+    denominator: Literal["sequence", "channel", "batch", "trajectory"] = Field(
         "sequence",
-        description="What a token's loss is divided by: the trained tokens of its trajectory (the papers' "
-        "choice), of its channel within the trajectory, or of the whole batch.",
+        description="What a token's loss is divided by: the trained tokens of its trajectory (ADPO's and "
+        "AdaPO's choice), of its channel within the trajectory, or of the whole batch. `trajectory` sums a "
+        "trajectory's tokens and divides by the number of trajectories (VTS-V, SmartSnap).",
+    )
+    ratio: Literal["token", "trajectory"] = Field(
+        "token",
+        description="What the importance ratio is taken of and clipped: each token, or all trained tokens of "
+        "a trajectory together (SmartSnap's Eq. 1, with `denominator: trajectory`). The first update after a "
+        "rollout is the same with both. Where `channels` are learnt apart, each has its own.",
     )
     drop_truncated: bool = Field(
         False,

@@ -11,10 +11,11 @@ import torch
 
 from selfverify.core import ranks
 from selfverify.learner.channels import channel_names
+from selfverify.learner.passes import Pass
 from selfverify.learner.source import GroupSource
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Pass, Updater, micro_batches
+from selfverify.learner.update import Updater
 from selfverify.policy.sampling import derived_seed
 
 
@@ -53,13 +54,16 @@ class Lesson:
         batches = [[groups[i] for i in part] for part in parts if len(part)]
         for batch in batches:
             _share_out(batch, makers)
-        passes = micro_batches(groups, config.micro_batch_groups)
-        updates = [(batch, micro_batches(batch, config.micro_batch_groups)) for batch in batches]
+        passes = self.updater.passes(groups)
+        updates = [(batch, self.updater.passes(batch)) for batch in batches]
         for batch, own in [(groups, passes), *updates]:
-            for group in (batch[i] for each in own for i in each.indices):
+            # A pass that does not count may be of a group that another process learns from.
+            for group in (
+                batch[i] for i in dict.fromkeys(part.group for each in own for part in each.slices)
+            ):
                 group.prompt = self.source.complete(group.number, group.prompt)
                 group.prepare_images(policy.encoder)
-        self._settle(groups[passes[0].indices[0]])
+        self._settle(groups[passes[0].slices[0].group])
         self.updater.fix_logprobs(groups, passes)
         policy.model.train()
         for _ in range(config.inner_epochs):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from PIL.Image import Image
@@ -85,6 +85,50 @@ class GroupStreams:
         """What follows the prompt, as `Policy.logprobs` takes it."""
         rows = self.images or [[] for _ in self.tokens]
         return [Continuation(tokens, images) for tokens, images in zip(self.tokens, rows, strict=True)]
+
+    def take(self, rows: Sequence[int]) -> GroupStreams:
+        """Return the group with ``rows`` alone; R is the length of the longest of them."""
+        if list(rows) == list(range(len(self.tokens))):
+            return self
+        width = max(len(self.tokens[row]) for row in rows)
+        places = list(rows)
+
+        def part(stream_gr: Tensor | None) -> Tensor | None:
+            return None if stream_gr is None else stream_gr[places, :width]
+
+        choices, choice_weight_m = self.choices, self.choice_weight_m
+        if choices is not None and choice_weight_m is not None:
+            new_g = torch.full((len(self.tokens),), -1)
+            new_g[places] = torch.arange(len(places))
+            kept_m = new_g[choices.rows] >= 0
+            choice_weight_m = choice_weight_m[kept_m]
+            choices = Alternatives(
+                new_g[choices.rows[kept_m]],
+                choices.places[kept_m],
+                choices.tokens[kept_m],
+                choices.probability[kept_m],
+                choices.advantage[kept_m],
+            )
+        return replace(
+            self,
+            tokens=[self.tokens[row] for row in rows],
+            channel_gr=self.channel_gr[places, :width],
+            advantage_gr=self.advantage_gr[places, :width],
+            kl_coef_gr=self.kl_coef_gr[places, :width],
+            weight_gr=self.weight_gr[places, :width],
+            sampler_logprobs_gr=part(self.sampler_logprobs_gr),
+            choices=choices,
+            choice_weight_m=choice_weight_m,
+            old_logprobs_gr=part(self.old_logprobs_gr),
+            reference_logprobs_gr=part(self.reference_logprobs_gr),
+            pictures=[self.pictures[row] for row in rows] if self.pictures else [],
+            images=[self.images[row] for row in rows] if self.images else [],
+        )
+
+    @property
+    def width(self) -> int:
+        """R, the length of the longest response."""
+        return self.channel_gr.shape[1]
 
     @property
     def token_count(self) -> int:
@@ -194,6 +238,35 @@ def batch_weights(groups: Sequence[GroupStreams], denominator: Denominator) -> l
         [len(group.channel_gr) for group in groups]
     )
     return [part[:, : group.channel_gr.shape[1]] for part, group in zip(parts, groups, strict=True)]
+
+
+def pair_weights(groups: Sequence[GroupStreams]) -> list[Tensor]:
+    """Return each pair's loss weight in an optimiser batch, at every trained token of the pair, ``[G, R]``.
+
+    It is the mean loss weight of the pair's trained tokens, divided by the number of pairs. So the batch's
+    loss is a mean over pairs, as TRL's is, whatever the lengths are (VTS-V Eq. 6 and 11 print a sum). A pair
+    that has lost a trajectory, because it is invalid, has the weight 0 and is not counted.
+
+    Raises:
+        ValueError: A group is not a pair of a trajectory with the advantage 1 and one with -1.
+    """
+    weights = []
+    for group in groups:
+        trained_gr = group.trained_gr
+        signs = [
+            row_r[own_r].unique().tolist()
+            for row_r, own_r in zip(group.advantage_gr, trained_gr, strict=True)
+        ]
+        found = sorted(sign for row in signs for sign in row)
+        if len(signs) != 2 or found not in ([-1.0, 1.0], [-1.0], [1.0], []):
+            raise ValueError(
+                f"{group.prompt.problem_id}: a pair is one trajectory with the advantage 1 (chosen) and one "
+                f"with -1 (rejected); here the advantages are {signs}"
+            )
+        mean = group.weight_gr[trained_gr].double().mean().float() if group.trajectories == 2 else 0.0
+        weights.append(trained_gr * mean)
+    pairs = max(sum(group.trajectories == 2 for group in groups), 1)
+    return [weight_gr / pairs for weight_gr in weights]
 
 
 def stack_choices(groups: Sequence[GroupStreams]) -> tuple[Tensor, Tensor, Alternatives]:

@@ -18,7 +18,8 @@ class UpdateTotals:
     Args:
         sums: By name. ``tokens`` counts trained tokens; ``loss``, ``kl`` and ``clipped`` are sums over them.
             The names that begin with ``mismatch/`` are sums over the trained tokens that another sampling
-            engine gave a log-probability for.
+            engine gave a log-probability for. ``pairs`` counts pairs of a chosen and a rejected trajectory,
+            and the names that begin with ``pairs/`` are sums over them.
         largest: The largest ``ratio`` and the largest ``mismatch`` of a token, by name.
         grad_norms: The gradient's norm at each update, before clipping. Where channels have gradients of
             their own, it is that of all of them as one vector: the root of the sum of their squared norms.
@@ -72,7 +73,10 @@ class UpdateTotals:
         return whole
 
     def metrics(self) -> dict[str, float]:
-        """Means per update or per trained token; ``mismatch/...`` only where another engine has sampled."""
+        """Means per update, per trained token or per pair.
+
+        Names that begin with ``mismatch/`` or ``pairs/`` are there only where there is something to count.
+        """
         updates, tokens = max(len(self.grad_norms), 1), max(self.sums["tokens"], 1)
         found = {
             "loss": self.sums["loss"] / updates,
@@ -90,5 +94,11 @@ class UpdateTotals:
                 "mismatch/max": self.largest["mismatch"],
                 "mismatch/ratio_mean": self.sums["mismatch/ratio"] / compared,
                 "mismatch/truncated_share": self.sums["mismatch/truncated"] / compared,
+            }
+        pairs = self.sums["pairs"]
+        if pairs:
+            found |= {
+                "pairs/accuracy": self.sums["pairs/right"] / pairs,
+                "pairs/margin": self.sums["pairs/margin"] / pairs,
             }
         return found

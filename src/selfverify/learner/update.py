@@ -6,59 +6,38 @@ Names of tensors end in their axes, as in `selfverify.learner.streams`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from selfverify.core import ranks
 from selfverify.core.credit import Alternatives
+from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.channels import chosen_alternatives, only
 from selfverify.learner.parallel import Parallel
-from selfverify.learner.streams import GroupStreams, batch_weights, stack, stack_choices, stack_known
+from selfverify.learner.passes import Pass, micro_batches
+from selfverify.learner.streams import (
+    GroupStreams,
+    batch_weights,
+    pair_weights,
+    stack,
+    stack_choices,
+    stack_known,
+)
 from selfverify.learner.totals import UpdateTotals
 from selfverify.objectives import (
     choice_probability,
     choice_surrogate,
     importance_weight,
     likelihood,
+    pairwise,
     surrogate,
 )
 from selfverify.policy.policy import Policy
 
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Groups that are forwarded together.
-
-    Args:
-        indices: The places of the groups in the batch.
-        counts: False for a pass that only keeps the processes in step. Its gradient and its figures are
-            dropped.
-    """
-
-    indices: list[int]
-    counts: bool = True
-
-
-def micro_batches(groups: Sequence[GroupStreams], size: int) -> list[Pass]:
-    """Return this process's forward passes. Groups of like lengths go together, so that little is padding.
-
-    Wrappers make all processes work in step, so all get as many passes as the busiest process has. A process
-    that has fewer repeats a small pass, which does not count.
-
-    Args:
-        groups: The groups of all processes; each names its owner.
-        size: The number of groups in one pass.
-    """
-    lengths = [(len(group.prompt.ids), group.channel_gr.shape[1]) for group in groups]
-    order = sorted(range(len(groups)), key=lambda i: lengths[i])
-    owners = [group.owner for group in groups]
-    own = [i for i in order if owners[i] == ranks.index()]
-    passes = [Pass(own[start : start + size]) for start in range(0, len(own), size)]
-    most = max(-(-owners.count(process) // size) for process in range(ranks.count()))
-    return passes + [Pass((own or order)[:1], counts=False)] * (most - len(passes))
+OBJECTIVES = ("surrogate", "likelihood", "pairwise")
+"""What tokens may learn by; `selfverify.objectives` has a function of each name."""
 
 
 @torch.no_grad()
@@ -71,16 +50,17 @@ def fixed_logprobs(
     """
     results: list[Tensor] = [torch.empty(0, 0)] * len(groups)
     for each in passes:
-        chosen = [groups[i] for i in each.indices]
+        chosen = [groups[part.group].take(part.rows) for part in each.slices]
         logprobs_bgr = policy.logprobs(
             [group.prompt for group in chosen],
             [group.continuations for group in chosen],
             temperature=temperature,
             needed=stack([group.trained_gr for group in chosen], policy.device),
         ).cpu()
-        for i, group, logprobs_gr in zip(each.indices, chosen, logprobs_bgr, strict=True):
-            g, r = group.channel_gr.shape
-            results[i] = logprobs_gr[:g, :r]
+        for part, group, logprobs_gr in zip(each.slices, chosen, logprobs_bgr, strict=True):
+            if not results[part.group].numel():
+                results[part.group] = logprobs_gr.new_zeros(groups[part.group].channel_gr.shape)
+            results[part.group][part.rows, : group.width] = logprobs_gr[: len(part.rows), : group.width]
     return results
 
 
@@ -90,15 +70,30 @@ class Updater:
     Args:
         parallel: Holds the policy that learns and its reference.
         config: The settings of the loss.
-        objective: The method's: ``surrogate`` or ``likelihood``.
+        objective: The method's, one of `OBJECTIVES`.
         temperature: The temperature of sampling.
+
+    Raises:
+        ConfigError: There is no such objective, or the settings part the channels of pairs.
     """
 
     def __init__(
         self, parallel: Parallel, config: LearnerConfig, objective: str, temperature: float = 1.0
     ) -> None:
+        if objective not in OBJECTIVES:
+            raise ConfigError(f"there is no objective {objective!r}; there are: {', '.join(OBJECTIVES)}")
+        if objective == "pairwise" and (config.channels != "joint" or config.log_channels_every):
+            raise ConfigError(
+                "learner: the objective pairwise compares whole trajectories, whose channels cannot be told "
+                "apart; set channels: joint and log_channels_every: 0"
+            )
         self.parallel, self.policy = parallel, parallel.policy
         self.config, self.objective, self.temperature = config, objective, temperature
+
+    def passes(self, groups: Sequence[GroupStreams]) -> list[Pass]:
+        """Return this process's forward passes of a batch of all processes; see `micro_batches`."""
+        whole = self.objective == "pairwise"
+        return micro_batches(groups, self.config.micro_batch_groups, self.config.micro_batch_tokens, whole)
 
     def fix_logprobs(self, groups: Sequence[GroupStreams], passes: Sequence[Pass]) -> None:
         """Give groups the log-probabilities that stay as they are while the policy learns from the groups.
@@ -146,11 +141,16 @@ class Updater:
                 passes, and each has its own backward passes.
         """
         weights = batch_weights(groups, self.config.denominator)
+        if self.objective == "pairwise":
+            weights = pair_weights(groups)
         trajectories = max(sum(group.trajectories for group in groups), 1)
         for number, each in enumerate(passes):
             last = number == len(passes) - 1
-            chosen = [groups[i] if each.counts else _repeated(groups[i]) for i in each.indices]
-            shares = [weights[i] for i in each.indices]
+            chosen, shares = [], []
+            for part in each.slices:
+                group = groups[part.group]
+                chosen.append((group if each.counts else _repeated(group)).take(part.rows))
+                shares.append(weights[part.group][part.rows, : chosen[-1].width])
             counted = totals if each.counts else UpdateTotals()
             scale = 1.0 if each.counts else 0.0
             if channel is not None:
@@ -191,11 +191,13 @@ class Updater:
         device = self.policy.device
         trained_bgr = stack([group.trained_gr for group in groups], device)
         choice_places_m3, choice_weight_m, choices = stack_choices(groups)
-        if self.objective == "likelihood":
-            loss_bgr = likelihood(logprobs_bgr)
+        weight_bgr = stack(weights, device) * trained_bgr
+        if self.objective == "pairwise":
+            loss = self._pairwise(groups, logprobs_bgr, weight_bgr, totals)
+        elif self.objective == "likelihood":
+            loss = (likelihood(logprobs_bgr) * weight_bgr).sum()
         else:
-            loss_bgr = self._surrogate(groups, logprobs_bgr, trained_bgr, totals)
-        loss = (loss_bgr * stack(weights, device) * trained_bgr).sum()
+            loss = (self._surrogate(groups, logprobs_bgr, trained_bgr, totals) * weight_bgr).sum()
         if len(choice_places_m3):
             first = groups[0].old_logprobs_gr is None
             loss_m = self._choice_loss(choices, alternatives_mk, first, totals)
@@ -203,6 +205,26 @@ class Updater:
         totals.sums["loss"] += float(loss.detach())
         totals.sums["tokens"] += int(trained_bgr.sum())
         return loss
+
+    def _pairwise(
+        self, groups: Sequence[GroupStreams], logprobs_bgr: Tensor, weight_bgr: Tensor, totals: UpdateTotals
+    ) -> Tensor:
+        """Return the loss of the pairs among ``groups``."""
+        device = logprobs_bgr.device
+        beta_bgr = stack([group.kl_coef_gr for group in groups], device)
+        reference_bgr = stack_known([group.reference_logprobs_gr for group in groups], device)
+        if reference_bgr is None:
+            if bool(beta_bgr.any()):
+                raise ValueError("pairwise: there are no log-probabilities of a reference")
+            reference_bgr = logprobs_bgr.detach()
+        preference_bgr = stack([group.advantage_gr for group in groups], device)
+        terms = pairwise(logprobs_bgr, reference_bgr, preference_bgr, beta_bgr)
+        weight_b = weight_bgr.amax((-2, -1))
+        margin_p = terms.margin[weight_b > 0]
+        totals.sums["pairs"] += len(margin_p)
+        totals.sums["pairs/right"] += int((margin_p > 0).sum())
+        totals.sums["pairs/margin"] += float(margin_p.sum())
+        return (terms.loss * weight_b).sum()
 
     def _surrogate(
         self,
@@ -225,6 +247,7 @@ class Updater:
             ref_logprobs=stack_known([group.reference_logprobs_gr for group in groups], device),
             kl_coef=stack([group.kl_coef_gr for group in groups], device),
             weight=self._importance(groups, old_bgr, trained_bgr, totals),
+            trajectories=trained_bgr if self.config.ratio == "trajectory" else None,
         )
         totals.sums["kl"] += float(terms.kl[trained_bgr].sum())
         totals.sums["clipped"] += float(terms.clipped[trained_bgr].sum())

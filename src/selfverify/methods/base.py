@@ -26,7 +26,7 @@ from selfverify.rollouts.converse import Rollout, converse
 from selfverify.rollouts.reading import read_rollout
 from selfverify.tasks.base import Task
 
-Objective = Literal["surrogate", "likelihood"]
+Objective = Literal["surrogate", "likelihood", "pairwise"]
 
 
 class MethodConfig(BaseModel):
@@ -84,8 +84,9 @@ class Method(ABC):
         name: What recipes call the method.
         summary: What it does, in one line.
         config_class: The class of its options; ``config`` is an instance of it.
-        objective: What its tokens learn by: the clipped ``surrogate`` of reinforcement learning, or
-            ``likelihood``.
+        objective: What its tokens learn by: the clipped ``surrogate`` of reinforcement learning,
+            ``likelihood``, or ``pairwise`` (DPO). A pairwise group is two trajectories, whose credits have
+            the advantage 1 (chosen) and -1 (rejected) and as ``kl_coef`` DPO's beta.
         compares: Whether it compares the samples of one problem, so that it needs two or more of them.
     """
 

@@ -14,8 +14,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-Denominator = Literal["sequence", "channel", "batch"]
+Denominator = Literal["sequence", "channel", "batch", "trajectory"]
+Ratio = Literal["token", "trajectory"]
 
 UNTRAINED = -1
 """Channel id of tokens that are not trained: padding, prompts, whatever the environment wrote."""
@@ -26,7 +28,7 @@ class SurrogateTerms(NamedTuple):
 
     Args:
         loss: What to weight, sum and minimise. No other field carries a gradient.
-        ratio: The importance ratio of the new to the old policy.
+        ratio: The importance ratio of the new to the old policy: the token's or its trajectory's.
         clipped: True where clipping has removed the policy's gradient.
         kl: The k3 estimate of KL(policy || reference) in nats, before its coefficient; 0 without a reference.
     """
@@ -83,12 +85,21 @@ def surrogate(
     ref_logprobs: Tensor | None = None,
     kl_coef: float | Tensor = 0.0,
     weight: Tensor | None = None,
+    trajectories: Tensor | None = None,
 ) -> SurrogateTerms:
     """Clipped surrogate plus KL per token: ``-min(r A, clip(r) A) + kl_coef * k3`` (ADPO Eq. 1 and 9).
 
     This is a loss, so its sign is the opposite of the papers' objective J. Gradients reach a token only
     through its own log-probability, ``advantage`` and ``kl_coef``: an advantage of 0 and a coefficient of 0
     give exactly zero gradient there.
+
+    With ``trajectories`` there is one ratio per trajectory, ``r = exp(sum_t (new_t - old_t))`` over its T
+    trained tokens (SmartSnap Eq. 1). Its term is spread over the tokens: the loss of a token has the value
+    ``-min(r A, clip(r) A) / T`` and, where clipping has not removed it, the gradient ``-r A`` to the token's
+    own log-probability. So with ``denominator="trajectory"`` the value and the gradient are those of Eq. 1.
+    While r is 1, the gradient is that of token-level ratios, whatever the denominator. With it, a token still
+    learns from its own advantage alone. The exponent is cut at 20, because a few thousand tokens could make
+    it overflow.
 
     Args:
         logprobs_nr: ``[N, R]`` under the policy, with gradient.
@@ -102,6 +113,8 @@ def surrogate(
         weight: ``[N, R]`` of `importance_weight`, for the first term alone. The KL term stays as it is, as in
             TRL's ``GRPOTrainer._compute_loss`` (1.16): it holds the policy near the reference, its
             coefficient is tuned, and nothing depends on its being an unbiased estimate.
+        trajectories: ``[N, R]`` bool, the trained tokens, whose log-ratios make up the ratio of their row;
+            None gives every token its own ratio.
 
     Raises:
         ValueError: ``kl_coef`` is not 0 without ``ref_logprobs``, or a stream has none of the shapes above.
@@ -114,8 +127,18 @@ def surrogate(
                 f"surrogate: {name} is {tuple(stream.shape)}; with log-probs {tuple(whole)} it must be a "
                 f"number, {column} or {whole}"
             )
-    ratio_nr = torch.exp(logprobs_nr - old_logprobs_nr.detach())
-    worth_nr, clipped_nr = _clipped(ratio_nr, advantage, clip_low, clip_high)
+    distance_nr = logprobs_nr - old_logprobs_nr.detach()
+    if trajectories is None:
+        ratio_nr = torch.exp(distance_nr)
+        worth_nr, clipped_nr = _clipped(ratio_nr, advantage, clip_low, clip_high)
+    else:
+        apart_n1 = torch.where(trajectories, distance_nr, 0.0).detach().sum(-1, keepdim=True)
+        ratio_nr = torch.exp(apart_n1.clamp(max=20.0)).expand_as(distance_nr)
+        worth_nr, clipped_nr = _clipped(ratio_nr, advantage, clip_low, clip_high)
+        # 0, whose gradient is the token's share of the gradient of the ratio.
+        rising_nr = ratio_nr * (logprobs_nr - logprobs_nr.detach())
+        tokens_n1 = trajectories.sum(-1, keepdim=True).clamp(min=1)
+        worth_nr = worth_nr / tokens_n1 + torch.where(clipped_nr, 0.0, rising_nr * advantage)
     loss_nr = -worth_nr
     if weight is not None:
         loss_nr = loss_nr * weight.detach()
@@ -192,6 +215,42 @@ def likelihood(logprobs_nr: Tensor) -> Tensor:
     return -logprobs_nr
 
 
+class PairTerms(NamedTuple):
+    """The loss of `pairwise` and its diagnostic, ``[B]`` each.
+
+    Args:
+        loss: What to weight, sum and minimise.
+        margin: How much more the chosen trajectory is preferred than the rejected one, the argument of the
+            sigmoid. It carries no gradient.
+    """
+
+    loss: Tensor
+    margin: Tensor
+
+
+def pairwise(
+    logprobs_bgr: Tensor, ref_logprobs_bgr: Tensor, preference_bgr: Tensor, beta: float | Tensor
+) -> PairTerms:
+    """Direct preference optimisation of B pairs: ``-log sigmoid(r(chosen) - r(rejected))``.
+
+    The reward of a trajectory is ``r = beta * sum_t (new_t - ref_t)`` over its trained tokens: all that the
+    policy wrote, each token conditioned on the whole history before it (DPO; VTS-V Eq. 4, 5 and 10, where
+    beta is called eta, and the tokens are those of all plans and all actions). VTS-V's Eq. 11 misprints one
+    numerator, so Eq. 10 is what is computed. Sums are not divided by lengths. What both trajectories share
+    cancels, so it may as well stand in the prompt.
+
+    Args:
+        logprobs_bgr: ``[B, G, R]`` under the policy, with gradient. G is 2: chosen and rejected.
+        ref_logprobs_bgr: ``[B, G, R]`` under the reference policy.
+        preference_bgr: ``[B, G, R]``, 1 at the trained tokens of the chosen trajectory, -1 at those of the
+            rejected one, 0 elsewhere.
+        beta: How closely the policy is held to the reference, a number or ``[B, G, R]``.
+    """
+    gain_bgr = logprobs_bgr - ref_logprobs_bgr.detach()
+    margin_b = (preference_bgr * beta * gain_bgr).sum((-2, -1))
+    return PairTerms(-F.logsigmoid(margin_b), margin_b.detach())
+
+
 def token_weights(channel_nr: Tensor, weight_nr: Tensor, denominator: Denominator = "sequence") -> Tensor:
     """Weights for a **whole optimiser batch**, such that its loss is ``(weights * per_token_loss).sum()``.
 
@@ -205,6 +264,9 @@ def token_weights(channel_nr: Tensor, weight_nr: Tensor, denominator: Denominato
     - ``channel``: by the trained tokens of its channel in its trajectory, then by the number of trajectories
       that have any. Every channel of a trajectory weighs as much as its tokens' ``weight_nr`` says.
     - ``batch``: by all trained tokens of the batch (token mean; TRL's ``"dapo"``).
+    - ``trajectory``: by the number of trajectories that have any trained tokens. A trajectory's tokens are
+      summed, so that a long one weighs more (VTS-V Eq. 3, whose 1/(H+1) is the weight of a trajectory's
+      tokens; SmartSnap Eq. 1).
 
     A trained token counts in the denominators whatever its weight or advantage is. To take tokens out of the
     denominators too, make them untrained. A group that was dropped has no rows here at all.
@@ -212,7 +274,7 @@ def token_weights(channel_nr: Tensor, weight_nr: Tensor, denominator: Denominato
     Args:
         channel_nr: ``[N, R]`` integer, the channel of each token, ``UNTRAINED`` (-1) for no channel.
         weight_nr: ``[N, R]`` weight of each token.
-        denominator: ``sequence``, ``channel`` or ``batch``.
+        denominator: ``sequence``, ``channel``, ``batch`` or ``trajectory``.
 
     Returns:
         ``[N, R]`` in the dtype of ``weight_nr``, 0 where untrained; all 0 if nothing is trained.
@@ -226,7 +288,7 @@ def token_weights(channel_nr: Tensor, weight_nr: Tensor, denominator: Denominato
             "to be one weight per token"
         )
     trained_nr = channel_nr > UNTRAINED
-    trajectories: Tensor | int = trained_nr.any(-1).sum().clamp(min=1)
+    trajectories = trained_nr.any(-1).sum().clamp(min=1)
     if denominator == "sequence":
         tokens = trained_nr.sum(-1, keepdim=True)
     elif denominator == "channel":
@@ -235,7 +297,11 @@ def token_weights(channel_nr: Tensor, weight_nr: Tensor, denominator: Denominato
         counts = torch.zeros(len(ids_nr), channels, dtype=torch.long, device=ids_nr.device)
         tokens = counts.scatter_add_(1, ids_nr, trained_nr.long()).gather(1, ids_nr)
     elif denominator == "batch":
-        tokens, trajectories = trained_nr.sum(), 1
+        tokens, trajectories = trained_nr.sum(), torch.ones_like(trajectories)
+    elif denominator == "trajectory":
+        tokens = torch.ones_like(trajectories)
     else:
-        raise ValueError(f"token_weights: unknown denominator {denominator!r} (sequence, channel, batch)")
+        raise ValueError(
+            f"token_weights: unknown denominator {denominator!r} (sequence, channel, batch, trajectory)"
+        )
     return torch.where(trained_nr, weight_nr / (tokens.clamp(min=1) * trajectories), 0.0)

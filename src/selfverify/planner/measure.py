@@ -18,9 +18,10 @@ from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.apart import ApartGradients
 from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
 from selfverify.learner.optimizer import make_optimizer
+from selfverify.learner.passes import micro_batches
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.totals import UpdateTotals
-from selfverify.learner.update import Updater, micro_batches
+from selfverify.learner.update import Updater
 from selfverify.methods.base import Method
 from selfverify.planner.dry_run import DryRun
 from selfverify.planner.meter import Meter, Span
@@ -281,13 +282,12 @@ class _Step:
             loss.backward(retain_graph=more)
 
     def _learn(self, groups: Sequence[GroupStreams], reference: Policy | None) -> None:
-        """Learn from the last micro-batch, which is the longest, and scale its operations up to the step."""
+        """Learn from the longest groups of one update, and scale their operations up to the step."""
         learner, policy = self.recipe.learner, self.policy
         per_update = -(-len(groups) // learner.updates_per_rollout)
         size = min(learner.micro_batch_groups, per_update)
         [every] = micro_batches(groups, len(groups))
-        batch = [groups[i] for i in every.indices[-size:]]
-        passes = micro_batches(batch, size)
+        batch = [groups[part.group] for part in every.slices[-size:]]
         scale = _tokens(groups) / _tokens(batch)
         alone: Any = SimpleNamespace(
             policy=policy,
@@ -297,6 +297,7 @@ class _Step:
             backward=self._backward,
         )
         updater = Updater(alone, learner, self.method.objective, self.recipe.sampling.temperature)
+        passes = updater.passes(batch)
         with self._phase("reference") if reference is not None else nullcontext(Span()) as span:
             updater.fix_logprobs(batch, passes)
         span.flops = round(span.flops * scale)
@@ -309,7 +310,7 @@ class _Step:
             if per_update > size:  # a second micro-batch finds the gradients of the first one
                 updater.gradient(batch, passes, UpdateTotals(), apart=self.gradients)
         span.flops = round(first.flops * scale * learner.inner_epochs)
-        self.measured.passes = -(-len(groups) // size) * learner.inner_epochs
+        self.measured.passes = -(-len(groups) // size) * len(passes) * learner.inner_epochs
 
 
 def _step(optimizer: torch.optim.Optimizer, channel: str) -> None:

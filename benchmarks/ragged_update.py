@@ -1,0 +1,170 @@
+"""One update from a group of ragged responses: its rows in slices, against all padded to the longest.
+
+A group of G = 8 responses of 400 to 3,000 tokens, evenly spread, behind prompts of 106 and 1,080 tokens, with
+the tiny Qwen2.5-VL. One update is a forward and a backward pass by the learner's own code. `padded` is
+`learner.micro_batch_tokens: null`, `sliced` is the default of that setting (or `--budget`).
+
+Time is the process's CPU time, in pairs whose order turns; ratios are medians over pairs. Peak memory is
+measured in a fresh process for each side, as in `policy_update.py`. The program fails if the gradients differ.
+The last line is a JSON object: `ragged_speedup` (padded / sliced) and `ragged_memory` (sliced / padded) of the
+short prompt, and `ragged_speedup_long`, `ragged_memory_long` of the long one.
+
+    python benchmarks/ragged_update.py [--repeats 5] [--threads 1] [--budget 4096]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from common import arguments, finish, make_problems, model_folder, parse, show
+from policy_update import peak_bytes
+
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.learner.streams import GroupStreams
+from selfverify.learner.totals import UpdateTotals
+from selfverify.learner.update import Updater
+from selfverify.policy.policy import Policy
+
+ROWS, SHORTEST, LONGEST = 8, 400, 3000
+PROMPTS = {"": 106, "_long": 1080}
+"""Tokens of the prompts, by the ending of their results' names."""
+SIDES = ("padded", "sliced")
+
+
+class Ragged:
+    """The group and the two ways to learn from it.
+
+    Args:
+        folder: The model.
+        prompt: Tokens of the prompt.
+        budget: `learner.micro_batch_tokens` of the sliced side; None takes the default.
+        scale: Divides the lengths of the responses.
+    """
+
+    def __init__(self, folder: str, prompt: int, budget: int | None, scale: int) -> None:
+        self.policy = policy = Policy.load(folder, device="cpu")
+        policy.model.train()
+        [encoded] = policy.encode(make_problems(policy, 1, prompt))
+        self.prompt_tokens = len(encoded.ids)
+        lengths = torch.linspace(SHORTEST, LONGEST, ROWS).div(scale).long()
+        noise = torch.Generator().manual_seed(0)
+        vocabulary = len(policy.tokenizer) - 6
+        tokens = [torch.randint(6, vocabulary, (int(r),), generator=noise).tolist() for r in lengths]
+        channel = torch.where(torch.arange(int(lengths.max())) < lengths[:, None], 0, -1)
+        advantage = torch.randn(ROWS, 1, generator=noise).expand(channel.shape)
+        ones = torch.ones(channel.shape)
+        self.group = GroupStreams(encoded, tokens, channel, advantage, 0 * ones, ones)
+        sliced = LearnerConfig(steps=1) if budget is None else LearnerConfig(steps=1, micro_batch_tokens=budget)
+        settings = {"padded": LearnerConfig(steps=1, micro_batch_tokens=None), "sliced": sliced}
+        alone: Any = SimpleNamespace(
+            policy=policy, one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
+        )
+        self.updaters = {side: Updater(alone, config, "surrogate") for side, config in settings.items()}
+        with torch.no_grad():  # a model's first use checks itself
+            policy.logprobs([encoded], [[row[:8] for row in tokens[:2]]])
+
+    def run(self, side: str) -> None:
+        """Leave the gradient of one update on the policy."""
+        self.policy.model.zero_grad()
+        updater = self.updaters[side]
+        updater.gradient([self.group], updater.passes([self.group]), UpdateTotals())
+
+    def check(self) -> None:
+        """Fail unless both sides give the same gradient, to 0.01 % of its norm."""
+        found = []
+        for side in SIDES:
+            self.run(side)
+            grads = [p.grad.flatten() for p in self.policy.model.parameters() if p.grad is not None]
+            found.append(torch.cat(grads))
+        gap = float((found[0] - found[1]).norm() / found[0].norm())
+        if gap > 1e-4:
+            raise SystemExit(f"the gradients differ by {gap:.2g} of their norm")
+
+    def seconds(self, repeats: int) -> list[dict[str, float]]:
+        """CPU seconds of both sides in ``repeats`` pairs, the order turning."""
+        pairs = []
+        for number in range(repeats):
+            pair = {}
+            for side in SIDES if number % 2 else SIDES[::-1]:
+                start = time.process_time()
+                self.run(side)
+                pair[side] = time.process_time() - start
+            pairs.append(pair)
+        return pairs
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The options of this measurement."""
+    parser.add_argument("--budget", type=int, help="tokens of a pass; left out: the setting's default")
+    parser.add_argument("--scale", type=int, default=1, help="divides the lengths of the responses")
+
+
+def measure(folder: str, options: Namespace) -> tuple[dict[str, float], list[list[Any]]]:
+    """Both prompts' results by name, and a row of a table for each side of them."""
+    results: dict[str, float] = {}
+    rows: list[list[Any]] = []
+    for ending, prompt in PROMPTS.items():
+        made = Ragged(folder, prompt, options.budget, options.scale)
+        made.check()
+        pairs = made.seconds(options.repeats)
+        peaks = {side: _peak(folder, options, prompt, side) for side in SIDES}
+        results[f"ragged_speedup{ending}"] = statistics.median(p["padded"] / p["sliced"] for p in pairs)
+        results[f"ragged_memory{ending}"] = peaks["sliced"] / peaks["padded"]
+        for side in SIDES:
+            passes = len(made.updaters[side].passes([made.group]))
+            seconds = statistics.median(pair[side] for pair in pairs)
+            rows.append([made.prompt_tokens, side, passes, seconds, peaks[side] / 2**20])
+    return results, rows
+
+
+def _peak(folder: str, options: Namespace, prompt: int, side: str) -> int:
+    """Peak memory of one side in a process of its own, in bytes."""
+    command = [sys.executable, __file__, "--memory-of", side, "--folder", folder, "--prompts", str(prompt)]
+    command += ["--threads", str(options.threads), "--scale", str(options.scale)]
+    command += [] if options.budget is None else ["--budget", str(options.budget)]
+    # Freed blocks go back to the system at once, so that the resident set follows what is in use.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    out = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if out.returncode:
+        raise SystemExit(out.stderr)
+    return int(json.loads(out.stdout.splitlines()[-1])["peak_bytes"])
+
+
+def table(rows: Sequence[Sequence[Any]]) -> None:
+    """Print the rows of `measure`."""
+    title = f"One update from {ROWS} responses of {SHORTEST} to {LONGEST} tokens; CPU seconds"
+    show(title, ["prompt", "", "passes", "seconds", "peak MiB"], rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure both prompts and print the results."""
+    parser = arguments(__doc__)
+    add_arguments(parser)
+    parser.add_argument("--memory-of", choices=SIDES, help="only this side's peak memory, in this process")
+    parser.add_argument("--folder", help="the model, for --memory-of")
+    parser.set_defaults(repeats=5)
+    options = parse(parser, argv)
+    if options.memory_of:
+        made = Ragged(options.folder, options.prompts[0], options.budget, options.scale)
+        print(json.dumps({"peak_bytes": peak_bytes(lambda: made.run(options.memory_of))}))
+        return
+    with model_folder(options.seed) as folder:
+        results, rows = measure(str(Path(folder)), options)
+    table(rows)
+    finish(results, options)
+
+
+if __name__ == "__main__":
+    main()
