@@ -5,9 +5,9 @@ the tiny Qwen2.5-VL. One update is a forward and a backward pass by the learner'
 `learner.micro_batch_tokens: null`, `sliced` is the default of that setting (or `--budget`).
 
 Time is the process's CPU time, in pairs whose order turns; ratios are medians over pairs. Peak memory is
-measured in a fresh process for each side, as in `policy_update.py`. The program fails if the gradients differ.
-The last line is a JSON object: `ragged_speedup` (padded / sliced) and `ragged_memory` (sliced / padded) of the
-short prompt, and `ragged_speedup_long`, `ragged_memory_long` of the long one.
+measured in a fresh process for each side, as in `policy_update.py`. The program fails if the gradients
+differ. The last line is a JSON object: `ragged_speedup` (padded / sliced) and `ragged_memory` (sliced /
+padded) of the short prompt, and `ragged_speedup_long`, `ragged_memory_long` of the long one.
 
     python benchmarks/ragged_update.py [--repeats 5] [--threads 1] [--budget 4096]
 """
@@ -66,12 +66,14 @@ class Ragged:
         advantage = torch.randn(ROWS, 1, generator=noise).expand(channel.shape)
         ones = torch.ones(channel.shape)
         self.group = GroupStreams(encoded, tokens, channel, advantage, 0 * ones, ones)
-        sliced = LearnerConfig(steps=1) if budget is None else LearnerConfig(steps=1, micro_batch_tokens=budget)
-        settings = {"padded": LearnerConfig(steps=1, micro_batch_tokens=None), "sliced": sliced}
+        budgets = {"padded": None, "sliced": budget or LearnerConfig(steps=1).micro_batch_tokens}
         alone: Any = SimpleNamespace(
             policy=policy, one_pass=lambda last: nullcontext(), backward=lambda loss, last: loss.backward()
         )
-        self.updaters = {side: Updater(alone, config, "surrogate") for side, config in settings.items()}
+        self.updaters = {
+            side: Updater(alone, LearnerConfig(steps=1, micro_batch_tokens=tokens), "surrogate")
+            for side, tokens in budgets.items()
+        }
         with torch.no_grad():  # a model's first use checks itself
             policy.logprobs([encoded], [[row[:8] for row in tokens[:2]]])
 

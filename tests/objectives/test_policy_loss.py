@@ -12,6 +12,7 @@ from selfverify.objectives import (
     importance_weight,
     kl_k3,
     likelihood,
+    pairwise,
     surrogate,
     token_weights,
 )
@@ -140,6 +141,90 @@ def test_likelihood_is_the_negative_log_probability():
     )
 
 
+# ------------------------------------------------------------------------------- ratios of trajectories
+
+
+def eq_1(new, old, trained, advantage, low, high):
+    """SmartSnap's Eq. 1 as it is printed, for one group, as a number to minimise."""
+    terms = []
+    for n, o, own, a in zip(new, old, trained, advantage, strict=True):
+        ratio = (n[own].sum() - o[own].sum()).exp()
+        terms.append(torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a))
+    return -torch.stack(terms).mean()
+
+
+def test_the_ratio_of_a_trajectory_by_hand():
+    """Ratios of two trained tokens each: 1.5 * .8 = 1.2 and .5 * .5 = .25; the third token is not trained.
+
+    First: A = 2, and 1.2 lies within the clip at .3: -2.4 / 2 tokens = -1.2 each, gradient -r A = -2.4 each.
+    Second: A = -1: -min(-.25, -.7) = .7, / 2 tokens = .35 each, and no gradient.
+    """
+    old = torch.zeros(2, 3, dtype=torch.float64)
+    new = torch.cat([logs(1.5, 0.8, 7.0), logs(0.5, 0.5, 1.0)]).requires_grad_()
+    trained = torch.tensor([[True, True, False]] * 2)
+    advantage = torch.tensor([[2.0], [-1.0]], dtype=torch.float64)
+    terms = surrogate(new, old, advantage, clip_low=0.3, clip_high=0.3, trajectories=trained)
+    expected = torch.tensor([[-1.2, -1.2], [0.35, 0.35]], dtype=torch.float64)
+    torch.testing.assert_close(terms.loss[:, :2], expected)
+    (terms.loss * trained).sum().backward()
+    torch.testing.assert_close(new.grad, torch.tensor([[-2.4, -2.4, 0], [0, 0, 0]], dtype=torch.float64))
+    torch.testing.assert_close(terms.ratio[:, 0], torch.tensor([1.2, 0.25], dtype=torch.float64))
+    assert terms.clipped[:, 0].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_value_and_gradient_are_those_of_smartsnap_eq_1(seed):
+    g = torch.Generator().manual_seed(seed)
+    new = torch.randn(6, 5, generator=g, dtype=torch.float64).requires_grad_()
+    old = new.detach() + 0.1 * torch.randn(6, 5, generator=g, dtype=torch.float64)
+    trained = torch.rand(6, 5, generator=g) < 0.7
+    trained[:, 0] = True
+    advantage = torch.randn(6, 1, generator=g, dtype=torch.float64)
+    weights = token_weights(torch.where(trained, 0, UNTRAINED), torch.ones_like(new), "trajectory")
+    terms = surrogate(new, old, advantage, trajectories=trained)
+    ours = (weights * terms.loss).sum()
+    theirs = eq_1(new, old, trained, advantage[:, 0], 0.2, 0.2)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, new)[0] for loss in (ours, theirs)))
+
+
+def test_the_first_update_does_not_depend_on_the_ratio():
+    """All ratios are 1: the gradient to each token is minus its own advantage either way."""
+    new = logs(0.3, 0.2, 0.9).requires_grad_()
+    advantage = torch.tensor([[1.0, -2.0, 0.0]], dtype=torch.float64)
+    for trained in (None, torch.ones(1, 3, dtype=torch.bool)):
+        loss = surrogate(new, new.detach(), advantage, trajectories=trained).loss.sum()
+        torch.testing.assert_close(torch.autograd.grad(loss, new)[0], -advantage)
+
+
+def test_a_ratio_that_would_overflow_stays_finite():
+    new = torch.full((1, 4000), 1.0).requires_grad_()
+    terms = surrogate(new, torch.zeros(1, 4000), -1.0, trajectories=torch.ones(1, 4000, dtype=torch.bool))
+    terms.loss.sum().backward()
+    assert terms.loss.isfinite().all() and new.grad.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------ pairs
+
+
+def test_pairwise_by_hand():
+    """beta .5. Chosen: log-ratios ln 2 + ln 3; rejected: ln 1.5 (and one that is not trained).
+
+    Margin .5 (ln 6 - ln 1.5) = ln 2. Loss -ln sigmoid(ln 2) = -ln(2/3). Its gradient to each trained token is
+    -+ beta (1 - 2/3) = -+ 1/6.
+    """
+    new = torch.stack([torch.cat([logs(0.2, 0.3), logs(0.3, 0.9)])]).requires_grad_()
+    ref = torch.stack([torch.cat([logs(0.1, 0.1), logs(0.2, 0.1)])])
+    preference = torch.tensor([[[1.0, 1.0], [-1.0, 0.0]]], dtype=torch.float64)
+    terms = pairwise(new, ref, preference, 0.5)
+    torch.testing.assert_close(terms.margin, torch.tensor([math.log(2)], dtype=torch.float64))
+    torch.testing.assert_close(terms.loss, torch.tensor([-math.log(2 / 3)], dtype=torch.float64))
+    terms.loss.sum().backward()
+    expected = torch.tensor([[[-1 / 6, -1 / 6], [1 / 6, 0.0]]], dtype=torch.float64)
+    torch.testing.assert_close(new.grad, expected)
+    assert not terms.margin.requires_grad
+
+
 # ---------------------------------------------------------------------------------------------- weights
 
 IDS = torch.tensor([[0, 0, 0, 1], [0, 1, -1, -1], [-1, -1, -1, -1]])
@@ -166,6 +251,20 @@ def test_batch_denominator():
     torch.testing.assert_close(weights, torch.where(IDS >= 0, 1 / 6, 0.0))
 
 
+def test_trajectory_denominator():
+    """2 trajectories have trained tokens: 1/2 for each token, so that a long trajectory weighs more."""
+    weights = token_weights(IDS, torch.ones(IDS.shape), denominator="trajectory")
+    torch.testing.assert_close(weights, torch.where(IDS >= 0, 0.5, 0.0))
+
+
+def test_vts_v_eq_3_by_hand():
+    """H = 1 (weight 1/2): log-probs -1, -2, -3, -4; H = 3 (weight 1/4): -4, -8. (10/2 + 12/4) / 2 = 4."""
+    logprobs = -torch.tensor([[1.0, 2.0, 3.0, 4.0], [4.0, 8.0, 7.0, 7.0], [5.0] * 4])
+    weight = torch.tensor([[0.5] * 4, [0.25] * 4, [1.0] * 4])
+    weights = token_weights(IDS, weight, denominator="trajectory")
+    assert (weights * likelihood(logprobs)).sum() == 4
+
+
 def test_channel_weights_multiply_and_leave_the_denominator():
     """Score weight 10, sequence: .125 * 10 = 1.25 and .25 * 10 = 2.5. Weight 0 still counts its token."""
     assert token_weights(IDS, torch.tensor([1.0, 10.0])[IDS])[:2, [3, 1]].tolist() == [
@@ -182,7 +281,7 @@ def test_weights_per_token():
     assert weights.tolist() == [[0.03125] * 4, [0.125, 0.125, 0, 0], [0] * 4]
 
 
-@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch", "trajectory"])
 def test_nothing_to_train_weighs_nothing(denominator):
     weights = token_weights(torch.full((2, 3), UNTRAINED), torch.ones(2, 3), denominator)
     assert weights.tolist() == [[0.0] * 3] * 2
@@ -232,7 +331,7 @@ def picked(logits, tokens):
     return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch", "trajectory"])
 def test_one_batch_of_8_is_8_batches_of_1(denominator):
     hidden, head, tokens, ids, noise = toy_batch()
     streams = torch.where(ids == ANSWER, 1.3, -0.4) * torch.linspace(-1, 1, 8).unsqueeze(-1)
@@ -254,7 +353,7 @@ def test_one_batch_of_8_is_8_batches_of_1(denominator):
     torch.testing.assert_close(gradient([slice(0, 3), slice(3, 8)]), whole)
 
 
-@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
+@pytest.mark.parametrize("denominator", ["sequence", "channel", "batch", "trajectory"])
 @pytest.mark.parametrize(("trained", "other"), [(ANSWER, SCORE), (SCORE, ANSWER)])
 def test_a_channels_credit_never_reaches_the_other_channels_logits(trained, other, denominator):
     """ADPO Eq. 9: with credit and KL on one channel only, the other's logits get exactly 0."""
