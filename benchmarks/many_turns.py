@@ -10,7 +10,8 @@ says exactly 40 tokens (ends are suppressed), then each conversation hears 16 to
 
 Time is the process's CPU time, in rounds of all three (`kept` first in every other one); ratios are medians
 over rounds. The last line is a JSON object: `over_one_go` and `over_one_go_images` (kept / one go),
-`faster_than_prefill` and `faster_than_prefill_images` (anew / kept).
+`faster_than_prefill` and `faster_than_prefill_images` (anew / kept), and what `ragged_update.py` measures
+of learning from conversations of unlike lengths (`ragged_speedup`, `ragged_memory`, ...).
 
     python benchmarks/many_turns.py [--quick] [--repeats 5] [--threads 1]
 """
@@ -25,6 +26,8 @@ from typing import Any
 import torch
 from common import arguments, finish, forget_images, make_problems, model_folder, parse, show
 from PIL import Image
+from ragged_update import measure as measure_ragged
+from ragged_update import table
 
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
@@ -133,6 +136,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     turns = min(options.turns, 6) if options.quick else options.turns
     rows: list[list[Any]] = []
     results: dict[str, float] = {}
+    # Conversations are up to 3,000 tokens long, or 300 in a quick run.
+    options.budget, options.scale = (1600, 10) if options.quick else (None, 1)
     with model_folder(options.seed) as folder:
         policy = Endless.load(folder, device="cpu")
         problems = make_problems(policy, options.problems, 110)
@@ -146,9 +151,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             results |= {f"over_one_go{name}": over, f"faster_than_prefill{name}": faster}
             seconds = [statistics.median(r[side] for r in rounds) for side in runs]
             rows.append(["images" if images else "text", *seconds, over, faster])
+        ragged, ragged_rows = measure_ragged(folder, options)
     title = f"{turns} turns of {SAID} tokens, {options.problems * 8} conversations; CPU seconds"
     show(title, ["", "kept", "one go", "anew", "kept / one go", "anew / kept"], rows)
-    finish(results, options)
+    table(ragged_rows)
+    finish(results | ragged, options)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,9 @@ import statistics
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,14 +106,11 @@ class Ragged:
         return pairs
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """The options of this measurement."""
-    parser.add_argument("--budget", type=int, help="tokens of a pass; left out: the setting's default")
-    parser.add_argument("--scale", type=int, default=1, help="divides the lengths of the responses")
-
-
 def measure(folder: str, options: Namespace) -> tuple[dict[str, float], list[list[Any]]]:
-    """Both prompts' results by name, and a row of a table for each side of them."""
+    """Both prompts' results by name, and a row of a table for each side of them.
+
+    ``options`` are those of `main`: ``repeats``, ``threads``, ``budget`` and ``scale``.
+    """
     results: dict[str, float] = {}
     rows: list[list[Any]] = []
     for ending, prompt in PROMPTS.items():
@@ -153,7 +149,8 @@ def table(rows: Sequence[Sequence[Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure both prompts and print the results."""
     parser = arguments(__doc__)
-    add_arguments(parser)
+    parser.add_argument("--budget", type=int, help="tokens of a pass; left out: the setting's default")
+    parser.add_argument("--scale", type=int, default=1, help="divides the lengths of the responses")
     parser.add_argument("--memory-of", choices=SIDES, help="only this side's peak memory, in this process")
     parser.add_argument("--folder", help="the model, for --memory-of")
     parser.set_defaults(repeats=5)
@@ -163,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps({"peak_bytes": peak_bytes(lambda: made.run(options.memory_of))}))
         return
     with model_folder(options.seed) as folder:
-        results, rows = measure(str(Path(folder)), options)
+        results, rows = measure(folder, options)
     table(rows)
     finish(results, options)
 

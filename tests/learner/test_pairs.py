@@ -159,9 +159,7 @@ def test_groups_that_are_no_pairs_are_errors(load_policy: Any) -> None:
 
 def test_an_unknown_objective_is_an_error_that_names_it() -> None:
     alone: Any = type("Alone", (), {"policy": None})
-    with pytest.raises(
-        ConfigError, match="no objective 'surogate'; there are: surrogate, like"
-    ):
+    with pytest.raises(ConfigError, match="no objective 'surogate'; there are: surrogate, like"):
         Updater(alone, LearnerConfig(steps=1), "surogate")
     for name in ("surrogate", "likelihood", "pairwise"):
         Updater(alone, LearnerConfig(steps=1), name)
