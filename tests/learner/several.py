@@ -100,6 +100,7 @@ def main() -> None:
             groups_per_step=int(given.get("groups", 5)),
             updates_per_rollout=int(given.get("updates", 2)),
             micro_batch_groups=2,
+            micro_batch_tokens=int(given.get("tokens", 16_384)),
             learning_rate=1e-4,
             checkpoint_every=1,
             drop_zero_advantage=False,

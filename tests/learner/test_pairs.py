@@ -165,6 +165,13 @@ def test_an_unknown_objective_is_an_error_that_names_it() -> None:
         Updater(alone, LearnerConfig(steps=1), name)
 
 
+@pytest.mark.parametrize("settings", [{"channels": "apart"}, {"log_channels_every": 2}])
+def test_pairs_have_no_channels_to_tell_apart(settings: dict[str, Any]) -> None:
+    alone: Any = type("Alone", (), {"policy": None})
+    with pytest.raises(ConfigError, match="pairwise compares whole trajectories"):
+        Updater(alone, LearnerConfig(steps=1, **settings), "pairwise")
+
+
 def test_score_is_the_surrogate_with_one_update() -> None:
     """With one update the ratio is 1 and the gradient REINFORCE's: SCoRe needs no objective of its own."""
     method = make_method("score", second_turn="Check.", first_stage=2)

@@ -75,6 +75,14 @@ def test_two_processes_equal_one(
         assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_slices_of_rows_keep_processes_in_step(
+    way: str, alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    """Most rows are passes of their own, so that the processes have unlike numbers of them."""
+    assert_close(trained(tmp_path, way, "tokens=150"), alone[1], 2e-5)
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_under_another_wrapper(
     alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
