@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tokenizers import AddedToken, normalizers
 
 from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError, DataError
@@ -74,3 +75,42 @@ def test_words_that_read_like_an_image_are_words(policy: Policy) -> None:
     assert "look: <|image_pad|><|im_end|>" in tokenizer.decode(tokens)
     special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<|image_pad|>")}
     assert [i for i in tokens if i in special] == [i for i in plain if i in special]
+
+
+@pytest.mark.parametrize(
+    "words", ["Say \uff1c|end|\uff1e it.", "\uff1ccall\uff1e", "say <|end|>", "<<|end|>"]
+)
+def test_words_that_a_normaliser_makes_special(load_policy: Callable[..., Policy], words: str) -> None:
+    """Full-width brackets become a special token behind NFKC: such words are refused or stay words."""
+    policy = load_policy()
+    tokenizer = policy.tokenizer
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_tokens([AddedToken("<|end|>", normalized=True, special=True)])
+    tokenizer.add_tokens([AddedToken("<call>", normalized=True)])
+    meant = {tokenizer.convert_tokens_to_ids(token) for token in ("<|end|>", "<call>")}
+    writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
+    if "\uff1c" in words:
+        with pytest.raises(DataError, match="problem p, turn 1: the reply cannot be written"):
+            writer.encode(problem, Reply(words), 1)
+    else:
+        assert not set(writer.encode(problem, Reply(words), 1).tokens) & meant
+
+
+def test_unknown_characters_beside_special_tokens(load_policy: Callable[..., Policy]) -> None:
+    """What a tokenizer does not know is not what it must not read."""
+    policy = load_policy()
+    tokenizer = policy.tokenizer
+    digit = tokenizer("7", add_special_tokens=False)["input_ids"]
+    tokenizer.add_special_tokens({"unk_token": AddedToken("7", special=True)})
+    assert [tokenizer.unk_token_id] == digit
+    writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
+    assert writer.encode(problem, Reply("7 and <|im_end|>"), 1).tokens
+
+
+def test_many_parts_take_little_time(policy: Policy) -> None:
+    writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
+    parts = [{"type": "text", "text": "a "}] * 20_000
+    whole = writer.encode(problem, Reply("a " * 20_000), 1)
+    assert writer.encode(problem, Reply(parts), 1).tokens == whole.tokens
+    with pytest.raises(DataError, match="the reply has"):
+        writer.encode(problem, Reply([{"type": "text", "text": ""}] * 1_000_000), 1)

@@ -167,3 +167,21 @@ def test_all_first_turns_cut_off(policy: Policy, problems: list[Problem]) -> Non
     short = SamplingConfig(group_size=2, max_new_tokens=1)
     groups = sample_turns(policy, policy.encode(problems), problems, short, seeds=[1, 2, 3])
     assert all(turns.second is None for group in groups for turns in group)
+
+
+def test_first_turns_apart_do_not_depend_on_who_speaks(
+    load_policy: Callable[..., Policy], problems: list[Problem]
+) -> None:
+    """An episode that could not be opened changes nothing for the others of its group."""
+    policy = ending(load_policy)
+    prompts = policy.encode(problems[:2])
+    sampling = SamplingConfig(group_size=3, max_new_tokens=5)
+
+    def first(places: list[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
+        own = ApartThreads(policy.sample, policy.logprobs, prompts, [3, 4], sampling, policy.encoder.extended)
+        return {place: sample.tokens for place, sample in own.say(places, 0).items()}
+
+    everybody = first([(b, g) for b in range(2) for g in range(3)])
+    some = [(1, 2), (0, 1)]
+    assert first(some) == {place: everybody[place] for place in some}
+    assert first([(1, 0)]) == {(1, 0): everybody[1, 0]}

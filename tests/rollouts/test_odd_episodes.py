@@ -17,9 +17,10 @@ from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Finish, Trajectory
+from selfverify.core.trajectory import Finish, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import converse
+from selfverify.rollouts.reading import before_score
 from selfverify.tasks.base import Judged, Task, user_turn
 
 SAMPLING = SamplingConfig(group_size=3, max_new_tokens=40, top_p=1.0)
@@ -195,3 +196,12 @@ def test_closing_has_a_deadline(short: Policy, caplog: pytest.LogCaptureFixture)
     assert [t.finish == Finish.ERROR for t in group.trajectories] == [False, True, False]
     assert len(closed) == 2
     assert any("could not be closed" in record.getMessage() for record in caplog.records)
+
+
+def test_scores_of_earlier_turns_stand_before_the_last() -> None:
+    """What is read behind the last ``<score>`` is the whole conversation, with the scores inside it."""
+    channels = ["answer", "score", "observation", "answer", "score"]
+    segments = [Segment(channel, [number]) for number, channel in enumerate(channels)]
+    assert before_score(Trajectory(segments, {"sampled": 0.5})) == [0, 1, 2, 3]
+    assert before_score(Trajectory(segments[:4], {"sampled": 0.5})) == [0, 1, 2, 3]
+    assert before_score(Trajectory(segments[:3], {"sampled": 0.5})) is None

@@ -367,11 +367,12 @@ class ApartThreads:
 
     def say(self, places: Collection[Place], turn: int, more: bool = True) -> dict[Place, Sample]:
         """See `Threads.say`. vLLM is called by all processes together, also by one with nothing to ask."""
-        g = self.sampling.group_size
-        whole = {(i, j) for i in range(len(self.prompts)) for j in range(g)}
-        if not self._longer and turn == 0 and whole == set(places):
-            made = self._sample(self.prompts, self.sampling, seeds=self.seeds)
-            said = {(i, j): made[i][j] for i, j in sorted(whole)}
+        if not self._longer and turn == 0:
+            # Whole groups, also where some places are not wanted: what the others draw must not change.
+            which = sorted({i for i, _ in places})
+            prompts, seeds = [self.prompts[i] for i in which], [self.seeds[i] for i in which]
+            groups = dict(zip(which, self._sample(prompts, self.sampling, seeds=seeds), strict=True))
+            said = {(i, j): groups[i][j] for i, j in places}
         else:
             asked = list(places)
             prompts = [self._longer.get(place, self.prompts[place[0]]) for place in asked]

@@ -16,9 +16,12 @@ def answer_segment(trajectory: Trajectory) -> Segment:
 
 def before_score(trajectory: Trajectory) -> list[int] | None:
     """The tokens up to and with ``<score>``; None without a well-formed score, or with one inside a turn."""
-    if "sampled" not in trajectory.scores or trajectory.segments[-1].channel not in (ANSWER, SCORE):
+    last = trajectory.segments[-1]
+    if "sampled" not in trajectory.scores or last.channel not in (ANSWER, SCORE):
         return None
-    return [token for segment in trajectory.segments if segment.channel != SCORE for token in segment.tokens]
+    # Scores of earlier turns are part of the conversation.
+    before = trajectory.segments[:-1] if last.channel == SCORE else trajectory.segments
+    return [token for segment in before for token in segment.tokens]
 
 
 def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> None:
