@@ -6,6 +6,7 @@ transformers) stand inside the commands, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from selfverify.cli.printing import say
 from selfverify.cli.serve_command import serve
 from selfverify.cli.solve_command import solve
 from selfverify.cli.study_command import study
+from selfverify.cli.threads import spin_briefly
 from selfverify.cli.train_commands import merge, quickstart, train
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.version import __version__
@@ -64,6 +66,7 @@ app.add_typer(data_commands.app, name="data")
 
 def main() -> None:
     """Entry point of the ``selfverify`` command."""
+    spin_briefly(os.environ)
     app()
 
 

@@ -156,6 +156,8 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
     if skipped:
         lines.append(f"{len(skipped)} {'problem' if len(skipped) == 1 else 'problems'} skipped")
         lines += _some(skipped, named)
+    # A resumed run says it again.
+    lines += [str(event.get("message")) for event in events if event["event"] == "machine_busy"][:1]
     return lines
 
 

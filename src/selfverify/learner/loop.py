@@ -16,6 +16,7 @@ from selfverify.core import ranks
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
+from selfverify.core.machine import busy
 from selfverify.core.trajectory import Group
 from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.checkpoint import (
@@ -78,6 +79,7 @@ class Learner:
         self.source = GroupSource(training)
         self.step = 0
         self.empty_steps = 0
+        self._busy = False
         self.best: float | None = None
         trackers = self.config.trackers
         self.accelerator = make_accelerator(self.policy, log_with=trackers or None, project_dir=str(folder))
@@ -159,10 +161,17 @@ class Learner:
         if self.config.trackers:
             self.accelerator.end_training()
 
+    def _tell_busy(self) -> None:
+        """Say once that other programs keep the machine busy: a run that is slow shall say why."""
+        if not self._busy and ranks.index() == 0 and (told := busy()):
+            self._busy = True
+            note(logger, "machine_busy", told)
+
     def _advance(self) -> None:
         metrics, timing = self.train_step()
         self.step += 1
         self.events.step = self.step
+        self._tell_busy()
         evaluated: Metrics = {}
         if self.evaluate and self.config.evaluate_every and self.step % self.config.evaluate_every == 0:
             evaluated = self.evaluate(self.policy)
