@@ -19,8 +19,8 @@ from selfverify.cli.plan_command import plan
 from selfverify.cli.printing import say
 from selfverify.cli.serve_command import serve
 from selfverify.cli.solve_command import solve
+from selfverify.cli.spinning import spin_briefly
 from selfverify.cli.study_command import study
-from selfverify.cli.threads import spin_briefly
 from selfverify.cli.train_commands import merge, quickstart, train
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.version import __version__
