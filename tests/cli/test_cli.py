@@ -34,8 +34,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the commands called, with the work itself replaced."""
     made: list[tuple[Any, ...]] = []
 
-    def train(recipe: Any, resume: bool = False, on_step: Any = None, on_phase: Any = None) -> Path:
-        made.append(("train", recipe, resume))
+    def train(recipe: Any, resume: bool, on_step: Any, on_phase: Any, replay: Path | None) -> Path:
+        made.append(("train", recipe, resume, replay))
         on_phase("before", 1, 2)
         on_step(1, {"accuracy": 0.25, "other": 1.0}, {"tokens_per_s": 1234.5})
         return recipe.folder
@@ -111,8 +111,9 @@ def one_run(folder: Path, recipe: Path, best: bool) -> Path:
 
 def test_train_passes_the_recipe_on_and_shows_how_it_goes(recipe: Path, calls: list[Any]) -> None:
     result = run("train", recipe, "learner.steps=20", "method.beta=0")
-    ((_, passed, resume),) = calls
+    ((_, passed, resume, replay),) = calls
     assert (passed.learner.steps, passed.method.options, resume) == (20, {"beta": 0.0}, False)
+    assert replay is None
     assert f"run: {passed.folder}" in result.stdout.replace("\n", "")
     assert "accuracy 0.250" in result.stderr or "measuring before" in result.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -15,10 +14,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from selfverify.core.credit import Credit
+from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Group
 from selfverify.experiments import recipe as recipe_module
 from selfverify.experiments import registry
@@ -29,7 +31,9 @@ from selfverify.experiments.recipe import (
     to_yaml,
 )
 from selfverify.experiments.recipe_yaml import _load, dump_yaml
+from selfverify.experiments.run import recipe_task
 from selfverify.methods.base import Method, MethodConfig
+from selfverify.tasks.base import Judged, Task
 
 GOOD = """\
 # Counting, for the tests.
@@ -55,6 +59,17 @@ class CountingConfig(BaseModel):
     sizes: tuple[int, int] = (1, 2)
 
 
+class Counting(Task):
+    name = "counting"
+    config_class: Any = CountingConfig
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        raise NotImplementedError
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        raise NotImplementedError
+
+
 class PairsConfig(MethodConfig):
     beta: float = 0.04
     credit: Literal["normalised", "concordance"] = "normalised"
@@ -78,7 +93,7 @@ class Pairs(Plain):
 
 @pytest.fixture(autouse=True)
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "TASKS", {"counting": SimpleNamespace(config_class=CountingConfig)})
+    monkeypatch.setattr(registry, "TASKS", {"counting": Counting})
     monkeypatch.setattr(registry, "METHODS", {"pairs": Pairs, "plain": Plain})
 
 
@@ -177,6 +192,8 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
         ("sampling.temperature=0", "makes all samples of a group equal"),
         ("sampling.group_size=1", "leaves method pairs nothing to compare"),
         ("learner.best_metric=best@8", "learner: best_metric=best@8 needs evaluate_every >= 1"),
+        ("episode.turns=3", "episode.turns: a conversation of task counting is over after the first answer"),
+        ("learner.rollout_log=true", "learner.rollout_log: should be 'auto', 'never', 'recent' or 'all'"),
         ("learner.warmup_steps=11", "more than steps=10"),
         ("learner.updates_per_rollout=25", "some minibatches would be empty"),
         ("learner.steps", "write section.key=value"),
@@ -193,6 +210,20 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
 )  # fmt: skip
 def test_faults_in_overrides(good: Path, override: str, expected: str) -> None:
     assert expected in refusal(good, override)
+
+
+def test_a_recipe_changes_the_limits_of_conversations(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    single = load_recipe(good)
+    assert recipe_task(single).limits == EpisodeLimits(turns=1)
+    monkeypatch.setattr(registry.TASKS["counting"], "limits", EpisodeLimits(turns=9, reply_s=2.0))
+    changed = load_recipe(good, ["episode.turns=4", "episode.reply_threads=3"])
+    assert recipe_task(changed).limits == EpisodeLimits(turns=4, reply_threads=3, reply_s=2.0)
+    assert recipe_task(load_recipe(good)).limits == EpisodeLimits(turns=9, reply_s=2.0)
+    assert "episode.turns: should be greater than or equal to 1" in refusal(good, "episode.turns=0")
+    assert "did you mean episode.reply_s?" in refusal(good, "episode.reply_sec=3")
+    assert "set episode.reply_threads" in refusal(good, "episode.reply_s=3")
+    monkeypatch.setattr(registry.METHODS["pairs"], "limits", EpisodeLimits(turns=2))
+    assert "method pairs are as long as it says itself" in refusal(good, "episode.turns=4")
 
 
 def test_all_faults_are_reported_at_once(good: Path) -> None:

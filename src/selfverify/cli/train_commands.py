@@ -53,6 +53,9 @@ class TrainSettings(Settings):
     overwrite: bool = False
     """Delete the run that the output folder already holds, and start anew."""
 
+    replay: Path | None = None
+    """A run's folder: learn from the rollouts it has logged (`learner.rollout_log=all`); sample nothing."""
+
     dry_run: bool = False
     """Check the recipe and print it with all defaults; train nothing."""
 
@@ -73,6 +76,8 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
     - `selfverify train my.yaml --dry-run > resolved.yaml`
 
     - `selfverify train runs/no-kl --resume`
+
+    - `selfverify train runs/agent --replay runs/agent output=runs/agent-again`
     """
     from selfverify.cli.run_folders import dry_run_lines, holds_a_run
     from selfverify.experiments.recipe import load_recipe, to_yaml
@@ -99,7 +104,13 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
     start_processes(loaded)
     ranks.on_first(refuse_to_overwrite)
     with TrainingProgress(loaded.learner.steps) as shown:
-        run = run_train(loaded, resume=settings.resume, on_step=shown.on_step, on_phase=shown.on_phase)
+        run = run_train(
+            loaded,
+            resume=settings.resume,
+            on_step=shown.on_step,
+            on_phase=shown.on_phase,
+            replay=settings.replay,
+        )
     if ranks.stop():
         if happened := story(read_events(run / EVENTS_FILE)):
             say("\n  ".join(["what happened:", *happened]))

@@ -34,3 +34,27 @@ class EpisodeLimits(BaseModel):
         ge=1,
         description="Threads that may hang in replies before a rollout fails. Nobody can end a hung thread.",
     )
+
+
+class EpisodeConfig(BaseModel):
+    """What a recipe changes in the limits of its task's conversations; null leaves a limit as it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    turns: int | None = Field(None, ge=1, description="How often the policy speaks at most.")
+    reply_threads: int | None = Field(
+        None,
+        ge=0,
+        description="Threads on which episodes reply; 0 is none, and no reply has a deadline then.",
+    )
+    reply_s: float | None = Field(None, gt=0, description="Seconds that a reply may take on a thread.")
+    rollout_s: float | None = Field(
+        None, gt=0, description="Seconds after which a rollout asks for no more replies."
+    )
+    hung_threads: int | None = Field(
+        None, ge=1, description="Threads that may hang in replies before a rollout fails."
+    )
+
+    def changed(self, limits: EpisodeLimits) -> EpisodeLimits:
+        """``limits`` with what is set here in place of theirs."""
+        return limits.model_copy(update=self.model_dump(exclude_none=True))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -99,7 +100,7 @@ def open_journal(path: Path, row: type[Row], settings: Mapping[str, Any]) -> tup
         ConfigError: The journal was written under other settings. The message lists what differs.
         DataError: The file is no journal of such rows, or a line in it is corrupt.
     """
-    header = _line({"rows": row.__name__, "format": FORMAT, "settings": dict(settings)}, path)
+    header = _header(row, settings, path)
     # A header that was cut off has lost nothing.
     if not path.exists() or header.startswith(path.read_bytes()):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +116,17 @@ def open_journal(path: Path, row: type[Row], settings: Mapping[str, Any]) -> tup
             "or choose another path to start anew"
         )
     return Journal(path), rows
+
+
+def write_journal(path: Path, row: type[Row], settings: Mapping[str, Any], rows: Iterable[Row]) -> None:
+    """Write a journal with a header whole or not at all. When this returns, it is on the disk.
+
+    Raises:
+        DataError: A row cannot be stored as JSON.
+    """
+    lines = [_header(row, settings, path), *(_line(asdict(each), path) for each in rows)]  # type: ignore[call-overload]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, b"".join(lines).decode())
 
 
 def read_journal(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[str, Any], dict[int, Row]]:
@@ -195,6 +207,10 @@ def _value(path: Path, number: int, line: bytes) -> Any:
 
 def _corrupt(path: Path, number: int, problem: str) -> DataError:
     return DataError(f"{path}, line {number}: {problem}. Restore the file, or delete it to start over")
+
+
+def _header(row: type[Row], settings: Mapping[str, Any], path: Path) -> bytes:
+    return _line({"rows": row.__name__, "format": FORMAT, "settings": dict(settings)}, path)
 
 
 def _line(value: Any, path: Path) -> bytes:

@@ -113,6 +113,13 @@ class LearnerConfig(BaseModel):
         50, ge=0, description="Steps between checkpoints; 0 writes one only at the end or on interruption."
     )
     keep_last: int = Field(2, ge=1, description="Checkpoints kept besides the best one.")
+    rollout_log: Literal["auto", "never", "recent", "all"] = Field(
+        "auto",
+        description="Which steps' rollouts are kept on the disk: those behind the oldest checkpoint "
+        "(`recent`), so that a killed run whose conversations cannot be repeated ends with the same bits, or "
+        "`all`, for `selfverify train --replay`. `auto` is `recent` where the task's environment or a "
+        "deadline of its conversations may change what is said, else `never`.",
+    )
     best_metric: str | None = Field(
         None, description="Evaluation metric by which the best checkpoint is kept (higher is better)."
     )

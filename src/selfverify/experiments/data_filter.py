@@ -13,8 +13,8 @@ from selfverify.core.trajectory import Finish, Group
 from selfverify.data.verdicts import BROKEN, NOT_COUNTED, Verdict, why_dropped
 from selfverify.evaluation.sweep import Progress, Sweep, make_problems
 from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.run import start_processes
+from selfverify.experiments.registry import make_method
+from selfverify.experiments.run import recipe_task, start_processes
 from selfverify.learner.kept import judged_by
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
@@ -51,7 +51,7 @@ class Filter:
             samples: The number of samples of each problem; by default the recipe's group size.
         """
         start_processes(recipe)
-        task = make_task(recipe.task.name, **recipe.task.options)
+        task = recipe_task(recipe)
         method = make_method(recipe.method.name, **recipe.method.options)
         task.count("train")  # a data file that is missing shows before the model is loaded
         group_size = recipe.sampling.group_size if samples is None else samples

@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from selfverify.core.episode_settings import EpisodeConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
@@ -97,6 +98,10 @@ class Recipe(BaseModel):
     method: NamedOptions = Field(description="How it is learnt: a method's name and its options.")
     sampling: SamplingConfig = Field(
         default_factory=SamplingConfig, description="How trajectories are sampled in training."
+    )
+    episode: EpisodeConfig = Field(
+        default_factory=EpisodeConfig,
+        description="Limits of the task's conversations, in training and in evaluations.",
     )
     learner: LearnerConfig = Field(description="The training loop.")
     evaluation: EvaluationConfig = Field(
@@ -203,6 +208,7 @@ def build_recipe(document: Document) -> Recipe:
             f"learner.channel_rates: {method.name} has no channel {unknown[0]!r}; it trains "
             f"{', '.join(method.channels)}"
         )
+    faults += _episode_faults(recipe, method, registry.TASKS[recipe.task.name])
     if faults:
         raise ConfigError("\n".join(f"{document.source}: {fault}" for fault in faults))
     return recipe
@@ -220,6 +226,20 @@ def contradictions(recipe: Recipe) -> list[str]:
     if sampling.engine == "vllm":
         faults += _vllm_faults(policy)
     return faults + _model_path_faults(policy.path)
+
+
+def _episode_faults(recipe: Recipe, method: Method, task: type[Task]) -> list[str]:
+    """Return a line for every limit of conversations that would change nothing, with the reason."""
+    given = list(recipe.episode.model_dump(exclude_none=True))
+    names = ", ".join(f"episode.{name}" for name in given)
+    if given and method.limits is not None:
+        return [f"{names}: conversations of method {recipe.method.name} are as long as it says itself"]
+    if given and task.limits.turns == 1:
+        return [f"{names}: a conversation of task {recipe.task.name} is over after the first answer"]
+    timed = [f"episode.{name}" for name in ("reply_s", "hung_threads") if name in given]
+    if timed and not recipe.episode.changed(task.limits).reply_threads:
+        return [f"{', '.join(timed)}: without threads no reply has a deadline; set episode.reply_threads"]
+    return []
 
 
 def _vllm_faults(policy: PolicyConfig) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 from selfverify.core import ranks
 from selfverify.core.atomic_files import make_output_folder, write_json, write_text
+from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import EVENTS_FILE
 from selfverify.core.journal import read_rows
@@ -23,6 +25,7 @@ from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.loop import Learner, StepCallback
+from selfverify.learner.rollout_log import ROLLOUTS_FOLDER
 from selfverify.methods.base import Method, Training
 from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
@@ -49,6 +52,7 @@ def learn(
     on_step: StepCallback | None = None,
     validation: EvaluationConfig | None = None,
     save_as: str | None = None,
+    replay: Path | str | None = None,
 ) -> Policy:
     """Train ``policy`` in place and return it: the Python API's way to train.
 
@@ -65,6 +69,8 @@ def learn(
         on_step: Called after every step with its number, metrics and timings.
         validation: What to measure every ``learner.evaluate_every`` steps; by default `VALIDATION`.
         save_as: A folder within ``output`` for the trained model. With None it is in the checkpoints only.
+        replay: The folder of a run that logged all its rollouts (``learner.rollout_log: all``). They are
+            learnt from and nothing is sampled; with the same settings the weights are the same.
 
     Returns:
         The same policy, trained.
@@ -78,6 +84,8 @@ def learn(
     trained: list[Training] = []
     training = Training(policy, task, method, learner, sampling, output, seed, resume)
     for stage in method.stages(training):
+        if replay is not None:
+            stage = dataclasses.replace(stage, replay=Path(replay) / stage.folder.relative_to(output))
         before = sum(earlier.learner.steps for earlier in trained)
         tell = None if on_step is None else partial(_later, on_step, before)
         loop = Learner(stage, check, tell)
@@ -121,13 +129,20 @@ def _later(on_step: StepCallback, before: int, step: int, *figures: Any) -> None
     on_step(before + step, *figures)
 
 
+def recipe_task(recipe: Recipe) -> Task:
+    """Return the task that a recipe names, with the limits that it sets to conversations."""
+    task = make_task(recipe.task.name, **recipe.task.options)
+    task.limits = recipe.episode.changed(task.limits)
+    return task
+
+
 def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
     """Make the policy, the task and the method that a recipe names.
 
     Raises:
         ConfigError: A data file is missing. This is found before a model is loaded.
     """
-    task = make_task(recipe.task.name, **recipe.task.options)
+    task = recipe_task(recipe)
     method = make_method(recipe.method.name, **recipe.method.options)
     task.check_files("train")
     task.check_files(recipe.evaluation.split)
@@ -160,13 +175,14 @@ def train(
     on_step: StepCallback | None = None,
     on_phase: Any = None,
     before: dict[str, Any] | None = None,
+    replay: Path | None = None,
 ) -> Path:
     """Run a recipe: evaluate, train, evaluate again. Returns the run's folder.
 
     The folder holds ``recipe.yaml``, ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl``, ``checkpoints/``,
     the trained ``model/``, ``samples-before.jsonl``, ``samples-after.jsonl``, ``metrics.json`` and
-    ``gallery/``. A supervised method is measured only if ``before`` is given, because it mostly makes the
-    policy that other runs start from.
+    ``gallery/``, and ``rollouts/`` where they are logged. A supervised method is measured only if ``before``
+    is given, because it mostly makes the policy that other runs start from.
 
     Args:
         recipe: What to do.
@@ -175,11 +191,17 @@ def train(
         on_phase: Called as ``on_phase(name, done, total)`` during an evaluation.
         before: The summary of an evaluation of the same policy on the same problems. It takes the place of
             the first evaluation, so that runs that start from one policy can share it.
+        replay: The folder of a run whose logged rollouts are learnt from, as `learn` takes it.
+
+    Raises:
+        ConfigError: ``replay`` is the run's own folder, or holds no rollout log.
     """
     if recipe.sampling.engine == "vllm":
         require_vllm()
     folder = recipe.folder
     start_processes(recipe)
+    if replay is not None:
+        ranks.on_first(lambda: _check_replay(replay, folder))
     ranks.on_first(lambda: _prepare(folder, recipe, resume))
     policy, task, method = build(recipe)
     evaluated = method.objective == "surrogate" or before is not None
@@ -201,6 +223,7 @@ def train(
         on_step=on_step,
         validation=VALIDATION.model_copy(update={"second_turn": recipe.evaluation.second_turn}),
         save_as="model",
+        replay=replay,
     )
     if evaluated:
         weights = policy.whole(policy.fingerprint)
@@ -223,6 +246,15 @@ def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
     write_text(folder / "recipe.yaml", to_yaml(recipe))
 
 
+def _check_replay(replay: Path, folder: Path) -> None:
+    if replay.resolve() == folder.resolve():
+        raise ConfigError(f"{replay} is the folder of this run; --resume goes on with it, and its log")
+    if not any(replay.glob(f"**/{ROLLOUTS_FOLDER}/step-*.jsonl")):
+        raise ConfigError(
+            f"{replay}: there is no rollout log to replay; a run writes one with learner.rollout_log=all"
+        )
+
+
 def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> None:
     write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)
     samples = folder / "samples-after.jsonl"
@@ -239,7 +271,7 @@ def _clear(folder: Path) -> None:
     for samples in folder.glob("samples-*.jsonl"):
         samples.unlink()
     clear_iterations(folder)
-    for name in ("checkpoints", "model", "gallery", IMAGES):
+    for name in ("checkpoints", "model", "gallery", IMAGES, ROLLOUTS_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
@@ -259,7 +291,7 @@ def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | Non
     folder = output or recipe.folder / "eval"
     ranks.on_first(lambda: make_output_folder(folder))
     policy = Policy.load(settings)
-    task = make_task(recipe.task.name, **recipe.task.options)
+    task = recipe_task(recipe)
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
     found = {"after": summary, "settings": recipe.model_dump(mode="json")}
 

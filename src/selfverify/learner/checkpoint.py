@@ -28,6 +28,7 @@ from selfverify.core.atomic_files import sync_folder
 from selfverify.core.errors import CheckpointError
 from selfverify.learner.checkpoint_files import (
     MODEL_FOLDER,
+    NAME,
     Scheduler,
     complete_checkpoints,
     damage,
@@ -176,6 +177,11 @@ class CheckpointManager:
         progress = unpack(state["progress"], tensors)
         assert isinstance(progress, dict)
         return progress
+
+    def oldest(self) -> int:
+        """The step of the oldest of the last ``keep_last`` checkpoints; 0 if there is none."""
+        numbers = [NAME.fullmatch(path.name) for path in complete_checkpoints(self.folder)[-self.keep_last :]]
+        return min((int(number[1]) for number in numbers if number), default=0)
 
     def _publish(self, partial: Path, final: Path) -> None:
         replaced = final.with_name(final.name + _REPLACED)

@@ -56,13 +56,17 @@ class Lesson:
             _share_out(batch, makers)
         passes = self.updater.passes(groups)
         updates = [(batch, self.updater.passes(batch)) for batch in batches]
-        for batch, own in [(groups, passes), *updates]:
-            # A pass that does not count may be of a group that another process learns from.
-            for group in (
-                batch[i] for i in dict.fromkeys(part.group for each in own for part in each.slices)
-            ):
-                group.prompt = self.source.complete(group.number, group.prompt)
-                group.prepare_images(policy.encoder)
+        # A pass that does not count may be of a group that another process learns from.
+        learnt = [
+            batch[i]
+            for batch, own in [(groups, passes), *updates]
+            for i in dict.fromkeys(part.group for each in own for part in each.slices)
+        ]
+        shown = self.source.shown([group.number for group in learnt])
+        for group in learnt:
+            group.pictures = shown.get(group.number, group.pictures)
+            group.prompt = self.source.complete(group.number, group.prompt)
+            group.prepare_images(policy.encoder)
         self._settle(groups[passes[0].slices[0].group])
         self.updater.fix_logprobs(groups, passes)
         policy.model.train()

@@ -32,6 +32,7 @@ from selfverify.learner.lesson import Lesson
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.optimizer import learning_rate_factor, lost_steps, make_optimizer
 from selfverify.learner.parallel import Parallel, has_masters, make_accelerator, whole_loading
+from selfverify.learner.rollout_log import RolloutLog, wants_log
 from selfverify.learner.source import GroupSource
 from selfverify.learner.streams import select
 from selfverify.learner.update import Updater
@@ -85,6 +86,8 @@ class Learner:
         self.accelerator = make_accelerator(self.policy, log_with=trackers or None, project_dir=str(folder))
         if trackers:
             self.accelerator.init_trackers("selfverify")
+        if wants_log(training) or training.replay is not None:
+            self.source.log = RolloutLog(training, self.policy.whole(self.policy.fingerprint))
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = self.policy.frozen_copy() if self.method.config.needs_reference else None
         wrapped = has_masters(self.accelerator)
@@ -130,6 +133,8 @@ class Learner:
         with self.events:
             resumed = self.training.resume and self._resume()
             self._check_agreement()
+            if self.source.log is not None:
+                self.source.log.begin(self.training.resume, range(self.step, self.config.steps))
             if not resumed:
                 self._tell("started", steps=self.config.steps, resume=self.training.resume)
             if self._lost and ranks.index() == 0:
@@ -238,6 +243,7 @@ class Learner:
             # How often something hung depends on the machine, and metrics must not: a resumed run's metrics
             # are those of an unbroken run.
             **self.source.task.counters(),
+            **{f"time/{name}_s": seconds for name, seconds in rollout.seconds.items()},
         }
         return metrics, timing
 
@@ -261,8 +267,9 @@ class Learner:
         Every process has to call this; the first one writes.
         """
         weights, optimizer = self.parallel.weights(), self.parallel.whole_optimizer()
-        return ranks.on_first(
-            lambda: self.checkpoints.save(
+
+        def write() -> Path:
+            written = self.checkpoints.save(
                 self.step,
                 lambda folder: self.policy.save(folder, weights),
                 optimizer,
@@ -270,7 +277,11 @@ class Learner:
                 self._progress(),
                 best=best,
             )
-        )
+            if self.source.log is not None:
+                self.source.log.prune(self.checkpoints.oldest())
+            return written
+
+        return ranks.on_first(write)
 
     def save_model(self, folder: Path) -> None:
         """Write the model alone. Every process has to call this; the first one writes."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
+from PIL.Image import Image
+
 from selfverify.core import ranks
-from selfverify.core.errors import DataError
+from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Group
 from selfverify.learner.kept import Kept
+from selfverify.learner.rollout_log import RolloutLog
+from selfverify.learner.state import rng_state, set_rng_state
 from selfverify.methods.base import Training
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.sampling import derived_seed
 from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.recorded import RecordedGroup, play, record, without_images
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +41,13 @@ class GroupSource:
         self._kept = Kept(keep, self.task) if keep is not None else None
         self.skipped: dict[str, str] = {}
         """The reasons for which problems were skipped, by the problem's name."""
+        self.log: RolloutLog | None = None
+        """Where rollouts are written down, or read instead of sampled."""
+        self._skips: dict[str, tuple[int, str]] = {}
         self._step = 0
         self._places: list[int] = []
         self._prompts: dict[int, Prompt] = {}
+        self._shown: dict[int, list[list[Image]]] = {}
 
     def roll_out(self, step: int) -> tuple[Rollout, list[int]]:
         """Return the groups of all processes in the order of their problems, and the process that made each.
@@ -46,14 +55,16 @@ class GroupSource:
         The groups of other processes have no images. `complete` gets the images where they are needed.
 
         Raises:
-            DataError: A rollout failed, and not because a problem cannot be made or encoded.
+            SelfVerifyError: A rollout of some process failed, and not because a problem cannot be made or
+                encoded.
         """
         self._step = step
-        own = self._problems(step)
-        failed, rollout = None, Rollout([], [])
+        self._skips = {}
+        recorded = None if self.log is None else self.log.recorded(step)
+        failed, made, rollout = None, list[int](), Rollout([], [])
         try:
-            rollout = self._roll_out(own, step)
-        except DataError as error:
+            made, rollout = self._sampled(step) if recorded is None else self._replayed(recorded)
+        except SelfVerifyError as error:
             if ranks.count() == 1:
                 raise
             failed = error
@@ -62,11 +73,8 @@ class GroupSource:
         if ranks.count() == 1:
             self._places, self._prompts = [], dict(enumerate(rollout.prompts))
             return rollout, [0] * len(rollout.groups)
-        # A step may hold a problem twice, so places tell groups apart, and names do not.
-        places = {id(problem): place for place, problem in own.items()}
-        made = [places[id(group.problem)] for group in rollout.groups]
         told = [
-            (place, replace(prompt, images=[], pictures=[]), _without_images(group))
+            (place, replace(prompt, images=[], pictures=[]), without_images(group))
             for place, prompt, group in zip(made, rollout.prompts, rollout.groups, strict=True)
         ]
         everyone = ranks.gather((told, self.skipped, failed))
@@ -82,7 +90,63 @@ class GroupSource:
         complete = dict(zip(made, rollout.prompts, strict=True))
         self._prompts = {n: complete[place] for n, place in enumerate(self._places) if place in complete}
         prompts = [self._prompts.get(number, prompt) for number, (_, prompt, _, _) in enumerate(found)]
-        return Rollout(prompts, [group for _, _, group, _ in found]), [process for *_, process in found]
+        shown = {
+            place: [[image for s in t.segments for image in s.images] for t in group.trajectories]
+            for place, group in zip(made, rollout.groups, strict=True)
+        }
+        self._shown = {n: shown[place] for n, place in enumerate(self._places) if any(shown.get(place, ()))}
+        groups = [group for _, _, group, _ in found]
+        return Rollout(prompts, groups, rollout.seconds), [process for *_, process in found]
+
+    def shown(self, wanted: Sequence[int]) -> dict[int, list[list[Image]]]:
+        """Return what environments showed in the groups ``wanted``, also in those that other processes made.
+
+        Every process has to call this. Pixels are exchanged only where a process lacks some.
+
+        Returns:
+            By the group's number a list of images for each trajectory; nothing for groups without images.
+        """
+        if ranks.count() == 1:
+            return {}
+        asked = ranks.gather(({*wanted} - self._shown.keys(), [*self._shown]))
+        missing = {n for lacked, _ in asked for n in lacked} & {n for _, held in asked for n in held}
+        found = {n: images for n, images in self._shown.items() if n in wanted}
+        if missing:
+            for theirs in ranks.gather({n: self._shown[n] for n in missing & self._shown.keys()}):
+                found |= {n: images for n, images in theirs.items() if n in wanted}
+        return found
+
+    def _sampled(self, step: int) -> tuple[list[int], Rollout]:
+        """Sample this process's groups, and log them. Also returns their places in the step."""
+        generators = None if self.log is None else rng_state()
+        own = self._problems(step)
+        rollout = self._roll_out(own, step)
+        # A step may hold a problem twice, so places tell groups apart, and names do not.
+        places = {id(problem): place for place, problem in own.items()}
+        made = [places[id(group.problem)] for group in rollout.groups]
+        if self.log is None or generators is None:
+            return made, rollout
+        # What an environment drew from them would not be drawn again when its replies are replayed.
+        set_rng_state(generators)
+        images: dict[str, Image] = {}
+        rows = [record(place, group, images) for place, group in zip(made, rollout.groups, strict=True)]
+        skipped = [RecordedGroup(p, name, skipped=reason) for name, (p, reason) in self._skips.items()]
+        rows = [row for row in self.log.write(step, [*skipped, *rows], images) if not row.skipped]
+        # What is learnt from is what was written, so that it is the same when it is read.
+        problems = [group.problem for group in rollout.groups]
+        rollout.groups = play(rows, problems, self.policy, self.log.images.__getitem__)
+        return made, rollout
+
+    def _replayed(self, recorded: Sequence[RecordedGroup]) -> tuple[list[int], Rollout]:
+        """Return this process's groups as they were logged, and their places in the step."""
+        assert self.log is not None
+        for row in recorded:
+            if row.skipped:
+                self._skip(row.index, row.problem, DataError(row.skipped))
+        rows = [row for row in recorded if not row.skipped]
+        problems = [self.problem(self._step * self.count + row.index) for row in rows]
+        groups = play(rows, problems, self.policy, self.log.images.__getitem__)
+        return [row.index for row in rows], Rollout(self.policy.encode(problems), groups)
 
     def complete(self, number: int, prompt: Prompt) -> Prompt:
         """Return the ``prompt`` of group ``number`` with its images, also if another process made the group.
@@ -121,14 +185,14 @@ class GroupSource:
             try:
                 found[place] = self.problem(index)
             except DataError as error:
-                self._skip(f"{self.task.name}#{index}", error)
+                self._skip(place, f"{self.task.name}#{index}", error)
         return found
 
     def _roll_out(self, problems: dict[int, Problem], step: int) -> Rollout:
         """Roll ``problems`` out. One that cannot be encoded is skipped, counted and named."""
         if self.policy.engine is not None:
             # The engine samples for all processes at once, so one process cannot begin again below.
-            problems = {place: problem for place, problem in problems.items() if self._encodable(problem)}
+            problems = self._encodable(problems)
         elif not problems:
             return Rollout([], [])
         # Seeds depend on places, so that a skipped problem does not change the samples of the others.
@@ -137,25 +201,25 @@ class GroupSource:
             return self.method.rollout(self.policy, self.task, [*problems.values()], seeds, self.sampling)
         except DataError:
             # Encoding comes before sampling, so nothing is lost by beginning again without bad problems.
-            usable = {place: problem for place, problem in problems.items() if self._encodable(problem)}
+            usable = self._encodable(problems)
             if len(usable) == len(problems) or self.policy.engine is not None:
                 raise
             return self._roll_out(usable, step)
 
-    def _encodable(self, problem: Problem) -> bool:
-        try:
-            self.policy.encoder.prompt(problem)
-        except DataError as error:
-            self._skip(problem.id, error)
-            return False
-        return True
+    def _encodable(self, problems: dict[int, Problem]) -> dict[int, Problem]:
+        found = {}
+        for place, problem in problems.items():
+            try:
+                self.policy.encoder.prompt(problem)
+            except DataError as error:
+                self._skip(place, problem.id, error)
+            else:
+                found[place] = problem
+        return found
 
-    def _skip(self, name: str, error: DataError) -> None:
+    def _skip(self, place: int, name: str, error: DataError) -> None:
         if name not in self.skipped:
             note(logger, "problem_skipped", f"a problem is skipped: {error}", problem=name, reason=str(error))
         self.skipped.pop(name, None)  # so that the newest reason comes last
         self.skipped[name] = str(error)
-
-
-def _without_images(group: Group) -> Group:
-    return replace(group, problem=replace(group.problem, images=[]))
+        self._skips[name] = place, str(error)

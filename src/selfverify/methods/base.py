@@ -20,7 +20,7 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
-from selfverify.methods.monitor import group_metrics
+from selfverify.methods.monitor import conversation_metrics, group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, converse
 from selfverify.rollouts.reading import read_rollout
@@ -61,6 +61,7 @@ class Training:
         seed: Decides problems and samples.
         resume: Whether what an earlier process left in ``folder`` is continued or removed.
         labels: Figures that are added to each of the stage's lines in the run's metrics.jsonl.
+        replay: The folder of a run whose logged rollouts are learnt from; nothing is sampled then.
     """
 
     policy: Policy
@@ -72,6 +73,7 @@ class Training:
     seed: int = 0
     resume: bool = False
     labels: dict[str, float] = field(default_factory=dict)
+    replay: Path | None = None
 
 
 class Method(ABC):
@@ -142,7 +144,7 @@ class Method(ABC):
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Figures to log for one step; docs/adpo.md explains the default ones."""
-        return group_metrics(groups)
+        return group_metrics(groups) | conversation_metrics(groups)
 
     def problem(self, task: Task, seed: int, index: int) -> Problem:
         """Training problem ``index``; the same arguments give the same problem.

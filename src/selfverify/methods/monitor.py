@@ -7,9 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from selfverify.core.trajectory import Finish, Group, Trajectory
+from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
 from selfverify.evaluation.statistics import transitions, within_problem_auc
 
+_COMMON = {
+    "reward/answer": "answer",
+    "accuracy": "correct",
+    "format/answer": "answer_format",
+    "format/score": "score_format",
+}
+"""The rewards that mostly every trajectory has, by the names of their figures."""
 _NAMED = {
     "answer", "correct", "quality", "answer_format", "score_format", "score_opened", "verification",
     "correct_1", "answer_format_1",
@@ -22,14 +29,13 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rows = [t for group in groups for t in group.trajectories if t.finish != Finish.ERROR]
     if not rows:
         return {}
-    metrics = {
-        "reward/answer": _mean_reward(rows, "answer"),
-        "accuracy": _mean_reward(rows, "correct"),
-        "format/answer": _mean_reward(rows, "answer_format"),
-        "format/score": _mean_reward(rows, "score_format"),
-        "tokens/response": float(np.mean([t.written for t in rows])),
-        "truncated": float(np.mean([t.truncated for t in rows])),
-    }
+    metrics = {}
+    for name, reward in _COMMON.items():
+        # A task whose conversations are no answers with tags may leave some of these out.
+        if having := [t for t in rows if reward in t.rewards]:
+            metrics[name] = _mean_reward(having, reward)
+    metrics["tokens/response"] = float(np.mean([t.written for t in rows]))
+    metrics["truncated"] = float(np.mean([t.truncated for t in rows]))
     for name in sorted({name for t in rows for name in t.rewards} - _NAMED):
         metrics[f"reward/{name}"] = _mean_reward([t for t in rows if name in t.rewards], name)
     if scored := [t.scores["sampled"] for t in rows if "sampled" in t.scores]:
@@ -50,6 +56,23 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _mean_reward(rows: Sequence[Trajectory], name: str) -> float:
     return float(np.mean([t.rewards[name] for t in rows]))
+
+
+def conversation_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return how long a step's conversations were and how they ended; nothing if they are single answers.
+
+    ``conversation/turns`` is the mean number of turns of the policy. ``conversation/stop``, ``/length`` and
+    ``/error`` are the shares of the conversations that ended by themselves, at a limit, and without a
+    verdict. Lost conversations count in all of them.
+    """
+    rows = [t for group in groups for t in group.trajectories]
+    if all(s.channel in (ANSWER, SCORE) for t in rows for s in t.segments):
+        return {}
+    turns = [len({s.turn for s in t.segments if s.author == "policy"}) for t in rows]
+    metrics = {"conversation/turns": float(np.mean(turns))}
+    for finish in Finish:
+        metrics[f"conversation/{finish}"] = float(np.mean([t.finish == finish for t in rows]))
+    return metrics
 
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from selfverify.core import ranks
@@ -41,6 +42,8 @@ class Rollout:
 
     prompts: list[Prompt]
     groups: list[Group]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where conversations may have several turns: the time that saying, replying and hearing took."""
 
 
 @dataclass(slots=True)
@@ -102,7 +105,7 @@ def converse(
             for g in range(sampling.group_size):
                 talks[b, g] = _Talk(problem, None, [], [])
                 _open(talks[b, g], writer, partial(open_episode or task.open, problem, derived_seed(seed, g)))
-        _talk(policy, prompts, talks, seeds, sampling, limits, listener, replies, writer)
+        seconds = _talk(policy, prompts, talks, seeds, sampling, limits, listener, replies, writer)
         endings = _endings(task, talks)
     finally:
         _close(talks, replies)
@@ -110,7 +113,7 @@ def converse(
     for b, problem in enumerate(problems):
         made = [_trajectory(talks[b, g], endings.get((b, g))) for g in range(sampling.group_size)]
         groups.append(Group(problem, made))
-    return Rollout(prompts, groups)
+    return Rollout(prompts, groups, seconds if limits.turns > 1 else {})
 
 
 def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[Sample]) -> Trajectory:
@@ -145,8 +148,9 @@ def _talk(
     listener: Listener | None,
     replies: Replies,
     writer: ReplyEncoder,
-) -> None:
-    """Rounds of saying, replying and hearing, until all conversations are over."""
+) -> dict[str, float]:
+    """Rounds of saying, replying and hearing, until all conversations are over; how long each took."""
+    seconds = {"say": 0.0, "reply": 0.0, "hear": 0.0}
     threads = policy.threads(prompts, sampling, seeds=seeds)
     room = longest_row(policy.model)
     going = [place for place, talk in talks.items() if talk.error is None]
@@ -155,15 +159,19 @@ def _talk(
         if not (any(ranks.gather(bool(going))) if policy.engine is not None else going):
             break
         more = turn + 1 < limits.turns
+        clock = [time.perf_counter()]
         said = {
             place: _record(policy, talks[place], sample, turn)
             for place, sample in threads.say(going, turn, more).items()
         }
         if listener is not None:
             listener(said, threads)
+        clock.append(time.perf_counter())
         episodes = {p: e for p in said if (e := talks[p].episode) is not None}
         heard: dict[Place, Continuation] = {}
-        for place, reply in replies.ask(said, episodes).items():
+        outcomes = replies.ask(said, episodes)
+        clock.append(time.perf_counter())
+        for place, reply in outcomes.items():
             talk = talks[place]
             if isinstance(reply, Exception):
                 _fail(talk, reply)
@@ -184,7 +192,11 @@ def _talk(
             talk.tokens += len(piece.tokens)
             heard[place] = piece
         threads.hear(heard)
+        clock.append(time.perf_counter())
+        for number, name in enumerate(seconds):
+            seconds[name] += clock[number + 1] - clock[number]
         going = list(heard)
+    return seconds
 
 
 def _open(talk: _Talk, writer: ReplyEncoder, begin: Callable[[], Episode]) -> None:

@@ -107,6 +107,8 @@ class Task(ABC):
         writes_places: Whether prompts or answers hold places in images, so that `use_space` has to be called
             before problems are made.
         limits: How long its conversations may get.
+        repeatable: Whether an episode always replies the same to the same words, whenever and wherever it is
+            asked. Where it does not, training logs what was said (``learner.rollout_log``).
     """
 
     name: str
@@ -117,6 +119,7 @@ class Task(ABC):
     metrics: tuple[Metric, ...] = ()
     writes_places: bool = False
     limits: EpisodeLimits = EpisodeLimits(turns=1)
+    repeatable: bool = True
     config: TaskConfig
 
     def __init__(self, config: TaskConfig | None = None) -> None:
