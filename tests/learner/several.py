@@ -1,5 +1,8 @@
 """A small training run as a program for one or several processes.
 
+With ``talk`` its task converses: ragged turns, images in observations, and one reply that hangs past its
+deadline. ``replay`` names the folder of a run whose log is learnt from.
+
 Usage: several.py OUTPUT WAY [SETTING=VALUE ...] where WAY is alone, ddp, fsdp or zero.
 
 accelerate offers FSDP and DeepSpeed on GPUs only. Here both run on a CPU, with all else as it would be there.
@@ -8,24 +11,31 @@ accelerate offers FSDP and DeepSpeed on GPUs only. Here both run on a CPU, with 
 import faulthandler
 import json
 import os
+import random
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import DistributedType
+from PIL import Image
 
 from selfverify.core import ranks
+from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method
 from selfverify.learner import loop
 from selfverify.learner.loop import Learner
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
+from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.digits.digits_pick import DigitsPick
 
 
@@ -71,6 +81,45 @@ class Uneven(DigitsPick):
         return problem
 
 
+HANGS = "digits-pick/train/3/1"
+"""The problem with a conversation whose first reply hangs. Process 1 of two has it."""
+
+
+class Wandering(AnswerOnce):
+    """Shows something up to three times; how often, and what, depends on its seed alone."""
+
+    def __init__(self, task: Uneven, problem: Problem, seed: int) -> None:
+        super().__init__(problem, task.tags, task.verdict)
+        self.rng = random.Random(seed)
+        self.rounds = self.rng.randrange(4)
+        self.hangs = problem.id == HANGS and not task.hung
+        task.hung |= self.hangs
+
+    def reply(self, said: Said) -> Reply:
+        if self.hangs:
+            time.sleep(600)
+        done = said.turn >= self.rounds
+        cuts = self._read(said, ANSWER, split=done)
+        words = "look " * self.rng.randrange(1, 5)
+        if self.rng.random() < 0.5:
+            return Reply(words, done=done, cuts=cuts)
+        image = Image.frombytes("RGB", (40, 24), self.rng.randbytes(3 * 40 * 24))
+        return Reply([{"type": "image"}, {"type": "text", "text": words}], [image], done=done, cuts=cuts)
+
+
+class Talking(Uneven):
+    """Conversations of one to four turns, of which one hangs."""
+
+    limits = EpisodeLimits(turns=4, reply_threads=2, reply_s=3.0)
+
+    def __init__(self, given: dict[str, str]) -> None:
+        super().__init__(given)
+        self.hung = False
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        return Wandering(self, problem, seed)
+
+
 def main() -> None:
     output, way, *settings = sys.argv[1:]
     given = dict(setting.split("=") for setting in settings)
@@ -93,7 +142,7 @@ def main() -> None:
         policy.model.double()  # sums in another order differ by rounding, which Adam may blow up
     training = Training(
         policy,
-        Uneven(given),
+        (Talking if "talk" in given else Uneven)(given),
         make_method("adpo", kl=0.05),
         LearnerConfig(
             steps=int(given.get("steps", 3)),
@@ -106,11 +155,13 @@ def main() -> None:
             drop_zero_advantage=False,
             channels=given.get("channels", "joint"),
             log_channels_every=int(given.get("measure", 0)),
+            rollout_log="all" if "talk" in given else "auto",
         ),
         SamplingConfig(group_size=4, max_new_tokens=40),
         Path(output),
         seed=3 + (ranks.index() if "disagree" in given else 0),
         resume="resume" in given,
+        replay=Path(given["replay"]) if "replay" in given else None,
     )
     learner = Learner(training)
     if way == "fsdp":

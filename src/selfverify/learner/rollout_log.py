@@ -40,8 +40,8 @@ ROLLOUTS_FOLDER = "rollouts"
 NAME = re.compile(r"step-(\d{6,})\.process-\d+-of-\d+\.jsonl")
 
 _NO_MATTER = {
-    "checkpoint_every", "keep_last", "best_metric", "evaluate_every", "log_every", "trackers",
-    "time_limit_s", "rollout_log",
+    "checkpoint_every", "keep_last", "best_metric", "evaluate_every", "log_every", "log_channels_every",
+    "trackers", "time_limit_s", "rollout_log",
 }  # fmt: skip
 """Settings of the learner that change neither samples nor weights."""
 _POLICY = {"dtype", "master_weights", "lora", "train_vision", "shared_prefix", "min_pixels", "max_pixels"}
