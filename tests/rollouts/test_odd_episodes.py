@@ -205,3 +205,13 @@ def test_scores_of_earlier_turns_stand_before_the_last() -> None:
     assert before_score(Trajectory(segments, {"sampled": 0.5})) == [0, 1, 2, 3]
     assert before_score(Trajectory(segments[:4], {"sampled": 0.5})) == [0, 1, 2, 3]
     assert before_score(Trajectory(segments[:3], {"sampled": 0.5})) is None
+
+
+def test_a_turn_that_fills_the_context_is_told_of(short: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    problem = Anything().problem("train", 0, 0)
+    room = len(short.encode([problem])[0].ids) + 20
+    short.model.config.get_text_config().max_position_embeddings = room
+    for trajectory in hold(short, Polite):
+        assert len(trajectory.tokens) <= 20 and trajectory.rewards == {"answer": 1.0}
+        assert trajectory.finish == Finish.LENGTH
+    assert sum("has reached the model's context" in r.getMessage() for r in caplog.records) == 3

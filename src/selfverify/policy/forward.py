@@ -70,9 +70,10 @@ class Forward:
         """Position ids ``[A, B, G, R]``. Text counts on; an image needs the family's rule."""
         b, g, r = batch.ids_bgr.shape
         positions = self.text_positions(self.starts(prompts)[:, None].expand(b, g), r)
+        # Padding may reach beyond the context, where a model with learned positions has none.
+        positions = positions.masked_fill(~batch.mask_bgr, 0)
         if not batch.has_images:
             return positions
-        positions = positions.clone()
         for i, (prompt, group) in enumerate(zip(prompts, batch.images, strict=True)):
             for j, images in enumerate(group):
                 if images:

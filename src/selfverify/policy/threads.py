@@ -17,7 +17,7 @@ from torch import Tensor
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.continuations import Continuation
-from selfverify.policy.encoding import Prompt
+from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.families import ImageInput
 from selfverify.policy.forward import Forward
 from selfverify.policy.head import Head
@@ -149,6 +149,7 @@ class SharedThreads:
     ) -> None:
         self.forward, self.voice, self.prompts, self.seeds = forward, voice, prompts, seeds
         self._inside = inside
+        self._room = longest_row(forward.model)
         b, g = len(prompts), voice.sampling.group_size
         last_bh, prefilled = self._compute(lambda: forward.prefill(prompts))
         self._layout = prefilled.to_grow(g)
@@ -172,6 +173,7 @@ class SharedThreads:
     ) -> dict[Place, Sample]:
         """See `Threads.say`. ``given_up`` is called before every token; what it names is cut off there.
 
+        What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
         Threads that have ended leave the batch once that saves a fifth of it.
         """
         return self._compute(lambda: self._say(places, turn, more, given_up)) if places else {}
@@ -188,17 +190,20 @@ class SharedThreads:
         logprobs_bgt = torch.zeros(b, g, steps, device=device)
         ended_bg = torch.full((b, g), -1, dtype=torch.long, device=device)
         ended_bg[~wanted_bg] = 0
+        last_bg = self._last_steps(steps).to(device)
         hidden_bgh = self._hidden_bgh[rows.at]
         for step in range(steps):
             if given_up is not None:
                 for problem in given_up():
-                    ended_bg[problem] = torch.where(ended_bg[problem] < 0, step, ended_bg[problem])
+                    goes_on = (ended_bg[problem] < 0) & (last_bg[problem] >= step)
+                    ended_bg[problem] = torch.where(goes_on, step, ended_bg[problem])
             chosen, chosen_logprobs = self.voice.choose(hidden_bgh, draws_bgt[*rows.at, step])
             tokens_bgt[*rows.at, step] = chosen
             logprobs_bgt[*rows.at, step] = chosen_logprobs
-            before = ended_bg[rows.at]
-            ended_bg[rows.at] = torch.where(torch.isin(chosen, self.voice.stop) & (before < 0), step, before)
-            alive = ended_bg[rows.at] < 0
+            before, last = ended_bg[rows.at], last_bg[rows.at]
+            ends = torch.isin(chosen, self.voice.stop) & (before < 0) & (step <= last)
+            ended_bg[rows.at] = torch.where(ends, step, before)
+            alive = (ended_bg[rows.at] < 0) & (step < last)
             if step + 1 == steps or not bool(alive.any()):
                 break
             which, slots = _packed_rows(alive)
@@ -208,7 +213,7 @@ class SharedThreads:
                 rows = self._rows(rows.problems[which], rows.slots[which[:, None], slots])
             hidden_bgh = self._decode(chosen, rows, layout, step)
         self._put_back(layout, rows, step, more)
-        lengths = torch.where(ended_bg >= 0, ended_bg + 1, steps).tolist()
+        lengths = torch.where(ended_bg >= 0, ended_bg, last_bg).add(1).tolist()
         ended, tokens, logprobs = ended_bg.tolist(), tokens_bgt.tolist(), logprobs_bgt.tolist()
         said = {}
         for i, j in places:
@@ -220,10 +225,20 @@ class SharedThreads:
             self._pending[i, j] = tokens[i][j][n - 1]
         return said
 
+    def _last_steps(self, steps: int) -> Tensor:
+        """``[B, G]`` the number, from 0, of the last token that each thread may say, of ``steps``."""
+        if self._room is None:
+            return torch.full_like(self.lengths_bg, steps - 1)
+        prompts_b = torch.tensor([len(prompt.ids) for prompt in self.prompts])
+        return (self._room - prompts_b[:, None] - self.lengths_bg).clamp(1, steps) - 1
+
     def _decode(self, chosen: Tensor, rows: _Rows, layout: SharedLayout, step: int) -> Tensor:
         """States ``[B', G', H]`` behind the tokens ``chosen`` [B', G'], the ``step``-th of what is said."""
         layout.place(rows.kept + step, rows.most + step, rows.least == rows.most)
         positions = (rows.next + step)[..., None]
+        if self._room is not None:
+            # Threads that have ended may still be in the batch; the model need not know places that far.
+            positions = positions.clamp(max=self._room - 1)
         positions = positions.expand(self.forward.family.position_axes, *positions.shape)
         self.forwarded += chosen.numel()
         return self.forward.grow(chosen[..., None], positions, layout)[:, :, 0]

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
-from selfverify.policy.encoding import Prompt
+from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.sampling import Sample
 
 
@@ -39,7 +39,11 @@ def generate(
     )
     if sampling.temperature > 0:
         settings.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=0)
+    room = longest_row(model)
     for prompt, seed in zip(prompts, seeds, strict=True):
+        if room is not None:
+            # A model with learned positions has none beyond its context.
+            settings.max_new_tokens = max(1, min(sampling.max_new_tokens, room - len(prompt.ids)))
         ids = prompt.ids.to(model.device).repeat(sampling.group_size, 1)
         # A row needs all images of the prompt in turn. `generate` itself would repeat image by image.
         tensors = {

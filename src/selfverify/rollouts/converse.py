@@ -177,6 +177,9 @@ def _talk(
                 _fail(talk, reply)
                 continue
             _cut(policy, talk, reply)
+            used = len(prompts[place[0]].ids) + talk.tokens
+            if room is not None and used >= room and said[place].finish == Finish.LENGTH:
+                _runs_out(talk, room)
             if reply.done or said[place].finish != Finish.STOP or not more:
                 continue
             try:
@@ -185,7 +188,7 @@ def _talk(
                 _fail(talk, error)
                 continue
             piece = without_written_end([talk.last], piece)
-            if room is not None and len(prompts[place[0]].ids) + talk.tokens + len(piece.tokens) >= room:
+            if room is not None and used + len(piece.tokens) >= room:
                 _runs_out(talk, room)
                 continue
             talk.segments.append(_observation(policy, piece, turn + 1))
