@@ -15,6 +15,7 @@ from selfverify.core.episode import Reply
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
+from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
@@ -220,3 +221,20 @@ def test_a_full_context_cuts_turns_off(tmp_path: Path) -> None:
     short = sampling.model_copy(update={"max_new_tokens": 5})
     for group, others in zip(made, policy.sample(prompts, short, seeds=[3, 4]), strict=True):
         assert [s.tokens[:5] for s in group] == [s.tokens for s in others]
+
+
+def test_threads_that_hear_nothing_go_on(load_policy: Callable[..., Policy], problems: list[Problem]) -> None:
+    """Speaking twice in a row, and hearing an empty piece, before anything was said or behind it."""
+    policy = load_policy("llama")
+    prompts = policy.encode([problems[1]])
+    sampling = SamplingConfig(group_size=2, max_new_tokens=4)
+    threads = policy.threads(prompts, sampling, seeds=[1])
+    places = [(0, 0), (0, 1)]
+    assert threads.hear({(0, 0): Continuation([])}, score=True)[0, 0].tolist() == []
+    said = [threads.say(places, turn) for turn in range(3)]
+    threads.hear({(0, 0): Continuation([])})
+    said.append(threads.say(places, 3))
+    rows = [[token for turn in said for token in turn[place].tokens] for place in places]
+    for place, values in zip(places, policy.logprobs(prompts, [rows])[0], strict=True):
+        found = torch.tensor([value for turn in said for value in turn[place].logprobs])
+        torch.testing.assert_close(found, values[: len(found)], rtol=1e-5, atol=2e-5)

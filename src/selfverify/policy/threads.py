@@ -181,6 +181,10 @@ class SharedThreads:
     def _say(
         self, places: Collection[Place], turn: int, more: bool, given_up: GivenUp | None
     ) -> dict[Place, Sample]:
+        # A thread that has heard nothing since it last spoke goes on from its last token.
+        unheard = {place: Continuation([]) for place in places if place in self._pending}
+        if unheard:
+            self._hear(unheard, score=False)
         device, steps = self.forward.device, self.voice.sampling.max_new_tokens
         wanted_bg = self._flags(places)
         rows, layout = self._take(wanted_bg)
@@ -253,7 +257,7 @@ class SharedThreads:
         problems, slots = rows.problems.tolist(), rows.slots.tolist()
         where = {(b, g): (i, j) for i, b in enumerate(problems) for j, g in enumerate(slots[i])}
         given = {place: [*self._said(place), *piece.tokens] for place, piece in pieces.items()}
-        width = max(len(tokens) for tokens in given.values())
+        width = max(1, *(len(tokens) for tokens in given.values()))
         ids_bgr = torch.full((*rows.slots.shape, width), self.forward.loaded.tokenizer.pad_token_id)
         positions_abgr = torch.zeros(family.position_axes, *ids_bgr.shape, dtype=torch.long)
         for place, tokens in given.items():
