@@ -231,7 +231,10 @@ def test_measuring_norms_changes_nothing_that_is_learnt(folder: Path, tmp_path: 
         assert line["grad_norm"] <= line["grad_norm/answer"] + line["grad_norm/score"] + 1e-4
 
 
-@pytest.mark.parametrize(("channels", "dtype"), [("alternate", "float32"), ("apart", "bfloat16")])
+@pytest.mark.parametrize(
+    ("channels", "dtype"),
+    [pytest.param("alternate", "float32", marks=pytest.mark.slow), ("apart", "bfloat16")],
+)
 def test_killed_and_resumed_equals_unbroken(folder: Path, tmp_path: Path, channels: str, dtype: str) -> None:
     """SIGKILL in the middle of the run; moments and masters of all channels come back bit for bit."""
     ended = []

@@ -76,7 +76,7 @@ def test_two_processes_equal_one(
         assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_slices_of_rows_keep_processes_in_step(
     way: str, alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
@@ -132,7 +132,8 @@ def test_turns_and_measurements_equal_one_process(way: str, setting: str, tmp_pa
     assert_close(trained(tmp_path / way, way, setting, "steps=2"), expected, 1e-6)
 
 
-@pytest.mark.parametrize("way", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_masters_go_from_wrapper_to_wrapper(way: str, tmp_path: Path) -> None:
     """A checkpoint holds whole masters, which are the saved weights before rounding; one process goes on."""
     saved = trained(tmp_path, way, "low=1", "steps=1")
