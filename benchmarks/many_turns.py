@@ -30,10 +30,11 @@ from ragged_update import measure as measure_ragged
 from ragged_update import table
 
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.threads import ApartThreads, Place, Threads, Voice
+from selfverify.policy.threads import Place, Threads, Voice
 
 TURNS, SAID, HEARD = 30, 40, 16
 IMAGE_EVERY, IMAGE_SIDE, IMAGE_TOKENS = 3, 256, 256

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.threads import ApartThreads
 
 
 def sampled_threads(

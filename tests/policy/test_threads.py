@@ -15,12 +15,13 @@ from selfverify.core.episode import Reply
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
+from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import ApartThreads, SharedThreads, Threads
+from selfverify.policy.threads import SharedThreads, Threads
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 

@@ -21,10 +21,10 @@ from selfverify.core.episode import Reply
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
-from selfverify.policy.threads import ApartThreads
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 

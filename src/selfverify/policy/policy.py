@@ -19,6 +19,7 @@ from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy import adapters
+from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.checks import check_head, sharing_agrees
 from selfverify.policy.continuations import Continuations, RaggedTokens
 from selfverify.policy.encoding import Encoder, Prompt
@@ -30,7 +31,7 @@ from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.offload import offloaded
 from selfverify.policy.root import Root, enter, enter_whole
 from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import ApartThreads, GivenUp, SharedThreads, Threads, Voice
+from selfverify.policy.threads import GivenUp, SharedThreads, Threads, Voice
 from selfverify.policy.unshared import generate
 
 T = TypeVar("T")

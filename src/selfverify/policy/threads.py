@@ -1,8 +1,8 @@
 """Conversations that grow: what the policy says, what it hears, whose keys and values are all kept.
 
 A thread is one of the G conversations that follow a prompt. `SharedThreads` keeps each prompt's keys and
-values once for its group, and each thread's own behind them. `ApartThreads` serves vLLM and families whose
-prompts cannot be shared: every thread has a prompt of its own, which grows.
+values once for its group, and each thread's own behind them. `apart_threads.ApartThreads` serves vLLM and
+families whose prompts cannot be shared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.families import ImageInput
 from selfverify.policy.forward import Forward
 from selfverify.policy.head import Head
-from selfverify.policy.sampling import Sample, derived_seed, pick_tokens, uniforms
+from selfverify.policy.sampling import Sample, pick_tokens, uniforms
 from selfverify.policy.shared_attention import SharedLayout
 
 T = TypeVar("T")
@@ -357,69 +357,3 @@ def _packed_rows(alive: Tensor) -> tuple[Tensor, Tensor]:
     which = counts.nonzero().squeeze(1)
     order = alive[which].to(torch.int8).sort(dim=1, descending=True, stable=True).indices
     return which, order[:, : int(counts.max())]
-
-
-class ApartThreads:
-    """Threads each of which has a prompt of its own, which is prefilled whenever the policy goes on.
-
-    Args:
-        sample: `Policy.sample` of the engine or the model.
-        logprobs: `Policy.logprobs`.
-        prompts: B prompts.
-        seeds: One per prompt.
-        sampling: As in `Policy.sample`.
-        extend: Makes a prompt with a piece behind it.
-    """
-
-    def __init__(
-        self,
-        sample: Callable[..., list[list[Sample]]],
-        logprobs: Callable[..., Tensor],
-        prompts: Sequence[Prompt],
-        seeds: Sequence[int],
-        sampling: SamplingConfig,
-        extend: Callable[[Prompt, Continuation], Prompt],
-    ) -> None:
-        self._sample, self._logprobs, self._extend = sample, logprobs, extend
-        self.prompts, self.seeds, self.sampling = prompts, seeds, sampling
-        self._longer: dict[Place, Prompt] = {}
-
-    def say(self, places: Collection[Place], turn: int, more: bool = True) -> dict[Place, Sample]:
-        """See `Threads.say`. vLLM is called by all processes together, also by one with nothing to ask."""
-        if not self._longer and turn == 0:
-            # Whole groups, also where some places are not wanted: what the others draw must not change.
-            which = sorted({i for i, _ in places})
-            prompts, seeds = [self.prompts[i] for i in which], [self.seeds[i] for i in which]
-            groups = dict(zip(which, self._sample(prompts, self.sampling, seeds=seeds), strict=True))
-            said = {(i, j): groups[i][j] for i, j in places}
-        else:
-            asked = list(places)
-            prompts = [self._longer.get(place, self.prompts[place[0]]) for place in asked]
-            seeds = [derived_seed(self.seeds[i], turn, j) for i, j in asked]
-            one = self.sampling.model_copy(update={"group_size": 1})
-            made = self._sample(prompts, one, seeds=seeds)
-            said = {place: sample for place, [sample] in zip(asked, made, strict=True)}
-        if more:
-            for place, sample in said.items():
-                self._append(place, Continuation(sample.tokens))
-        return said
-
-    def hear(self, pieces: Mapping[Place, Continuation], score: bool = False) -> dict[Place, Tensor]:
-        """See `Threads.hear`."""
-        found = {}
-        if score:
-            asked = list(pieces)
-            prompts = [self._longer.get(place, self.prompts[place[0]]) for place in asked]
-            with torch.no_grad():
-                rows = self._logprobs(
-                    prompts, [[pieces[place]] for place in asked], temperature=self.sampling.temperature
-                )
-            found = {
-                place: row[0, : len(pieces[place].tokens)] for place, row in zip(asked, rows, strict=True)
-            }
-        for place, piece in pieces.items():
-            self._append(place, piece)
-        return found
-
-    def _append(self, place: Place, piece: Continuation) -> None:
-        self._longer[place] = self._extend(self._longer.get(place, self.prompts[place[0]]), piece)
