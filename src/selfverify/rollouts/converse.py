@@ -58,6 +58,8 @@ class _Talk:
     last: int = 0
     """The token that was said last."""
     tokens: int = 0
+    ends: Sequence[int] = ()
+    """For each token of the last turn where in the turn's text it ends."""
     error: Exception | None = None
 
 
@@ -128,7 +130,7 @@ def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[S
         _check(writer, problem, episode)
         for turn, sample in enumerate(turns):
             reply = ask(episode, _record(policy, talk, sample, turn))
-            _cut(policy, talk, reply)
+            _cut(talk, reply)
             if reply.done or sample.finish != Finish.STOP or turn + 1 == len(turns):
                 break
             piece = without_written_end(sample.tokens, writer.encode(problem, reply, turn + 1))
@@ -176,7 +178,7 @@ def _talk(
             if isinstance(reply, Exception):
                 _fail(talk, reply)
                 continue
-            _cut(policy, talk, reply)
+            _cut(talk, reply)
             used = len(prompts[place[0]].ids) + talk.tokens
             if room is not None and used >= room and said[place].finish == Finish.LENGTH:
                 _runs_out(talk, room)
@@ -225,7 +227,10 @@ def _check(writer: ReplyEncoder, problem: Problem, episode: Episode) -> None:
 
 def said_of(policy: Policy, sample: Sample, turn: int = 0) -> Said:
     """What an episode gets to know of a turn: its text without the token that ended it."""
-    text, ends = token_ends(policy.tokenizer, sample.tokens)
+    return _said(sample, turn, *token_ends(policy.tokenizer, sample.tokens))
+
+
+def _said(sample: Sample, turn: int, text: str, ends: Sequence[int]) -> Said:
     if sample.finish == Finish.STOP:
         text = text[: ends[-2] if len(ends) > 1 else 0]
     # A copy: what an episode does to it must not reach what is learnt.
@@ -234,7 +239,7 @@ def said_of(policy: Policy, sample: Sample, turn: int = 0) -> Said:
 
 def _record(policy: Policy, talk: _Talk, sample: Sample, turn: int) -> Said:
     """Keep what was said as one segment, which `_cut` divides."""
-    text, _ = token_ends(policy.tokenizer, sample.tokens)
+    text, talk.ends = token_ends(policy.tokenizer, sample.tokens)
     channel = talk.episode.channel if talk.episode is not None else OBSERVATION
     talk.turns.append(len(talk.segments))
     talk.segments.append(
@@ -242,19 +247,18 @@ def _record(policy: Policy, talk: _Talk, sample: Sample, turn: int) -> Said:
     )
     talk.tokens += len(sample.tokens)
     talk.last = sample.tokens[-1] if sample.tokens else -1
-    said = said_of(policy, sample, turn)
+    said = _said(sample, turn, text, talk.ends)
     talk.segments[-1].values = said.values
     said.message = read_message(policy.loaded, text, talk.problem.tools)
     return said
 
 
-def _cut(policy: Policy, talk: _Talk, reply: Reply) -> None:
+def _cut(talk: _Talk, reply: Reply) -> None:
     """Divide the last segment into the channels that the reply names."""
     if not reply.cuts:
         return
     whole = talk.segments.pop()
-    _, ends = token_ends(policy.tokenizer, whole.tokens)
-    starts = [0 if n == 0 else channel_lengths(ends, char) for n, (_, char) in enumerate(reply.cuts)]
+    starts = [0 if n == 0 else channel_lengths(talk.ends, char) for n, (_, char) in enumerate(reply.cuts)]
     chars = [char for _, char in reply.cuts]
     for number, (channel, _) in enumerate(reply.cuts):
         low, high = starts[number], [*starts, len(whole.tokens)][number + 1]
