@@ -21,6 +21,7 @@ LAYERS = (
     "remote",
     "policy",
     "rollouts",
+    "agents",
     "verifiers",
     "evaluation",
     "reports",
