@@ -35,6 +35,8 @@ TURN_1, TURN_2 = "turn_1", "turn_2"
 """Channels of a first answer and of its re-examination."""
 OBSERVATION = "observation"
 """Channel of everything the environment wrote. Never trained."""
+CONTEXT = "context"
+"""Channel of what a demonstration shows as the policy's words without teaching it. Never trained."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from selfverify.methods.adapo import AdaPO
 from selfverify.methods.adapo_adpo import AdaPOADPO
 from selfverify.methods.adpo import ADPO
 from selfverify.methods.base import Method
+from selfverify.methods.conversation_sft import ConversationSFT
 from selfverify.methods.grpo import GRPO
 from selfverify.methods.score import SCoRe
 from selfverify.methods.sft import SFT
@@ -43,7 +44,8 @@ def make_task(name: str, **options: Any) -> Task:
 
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (AdaPO, AdaPOADPO, ADPO, GRPO, SCoRe, SFT, STaR, TurnsSFT)
+    method.name: method
+    for method in (AdaPO, AdaPOADPO, ADPO, ConversationSFT, GRPO, SCoRe, SFT, STaR, TurnsSFT)
 }
 
 

@@ -21,6 +21,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.core.splits import Split
 from selfverify.core.tags import SCORE_TAG, Tagged
+from selfverify.core.trajectory import ANSWER, CONTEXT
 from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.judged import RULES as RULES
 from selfverify.tasks.judged import UNREADABLE as UNREADABLE
@@ -63,7 +64,20 @@ class Demonstration:
     @classmethod
     def of(cls, head: str, rest: str, wrong: bool, quality: float) -> Demonstration:
         """Return a demonstration of two pieces; the first is context if the response is ``wrong``."""
-        return cls([("context" if wrong else "answer", head), ("answer", rest)], quality)
+        return cls([(CONTEXT if wrong else ANSWER, head), (ANSWER, rest)], quality)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """A turn of a demonstrated conversation.
+
+    Args:
+        text: What the policy would say, without the token that ends a turn.
+        taught: Whether it is to be learnt. A mistake that a later turn mends is shown and not taught.
+    """
+
+    text: str
+    taught: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +205,14 @@ class Task(ABC):
             ConfigError: The task has no demonstrations, which is the default.
         """
         raise ConfigError(f"task {self.name} has no demonstrations to learn from")
+
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+        """Return all that the policy would say in one conversation with the episode of this problem.
+
+        Raises:
+            ConfigError: The task has no demonstrated conversations, which is the default.
+        """
+        raise ConfigError(f"task {self.name} has no demonstrated conversations to learn from")
 
     def prepare(self, answers: Sequence[tuple[Problem, Tagged]]) -> None:
         """See all answers of a batch before `judge` is called for each of them.

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import CONTEXT
 from selfverify.tasks.base import Demonstration, Judged, Task, TaskConfig, judge_integer, problem_rng
 from selfverify.tasks.words.word_stories import BOXES, NAMES, SENTENCES, THINGS
 
@@ -98,7 +99,7 @@ class WordSums(Task):
         slip, taught, total = self._mistake(problem, rng)
         while total in (-1, problem.target):  # 2+2 for 2*2 was no mistake
             slip, taught, total = self._mistake(problem, rng)
-        return Demonstration([("context", slip), ("answer", f"{taught}</answer>")], quality=0.0)
+        return Demonstration([(CONTEXT, slip), ("answer", f"{taught}</answer>")], quality=0.0)
 
     def _mistake(self, problem: Problem, rng: np.random.Generator) -> tuple[str, str, int]:
         """Return a response that slips once: its text up to the slip, the rest, and its answer.

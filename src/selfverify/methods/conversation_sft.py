@@ -1,0 +1,93 @@
+"""Supervised fine-tuning on whole conversations that a task demonstrates (an agent's cold start).
+
+The demonstrated turns are said to the task's own episode, so that what lies between them is what the episode
+really replies, and each turn is cut into the channels that the episode gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from selfverify.core.credit import Credit
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import CONTEXT, Finish, Group, Trajectory
+from selfverify.methods.base import Method, MethodConfig, column
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.converse import Rollout, recite
+from selfverify.tasks.base import ShownTurn, Task
+
+
+class ConversationSFTConfig(MethodConfig):
+    """Which demonstrations are shown, and how much each weighs."""
+
+    demonstrations: int = Field(1, ge=1, description="Conversations that are shown for each problem.")
+    share_turns: bool = Field(
+        False,
+        description="Weigh a conversation by one over the number of its turns (VTS-V, Eq. 3: 1/(H+1)), "
+        "together with `learner.denominator: trajectory`.",
+    )
+
+
+class ConversationSFT(Method):
+    """Negative log-likelihood of demonstrated turns; what the episode shows is read, and never trained."""
+
+    name = "conversations-sft"
+    summary = "supervised fine-tuning on whole conversations (cold start of agents)"
+    config_class = ConversationSFTConfig
+    config: ConversationSFTConfig
+    objective = "likelihood"
+
+    def rollout(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
+        """Hold the demonstrated conversations; nothing is sampled from the policy.
+
+        Raises:
+            DataError: The episode ends a conversation before the demonstration does.
+        """
+        groups = []
+        for problem, seed in zip(problems, seeds, strict=True):
+            rng = np.random.default_rng(seed)
+            shown = [task.demonstrate_turns(problem, rng) for _ in range(self.config.demonstrations)]
+            told = [self._told(policy, task, problem, seed, turns) for turns in shown]
+            groups.append(Group(problem, told))
+        return Rollout(policy.encode(problems), groups)
+
+    def _told(
+        self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[ShownTurn]
+    ) -> Trajectory:
+        samples = []
+        for turn in turns:
+            ids: list[int] = policy.tokenizer(turn.text, add_special_tokens=False)["input_ids"]
+            samples.append(Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP))
+        told = recite(policy, problem, self.open(task, problem, seed), samples)
+        own = [segment for segment in told.segments if segment.author == "policy"]
+        if (said := own[-1].turn + 1) < len(turns):
+            raise DataError(
+                f"problem {problem.id}: its demonstration has {len(turns)} turns, "
+                f"and its episode is over after {said}"
+            )
+        for segment in own:
+            if not turns[segment.turn].taught:
+                segment.channel = CONTEXT
+        told.rewards["turns"] = float(len(turns))
+        return told
+
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        """1 for every token that the policy is shown to say; ``context`` gets none."""
+        ones = torch.ones(len(group.trajectories), dtype=torch.float64)
+        weight = 1.0 / column(group, "turns") if self.config.share_turns else 1.0
+        own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
+        return [Credit(c, ones, weight=weight, valid=valid) for c in dict.fromkeys(own) if c != CONTEXT]

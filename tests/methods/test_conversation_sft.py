@@ -1,0 +1,140 @@
+"""Demonstrated conversations: what of them is learnt, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.updating import update
+
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import Tagged
+from selfverify.experiments.run import learn
+from selfverify.learner.streams import UNTRAINED, make_streams
+from selfverify.methods.conversation_sft import ConversationSFT, ConversationSFTConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.converse import Rollout
+from selfverify.tasks.base import Judged, ShownTurn, Task, user_turn
+from selfverify.tasks.words.word_sums import WordSums
+
+SAMPLING = SamplingConfig(group_size=1)
+
+
+class Counting(Task):
+    """Asks for the number behind each one, up to a last."""
+
+    name = "counting"
+    summary = "test"
+    limits = EpisodeLimits(turns=6)
+    extra = 0
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        return Problem(f"counting/{index}", user_turn("Count.", images=0), target=1 + index % 3)
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        return Judged(1.0, True)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        return Asking(problem.target)
+
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+        """Counts to the target; the first number is a slip, which is not taught."""
+        numbers = range(problem.target + 1 + self.extra)
+        return [ShownTurn(f"so {number}" if number else "oops", taught=number > 0) for number in numbers]
+
+
+class Asking(Episode):
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def reply(self, said: Said) -> Reply:
+        cuts = [("plan", 0), ("action", 3)] if said.turn else []
+        return Reply("Go on.", done=said.turn >= self.last, cuts=cuts)
+
+    def ending(self) -> Ending:
+        return Ending({"answer": 1.0})
+
+
+def shown(policy: Policy, task: Task, count: int = 1, **options: Any) -> tuple[ConversationSFT, Rollout]:
+    method = ConversationSFT(ConversationSFTConfig(**options))
+    problems = [task.problem("train", 0, index) for index in range(count)]
+    return method, method.rollout(policy, task, problems, list(range(count)), SAMPLING)
+
+
+def test_what_is_shown_is_learnt_but_for_slips_and_what_the_episode_says(policy: Policy) -> None:
+    method, rollout = shown(policy, Counting(), 3)
+    for prompt, group in zip(rollout.prompts, rollout.groups, strict=True):
+        (told,) = group.trajectories
+        turns = 1 + group.problem.target
+        expected = [("context", "policy")] + [
+            one
+            for _ in range(turns - 1)
+            for one in (("observation", "environment"), ("plan", "policy"), ("action", "policy"))
+        ]
+        assert [(segment.channel, segment.author) for segment in told.segments] == expected
+        streams = make_streams(prompt, group, method.credit(group, valid_trajectories(group, False)))
+        trained = streams.channel_gr[0] != UNTRAINED
+        assert trained.tolist() == told.channel_mask(["plan", "action"])
+        # The token that ends a turn is learnt, too.
+        ends = [token == policy.tokenizer.eos_token_id for token in told.tokens]
+        assert sum(e and t for e, t in zip(ends, trained.tolist(), strict=True)) == turns - 1
+
+
+def test_the_gradient_is_that_of_the_plain_likelihood_with_a_weight_for_each_turn(policy: Policy) -> None:
+    """VTS-V, Eq. 3: the sum over a trajectory's tokens of log pi, times 1/(H+1)."""
+    method, rollout = shown(policy, Counting(), 3, share_turns=True)
+    streams = [
+        make_streams(prompt, group, method.credit(group, valid_trajectories(group, False)))
+        for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
+    ]
+    totals = update(policy, streams, objective="likelihood", denominator="trajectory")
+    found = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
+    policy.model.zero_grad()
+    loss = torch.zeros(())
+    for prompt, group in zip(rollout.prompts, rollout.groups, strict=True):
+        (told,) = group.trajectories
+        rows = policy.model(input_ids=torch.tensor([[*prompt.ids, *told.tokens]])).logits[0].log_softmax(-1)
+        places = range(len(prompt.ids) - 1, len(prompt.ids) - 1 + len(told.tokens))
+        mask = told.channel_mask(["plan", "action"])
+        turns = group.problem.target + 1
+        for place, token, taught in zip(places, told.tokens, mask, strict=True):
+            if taught:
+                loss = loss - rows[place, token] / turns / len(rollout.groups)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert found
+    for name, parameter in policy.model.named_parameters():
+        if name in found and parameter.grad is not None:
+            torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-3, msg=name)
+    assert totals is not None
+
+
+def test_a_policy_learns_what_it_is_shown(policy: Policy, tmp_path: Path) -> None:
+    learner = LearnerConfig(steps=12, groups_per_step=3, learning_rate=3e-3, warmup_steps=0)
+    learn(policy, Counting(), ConversationSFT(), learner, SAMPLING, output=tmp_path)
+    losses = [
+        float(line.split('"loss": ')[1].split(",")[0].rstrip("}"))
+        for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_demonstration_that_outlasts_its_episode_is_an_error(policy: Policy) -> None:
+    task = Counting()
+    task.extra = 2
+    with pytest.raises(DataError, match=r"counting/0: its demonstration has 4 turns.*over after 2"):
+        shown(policy, task)
+
+
+def test_a_task_without_demonstrated_conversations_says_so(policy: Policy) -> None:
+    with pytest.raises(ConfigError, match="word-sums has no demonstrated conversations"):
+        shown(policy, WordSums())
