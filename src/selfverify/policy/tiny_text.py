@@ -1,0 +1,115 @@
+"""A small language model with fresh weights, for built-in policies that read and write text only.
+
+`write_tiny_text` puts transformers' own Qwen3 classes at about two million parameters and a tokenizer into a
+folder that loads like any checkpoint. The tokenizer makes one token of each word of its corpus; every other
+text falls apart into shorter pieces, in the end into bytes, so that no text is unknown to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+PAD, END = "<|pad|>", "<|end|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+
+TEMPLATE = (
+    "{% if tools %}<|system|>"
+    "{% for tool in tools %}{{ tool['function']['name'] }} {% endfor %}<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Tools are shown by their names alone: what they take is learnt."""
+
+
+_WORDS = pre_tokenizers.Split(Regex(r"\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s"), "isolated")
+"""A digit, a word or a run of signs with the space before it, or a space."""
+
+
+def text_tokenizer(corpus: Iterable[str], phrases: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A tokenizer to which each word of ``corpus`` is one token, each digit is one, and no text is unknown.
+
+    Args:
+        corpus: Texts whose words are to be known. A word includes the space before it.
+        phrases: Strings that are one token wherever they stand, such as the fixed parts of a tool call. They
+            are no special tokens: whoever writes such a text gets such a token.
+
+    Raises:
+        ValueError: The corpus has no words.
+    """
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.Sequence(
+        [_WORDS, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    words.decoder = decoders.ByteLevel()
+    known = sorted({word for text in corpus for word, _ in _WORDS.pre_tokenize_str(text)})
+    if not known:
+        raise ValueError("the corpus of a tokenizer has no words")
+    trainer = trainers.BpeTrainer(
+        vocab_size=2**16,
+        min_frequency=1,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[PAD, END, *ROLES],
+    )
+    # The pieces are given as they stand, so that each is counted once, whatever the corpus repeats.
+    words.train_from_iterator(known, trainer)
+    words.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens=list(ROLES),
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def write_tiny_text(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int = 0,
+    hidden: int = 160,
+    layers: int = 6,
+    context: int = 2048,
+) -> Path:
+    """Write a fresh small language model to ``folder`` and return it; its weights depend on the seed alone.
+
+    Args:
+        folder: Gets the model and the tokenizer.
+        tokenizer: Of `text_tokenizer`.
+        seed: Decides the weights.
+        hidden: Width, a multiple of 32.
+        layers: Depth.
+        context: Tokens that a prompt and its conversation may have together.
+    """
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 32,
+        head_dim=32,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,66 @@
+"""The built-in text policies: what their tokenizer makes of texts, and that the library takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
+from selfverify.tasks.base import user_turn
+
+CORPUS = ["Set an alarm for 7:30.", "Call Bob Lee", "alarm on", "alarm off"]
+CALL = '{"name": "tap", "arguments": {"id": "'
+TOKENIZER = text_tokenizer(CORPUS, [CALL, '"}}'])
+
+
+def test_words_of_the_corpus_are_one_token_each() -> None:
+    def pieces(text: str) -> list[str]:
+        return [TOKENIZER.decode([token]) for token in TOKENIZER(text)["input_ids"]]
+
+    assert pieces("Set an alarm for 7:30.") == ["Set", " an", " alarm", " for", " ", "7", ":", "3", "0", "."]
+    assert pieces(f'{CALL}n3"}}}}') == [CALL, "n", "3", '"}}']
+    # "Bobby" is not known: it falls apart, and nothing is lost.
+    assert len(pieces(" Bobby")) > 1
+    assert "".join(pieces(" Bobby")) == " Bobby"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_no_text_is_unknown(text: str) -> None:
+    ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    assert TOKENIZER.decode(ids, clean_up_tokenization_spaces=False) == text or "<|" in text
+
+
+def test_the_same_corpus_gives_the_same_tokenizer_and_the_same_seed_the_same_weights(tmp_path: Path) -> None:
+    again = text_tokenizer(reversed(CORPUS), [CALL, '"}}'])
+    assert again.get_vocab() == TOKENIZER.get_vocab()
+    folders = [
+        write_tiny_text(tmp_path / str(n), TOKENIZER, seed=n % 2, hidden=64, layers=2) for n in (0, 1, 2)
+    ]
+    first, other, same = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert first == same != other
+
+
+def test_a_corpus_without_words_is_refused() -> None:
+    with pytest.raises(ValueError, match="no words"):
+        text_tokenizer([])
+
+
+def test_a_policy_of_it_speaks_and_continues(tmp_path: Path) -> None:
+    folder = write_tiny_text(tmp_path, TOKENIZER, hidden=64, layers=2)
+    policy = Policy.load(str(folder), device="cpu")
+    tools = [{"type": "function", "function": {"name": "tap", "parameters": {}}}]
+    problem = Problem("p", user_turn("Set an alarm", images=0), tools=tools)
+    (prompt,) = policy.encode([problem])
+    assert (
+        policy.tokenizer.decode(prompt.ids) == "<|system|>tap <|end|><|user|>Set an alarm<|end|><|assistant|>"
+    )
+    (samples,) = policy.sample([prompt], SamplingConfig(group_size=3, max_new_tokens=5), seeds=[0])
+    found = policy.logprobs([prompt], [[sample.tokens for sample in samples]])
+    assert found[0, 0, : len(samples[0].tokens)].tolist() == pytest.approx(samples[0].logprobs, abs=1e-4)
