@@ -20,6 +20,8 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("folder").mkdir()
     Path("cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     Path("run/metrics.jsonl").mkdir(parents=True)
+    Path("begun").mkdir()
+    Path("begun/metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
     return tmp_path
 
 
@@ -46,8 +48,9 @@ def last_words(*words: str) -> str:
         ("data filter quickstart --problems 1 --output folder", "folder: Is a directory"),
         ("report file", "there is no run in file"),
         ("report run", "run/metrics.jsonl: Is a directory"),
-        ("report folder --out folder", "folder: Is a directory"),
-        ("report folder --out file/report.html", "file: File exists"),
+        ("report folder", "folder holds nothing to report"),
+        ("report begun --out folder", "folder: Is a directory"),
+        ("report begun --out file/report.html", "file: File exists"),
         ("solve --image cut.png Why?", "the image cut.png cannot be read"),
         ("solve --image folder Why?", "folder: there is no such file"),
         ("solve --task digits-pick --save-image pick", "end the file's name with .png"),

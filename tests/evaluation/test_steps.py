@@ -20,6 +20,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.store import StoredSample, StoredVerdict, read_samples
+from selfverify.evaluation.talk_figures import PHASES, mean_time, timing_file
 from selfverify.experiments.registry import TASKS
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_report
@@ -92,7 +93,15 @@ def test_conversations_are_stored(walker: Policy, tmp_path: Path) -> None:
     store = tmp_path / "samples.jsonl"
     summary = evaluate(walker, Walks(), CONFIG, store, max_new_tokens=8)
     assert summary["pass@1"] == 1.0 and summary["problems"] == 3
-    found = whole(read_samples(store)[1])
+    samples = read_samples(store)[1]
+    turns = [sum(step.author == "policy" for step in sample.steps) for sample in samples]
+    ended = [sample.finish for sample in samples]
+    assert summary["conversations"] == pytest.approx(
+        {"turns": sum(turns) / 6} | {kind: ended.count(kind) / 6 for kind in ("stop", "length", "error")}
+    )
+    low, high = summary["intervals"]["conversations.turns"]
+    assert low <= sum(turns) / 6 <= high
+    found = whole(samples)
     assert len(found) > 2
     for sample in found:
         assert [step.author for step in sample.steps] == ["policy", "environment"] * 2 + ["policy"]
@@ -127,6 +136,12 @@ def test_an_unfinished_store_is_continued(walker: Policy, tmp_path: Path) -> Non
     again.write_bytes(b"".join(store.read_bytes().splitlines(keepends=True)[:2]) + b'{"index"')
     assert evaluate(walker, Walks(), CONFIG, again, max_new_tokens=8) == expected
     assert again.read_bytes() == store.read_bytes()
+    # The clock is beside the samples, not in them: two batches, of which the first was made again.
+    for path in (store, again):
+        rows = [json.loads(line) for line in timing_file(path).read_text().splitlines()]
+        assert [row["conversations"] for row in rows] == [4, 2]
+        expected = {phase: sum(row[f"{phase}_s"] for row in rows) / 6 for phase in PHASES}
+        assert mean_time(path) == pytest.approx(expected) and min(expected.values()) > 0
 
 
 def test_single_answers_have_no_steps(policy: Policy, tmp_path: Path) -> None:

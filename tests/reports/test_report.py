@@ -11,12 +11,13 @@ from PIL import Image
 
 from samples import write_samples
 from selfverify.core.errors import DataError
-from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.store import StoredStep, read_samples
+from selfverify.evaluation.talk_figures import note_time
 from selfverify.reports.figures import running_mean
 from selfverify.reports.gallery import gallery
 from selfverify.reports.report import write_overview, write_report
 from selfverify.reports.run_data import load_run
-from selfverify.reports.wording import sentence
+from selfverify.reports.wording import sentence, table
 
 ATTACK = "<script>alert('x')</script>&lt;b&gt;"
 
@@ -155,12 +156,58 @@ def test_summaries_are_computed_where_they_are_missing(run_copy):
     assert load_run(run_copy).summaries["after"]["samples_per_problem"] == 8
 
 
-def test_an_empty_folder_gives_a_page_that_says_so(tmp_path):
+def test_an_empty_folder_is_refused_and_a_begun_run_is_not(tmp_path):
+    for make in (write_report, write_overview):
+        with pytest.raises(DataError, match="holds nothing to report: no metrics"):
+            make(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
     page = write_report(tmp_path, tmp_path / "r.html").read_text("utf-8")
     parse(page)
     assert "This run has no evaluation yet." in page
     with pytest.raises(DataError, match="no evaluated samples"):
         write_overview(tmp_path, tmp_path / "o.png")
+
+
+def test_conversations_are_reported(run_copy, tmp_path):
+    """Turns, endings, tools and time: of the evaluations, and step by step."""
+    settings, samples = read_samples(run_copy / "samples-after.jsonl")
+    for number, sample in enumerate(samples):
+        errors = {"tool_errors": 2.0} if number % 2 else {}
+        sample.steps = [
+            StoredStep("policy", 0, "action", "call", [], "stop", errors, None),
+            StoredStep("environment", 1, "observation", "shown", [], None, {}, None),
+            StoredStep("policy", 1, "answer", "done", [], "stop", {}, None),
+        ]  # fmt: skip
+        sample.rewards |= {"tool_calls": 1.0, "tool_errors": 2.0 * (number % 2)}
+        sample.finish = "length" if number % 4 == 0 else "stop"
+    (run_copy / "samples-after.jsonl").unlink()
+    write_samples(run_copy / "samples-after.jsonl", settings, samples)
+    (run_copy / "metrics.json").unlink()
+    note_time(run_copy / "samples-after.jsonl", 4, {"say": 8.0, "reply": 2.0, "hear": 1.0})
+    rows = [json.loads(line) for line in (run_copy / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"conversation/turns": 2.5, "reward/tool_errors": 0.5, "reward/tool_calls": 1.5}
+        row |= {"conversation/stop": 0.7, "conversation/length": 0.2, "conversation/error": 0.1}
+    (run_copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    clock = [
+        {"step": row["step"], "time/say_s": 3.0, "time/reply_s": 1.0, "time/hear_s": 0.5} for row in rows
+    ]
+    (run_copy / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in clock))
+
+    found = {row["name"]: row for row in table(load_run(run_copy))}
+    after = {name: row["after"]["value"] for name, row in found.items() if row["after"]}
+    assert (after["conversations.turns"], after["conversations.failed_turns"]) == ("2.000", "0.500")
+    assert (after["conversations.stop"], after["conversations.length"]) == ("75.0\xa0%", "25.0\xa0%")
+    assert (after["conversations.error"], after["rewards.tool_errors"]) == ("0.0\xa0%", "1.000")
+    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
+    parse(page)
+    assert "a conversation took 2.75 s" in page and "0.5 s in which episodes replied" in page
+    for label in (
+        "How conversations end over training", "Time of conversations over training", "Turns over training",
+        "Tool calls over training", "Tool errors over training",
+    ):  # fmt: skip
+        assert label in page
 
 
 def test_several_runs_are_shown_side_by_side(run_dir, run_copy, tmp_path):

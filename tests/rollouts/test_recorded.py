@@ -45,6 +45,7 @@ def test_everything_comes_back_bit_by_bit(load_policy: Callable[..., Policy], tm
         Segment("observation", [4], [0.0], "seen", "environment", 1, images=[picture, picture]),
         Segment("score", [5], [-0.0], "0.5", turn=1, finish=Finish.LENGTH, parsed=reading(policy)),
     ]
+    segments[2].values = {"doubt": 1 / 3}
     whole = Trajectory(
         segments, {"sampled": 0.5, "soft": 1 / 7}, {"answer": 2 / 3}, {"own": [1, {"x": None}]}
     )

@@ -242,6 +242,11 @@ def test_several_calls(policy: Policy) -> None:
         "dogdogError: the door is too dark",
     ]
     assert (made.rewards["tool_calls"], made.rewards["tool_errors"]) == (3.0, 2.0)
+    # Turn by turn, too.
+    counted = [segment.values for segment in made.segments if segment.author == "policy"]
+    errors = {"tool_errors": 1.0}
+    assert counted[:3] == [{"tool_calls": 2.0}, errors, {"tool_calls": 1.0} | errors]
+    assert counted[3:] == [{}, {}]
 
 
 def test_too_many_errors_in_a_row_end_the_conversation(policy: Policy) -> None:

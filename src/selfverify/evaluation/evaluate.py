@@ -20,11 +20,11 @@ from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.steps import stored_steps
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
 from selfverify.evaluation.sweep import Progress, Sweep
+from selfverify.evaluation.talk_figures import TOOL_COUNTS, note_time
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.reading import read_rollout
 from selfverify.tasks.base import Judged, Task
-from selfverify.tasks.tool_episode import TOOL_CALLS, TOOL_ERRORS
 
 
 def evaluate(
@@ -125,6 +125,8 @@ def _sample(
     asked = [*problems.values()]
     seeds = [config.seed * 1_000_003 + index for index in problems]
     rollout = roll_out(policy, task, asked, seeds, sampling, config.second_turn)
+    if store is not None and rollout.seconds and ranks.index() == 0:
+        note_time(store, len(asked) * config.samples, rollout.seconds)
     read_rollout(policy, rollout)
     if extractor is not None:
         read_again(task, rollout.groups, extractor)
@@ -150,7 +152,7 @@ def _stored(task: Task, group: Group, number: int, seed: int, store: Path | None
         "answer": rewards.get("answer", 0.0),
         "format": min(rewards.get("answer_format", 0.0), rewards.get("score_format", 0.0)),
     }
-    figures |= {name: rewards[name] for name in (CORRECT_1, TOOL_CALLS, TOOL_ERRORS) if name in rewards}
+    figures |= {name: rewards[name] for name in (CORRECT_1, *TOOL_COUNTS) if name in rewards}
     return StoredSample(
         problem=group.problem.id,
         sample=number,

@@ -33,6 +33,7 @@ from selfverify.evaluation.statistics import (
     within_problem_auc,
 )
 from selfverify.evaluation.store import CORRECT_1, DECODINGS, StoredSample
+from selfverify.evaluation.talk_figures import TOOL_COUNTS, talk_figures
 from selfverify.selection.candidates import Candidates, box_array, number_keys
 from selfverify.selection.rules import Floats
 from selfverify.selection.strategies import STRATEGIES, find_strategy
@@ -59,6 +60,8 @@ class SampleTable:
         rewards: Rewards ``[P, G]`` by name; NaN where a sample has none of that name.
         boxes: ``[P, G, 4]``, NaN for unreadable answers; None unless the answers are boxes.
         targets: The true boxes ``[P, 4]``, where answers are boxes and the true ones are known.
+        talks: How long conversations were and how they ended ``[P, G]``, by name (`talk_figures`); empty
+            where the policy has always spoken once.
     """
 
     problems: list[str]
@@ -68,6 +71,7 @@ class SampleTable:
     rewards: dict[str, Floats]
     boxes: Floats | None
     targets: Floats | None
+    talks: dict[str, Floats]
 
     @classmethod
     def from_samples(
@@ -119,6 +123,7 @@ class SampleTable:
             rewards={name: array(lambda s, name=name: s.rewards.get(name)) for name in names},  # type: ignore[misc]
             boxes=None if boxes is None else boxes.reshape(len(rows), -1, 4),
             targets=None if boxes is None else _targets(problems, target_boxes),
+            talks=talk_figures(rows),
         )
 
     def reward(self, name: str) -> Floats:
@@ -184,6 +189,7 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
     """Return the headline metrics by name, as functions of problem weights.
 
     ``logprob.*`` is the free baseline that a score has to beat: the answer's mean log-probability.
+    ``conversations.*`` and the counts of tools are there where the policy has spoken more than once.
     """
     total = table.correct.shape[1]
     score, correct, first = table.scores[HEADLINE], table.correct, table.reward(CORRECT_1)
@@ -205,6 +211,8 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
         "ap": average_precision_statistic(score, correct),
         **_means(others),
         **({} if np.isnan(first).any() else turn_statistics(first, correct)),
+        **_means({f"conversations.{name}": row_mean(values) for name, values in table.talks.items()}),
+        **_means({f"rewards.{n}": row_mean(table.rewards[n]) for n in TOOL_COUNTS if n in table.rewards}),
     }
 
 
@@ -240,7 +248,10 @@ def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None
     problems, total = table.correct.shape
     found = statistics(table)
     values = {name: _number(on_all(statistic, problems)) for name, statistic in found.items()}
-    turns = {name.removeprefix("turns."): v for name, v in values.items() if name.startswith("turns.")}
+    tables: dict[str, dict[str, float | None]] = {}
+    for table_name in ("turns", "conversations"):
+        own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{table_name}.")}
+        tables |= {table_name: own} if own else {}
     soft = table.scores[HEADLINE]
     soft = soft[~np.isnan(soft)]
     return {
@@ -248,7 +259,7 @@ def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None
         f"best_over_majority@{total}": None,
         **{name: value for name, value in values.items() if "." not in name},
         **{score: verification(table, score) for score in OTHER_SCORES},
-        **({"turns": turns} if turns else {}),
+        **tables,
         "problems": problems,
         "samples": problems * total,
         "samples_per_problem": total,

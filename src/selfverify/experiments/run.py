@@ -21,6 +21,7 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.shown_problems import write_gallery
 from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.talk_figures import timing_file
 from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.logging import MetricsLog
@@ -108,7 +109,9 @@ def learn(
 
 def _figures(summary: dict[str, Any]) -> dict[str, float]:
     """Return the numbers of an evaluation's summary by one name each, as they stand in metrics.jsonl."""
-    figures = summary | {f"turns/{name}": value for name, value in summary.get("turns", {}).items()}
+    figures = dict(summary)
+    for table, prefix in (("turns", "turns"), ("conversations", "conversation")):
+        figures |= {f"{prefix}/{name}": value for name, value in summary.get(table, {}).items()}
     for name, figure in summary.get("metrics", {}).items():
         figures |= {f"{name}/{rule}": curve[-1] for rule, curve in figure["curves"].items()}
     return {name: value for name, value in figures.items() if isinstance(value, float)}
@@ -262,6 +265,7 @@ def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> N
     # goes on with the samples that it has.
     if samples.exists() and read_samples(samples)[0]["weights"] != weights:
         samples.unlink()
+        timing_file(samples).unlink(missing_ok=True)
 
 
 def _clear(folder: Path) -> None:
@@ -270,6 +274,7 @@ def _clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for samples in folder.glob("samples-*.jsonl"):
         samples.unlink()
+        timing_file(samples).unlink(missing_ok=True)
     clear_iterations(folder)
     for name in ("checkpoints", "model", "gallery", IMAGES, ROLLOUTS_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)

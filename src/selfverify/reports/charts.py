@@ -27,6 +27,11 @@ LEARNING_CURVES = {
     "turns/0->1": ("Corrected", "Share of answers that the second turn corrects.", True),
     "turns/1->0": ("Spoiled", "Share of answers that the second turn spoils.", True),
     "tokens/response": ("Response length", "Mean number of tokens the model writes.", False),
+    "conversation/turns": ("Turns", "How often the policy speaks in a conversation, on average.", False),
+    "reward/tool_calls": ("Tool calls", "Calls of a conversation that were carried out, on average.", False),
+    "reward/tool_errors": (
+        "Tool errors", "Calls of a conversation that were refused or failed, on average.", False,
+    ),
     "truncated": ("Cut off", "Share of responses that hit the length limit.", True),
     "groups/kept": ("Groups that teach", "Problems of a step whose samples differ in some reward.", False),
     "kl": ("KL to the reference", "How far the policy has moved from the model it started as.", False),
@@ -38,6 +43,19 @@ LEARNING_CURVES = {
 
 MANY_POINTS = 40
 """A curve of more points than this is drawn with its running mean."""
+
+ENDING_CURVES = {
+    "conversation/stop": ("by itself", "best"),
+    "conversation/length": ("at a limit", "majority"),
+    "conversation/error": ("lost", "wrong"),
+}
+"""Logged metrics that show how conversations end: label and colour."""
+TIME_CURVES = {
+    "time/say_s": ("policy speaks", "best"),
+    "time/reply_s": ("episodes reply", "wrong"),
+    "time/hear_s": ("policy reads", "majority"),
+}
+"""Logged timings that show what the time of conversations goes into: label and colour."""
 
 SIGNAL_CURVES = {
     "verification/correct_given_reward1": ("right, given reward 1", "right"),
@@ -127,6 +145,29 @@ def training(runs: Sequence[RunData]) -> Iterator[Chart]:
                 lines=[line for lines in own for line in lines],
                 title=title,
                 percent=percent,
+            )
+
+
+def conversations(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Draw how a step's conversations ended and what their time went into, two charts per run."""
+    for run in runs:
+        if lines := run.lines(ENDING_CURVES):
+            yield _chart(
+                figures.draw_lines,
+                f"How conversations end over training, {run.name}",
+                "Shares of a step's conversations. Those that are lost take no part in training.",
+                lines=lines,
+                title=_title(runs, run, "How conversations end"),
+                percent=True,
+                limits=(0, 1.02),
+            )
+        if lines := run.lines(TIME_CURVES):
+            yield _chart(
+                figures.draw_lines,
+                f"Time of conversations over training, {run.name}",
+                "Seconds of a step's rollout.",
+                lines=lines,
+                title=_title(runs, run, "Seconds of a rollout"),
             )
 
 

@@ -21,6 +21,7 @@ from selfverify.reports.wording import (
     sentence,
     stage_title,
     table,
+    talk_times,
     tiles,
     turn_categories,
 )
@@ -42,7 +43,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
         The path of the file.
 
     Raises:
-        DataError: A folder does not exist or a file in it is corrupt.
+        DataError: A folder does not exist or holds nothing of a run, or a file in it is corrupt.
     """
     folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
     if not folders:
@@ -70,6 +71,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                 "breakdown": _breakdown(run),
                 "turn_categories": turn_categories(run),
                 "gallery": gallery(run),
+                "times": talk_times(run),
                 "settings": [(name, _plain(value)) for name, value in sorted(flatten(run.settings).items())],
                 "happened": run.happened,
                 "missing": run.missing,
@@ -82,6 +84,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
         accuracy=list(charts.accuracy(runs)),
         turns=list(charts.turns(runs)),
         training=list(charts.training(runs)),
+        conversations=list(charts.conversations(runs)),
         signal=list(charts.signal(runs)),
         scores=list(charts.scores(runs)),
         kinds={kind: title for kind, (title, _) in KINDS.items()},

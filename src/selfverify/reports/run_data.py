@@ -16,6 +16,7 @@ from selfverify.core.events import EVENTS_FILE, read_events, story
 from selfverify.core.journal import read_rows
 from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
 from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.evaluation.talk_figures import mean_time
 from selfverify.reports.figures import Line
 
 STAGES = ("before", "after")
@@ -86,6 +87,8 @@ class RunData:
         problems: The entries of ``gallery/problems.json``.
         measured_only: Whether the folder comes from `selfverify eval`. Its samples have the stage ``after``,
             also if the model was never trained.
+        talk_times: Mean seconds of a conversation by phase (`selfverify.evaluation.talk_figures.mean_time`),
+            by stage.
         missing: A sentence for each part of a report that cannot be shown, by section.
         colour: The name of its colour in charts (`selfverify.reports.figures.PALETTE`).
     """
@@ -100,6 +103,7 @@ class RunData:
     happened: list[str] = field(default_factory=list)
     problems: list[dict[str, Any]] = field(default_factory=list)
     measured_only: bool = False
+    talk_times: dict[str, dict[str, float]] = field(default_factory=dict)
     missing: dict[str, list[str]] = field(default_factory=dict)
     colour: str = "best"
 
@@ -143,7 +147,7 @@ def load_run(path: Path) -> RunData:
     """Read a run's folder.
 
     Raises:
-        DataError: The folder does not exist, or a file in it is corrupt.
+        DataError: The folder does not exist or holds nothing of a run, or a file in it is corrupt.
     """
     if not path.is_dir():
         raise DataError(f"{path} is not the folder of a run")
@@ -155,6 +159,7 @@ def load_run(path: Path) -> RunData:
         file = path / ("samples.jsonl" if run.measured_only else f"samples-{stage}.jsonl")
         if file.exists():
             run.samples[stage] = read_samples(file)[1]
+            run.talk_times |= {stage: times} if (times := mean_time(file)) else {}
         else:
             run.leave_out(
                 "scores", f"{file.name} is missing, so there is no score histogram {stage} training."
@@ -177,6 +182,11 @@ def load_run(path: Path) -> RunData:
         run.leave_out("training", "metrics.jsonl is missing or empty, so there are no learning curves.")
     run.happened = story(read_events(path / EVENTS_FILE))
     run.problems = read_json(path / "gallery" / "problems.json", list[_Shown]) or []
+    if not (stored or run.samples or run.steps or run.happened or run.problems):
+        raise DataError(
+            f"{path} holds nothing to report: no metrics.json, no samples and no metrics.jsonl; name the "
+            "folder of a run or of an evaluation"
+        )
     if not run.problems:
         run.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")
     return run

@@ -78,6 +78,25 @@ METRICS: dict[str, MetricWords] = {
         better=False,
     ),
     "format_rate": MetricWords("Readable format", "Share of responses in the required format."),
+    "conversations.turns": MetricWords(
+        "Turns", "How often the policy speaks in a conversation.", percent=False, better=False
+    ),
+    "conversations.stop": MetricWords("Ended by itself", "Share of conversations.", better=False),
+    "conversations.length": MetricWords(
+        "Ended at a limit of tokens", "Share of conversations.", better=False
+    ),
+    "conversations.error": MetricWords(
+        "Lost", "Share of conversations whose episode failed: without a verdict.", better=False
+    ),
+    "rewards.tool_calls": MetricWords(
+        "Tool calls", "Carried out in a conversation.", percent=False, better=False
+    ),
+    "rewards.tool_errors": MetricWords(
+        "Tool errors", "Calls of a conversation that were refused or failed.", percent=False, better=False
+    ),
+    "conversations.failed_turns": MetricWords(
+        "Turns with tool errors", "Turns of a conversation in which one was.", percent=False, better=False
+    ),
 }
 """The rows of the table by their name in a summary; a dot leads into a nested table."""
 
@@ -193,6 +212,16 @@ def _turn_cells(figures: dict[str, Any]) -> list[str]:
         value = figures.get(name)
         shown.append("–" if value is None else _points(value) if name == "delta" else _percent(value))
     return shown
+
+
+def talk_times(run: RunData) -> list[str]:
+    """Return a sentence for each stage in which the time of conversations was noted."""
+    return [
+        f"{stage_title(run, stage)}, a conversation took {sum(times.values()):.3g} s, as those of a batch "
+        f"share theirs: {times['say']:.3g} s in which the policy spoke, {times['reply']:.3g} s in which "
+        f"episodes replied, {times['hear']:.3g} s in which the policy read their replies."
+        for stage, times in run.talk_times.items()
+    ]
 
 
 def comparison(runs: Sequence[RunData]) -> list[dict[str, Any]]:

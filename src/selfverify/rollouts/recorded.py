@@ -76,6 +76,7 @@ class RecordedSegment:
     finish: Finish | None
     parsed: Parsed
     images: list[str]
+    values: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def record(index: int, group: Group, images: dict[str, Image]) -> RecordedGroup:
             [
                 RecordedSegment(
                     s.channel, s.tokens, s.logprobs, s.text, s.author, s.turn, s.finish,
-                    parsed(s.parsed), [name(image) for image in s.images],
+                    parsed(s.parsed), [name(image) for image in s.images], _floats(s.values),
                 )
                 for s in t.segments
             ],
@@ -175,7 +176,7 @@ def play(
     def segment(s: RecordedSegment) -> Segment:
         images = [image(name) for name in s.images]
         own = s.tokens, s.logprobs, s.text, s.author, s.turn, s.finish
-        return Segment(s.channel, *own, parsed=_played(s.parsed, tree), images=images)
+        return Segment(s.channel, *own, _played(s.parsed, tree), images, s.values)
 
     groups = []
     for row, problem in zip(rows, problems, strict=True):

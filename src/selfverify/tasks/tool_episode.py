@@ -17,7 +17,9 @@ from selfverify.tasks.tool_calls import ToolCall, read_calls, short_name
 from selfverify.tasks.tools import Shown, Tool, ToolError
 
 TOOL_CALLS, TOOL_ERRORS = "tool_calls", "tool_errors"
-"""Rewards that count, of one conversation, the calls that were carried out and those refused or failed."""
+"""Rewards that count, of one conversation, the calls that were carried out and those refused or failed.
+
+Values of a turn (`Said.values`) with the same names count them turn by turn."""
 ACTION = "action"
 """Channel of a turn in which the policy calls tools, its thoughts before the call included."""
 
@@ -77,7 +79,15 @@ class ToolEpisode(AnswerOnce):
         return [Reply(role=self.role)]
 
     def reply(self, said: Said) -> Reply:
-        """See `Episode`."""
+        """See `Episode`. The turn's own ``tool_calls`` and ``tool_errors`` stand in `Said.values`."""
+        called, errors = self.called, self.errors
+        reply = self._carried_out(said)
+        for name, count in ((TOOL_CALLS, self.called - called), (TOOL_ERRORS, self.errors - errors)):
+            if count:
+                said.values[name] = float(count)
+        return reply
+
+    def _carried_out(self, said: Said) -> Reply:
         self._turn = said.turn
         read = read_calls(said, self.schemas())
         if not read.calls and not read.error:
