@@ -24,7 +24,8 @@ from selfverify.methods.sft import SFT, SFTConfig
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.converse import Rollout, recite, said_of
+from selfverify.rollouts.converse import Rollout, recite
+from selfverify.rollouts.talk import said_of
 from selfverify.tasks.base import Task
 
 

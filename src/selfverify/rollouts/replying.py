@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TypeVar
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
@@ -21,9 +20,6 @@ from selfverify.core.errors import SamplingError
 from selfverify.policy.threads import Place
 
 T = TypeVar("T")
-
-Outcome = Reply | Exception
-"""A reply, or why there is none."""
 
 
 class Replies:
@@ -41,13 +37,12 @@ class Replies:
         self._abandoned: list[threading.Thread] = []
         self._ends = None if limits.rollout_s is None else time.monotonic() + limits.rollout_s
 
-    def ask(self, said: Mapping[Place, Said], episodes: Mapping[Place, Episode]) -> dict[Place, Outcome]:
-        """The outcome of each episode that was told something, in the order of ``said``.
+    def ask(self, calls: Mapping[Place, Callable[[], T]]) -> dict[Place, T | Exception]:
+        """The outcomes of ``calls``, each of which asks an episode; in the same order.
 
         Raises:
             SamplingError: More threads hang than `EpisodeLimits.hung_threads`.
         """
-        calls = {place: partial(ask, episodes[place], words) for place, words in said.items()}
         if self.limits.reply_threads:
             return self._on_threads(calls, self.limits.reply_threads, self.limits.hung_threads)
         return {

@@ -12,7 +12,7 @@ from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.converse import said_of
+from selfverify.rollouts.talk import said_of
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Judged, Task

@@ -1,0 +1,202 @@
+"""One conversation on its way: what has been said and shown, where it stands, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.errors import ConfigError
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.core.tags import channel_lengths, token_ends
+from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder, without_written_end
+from selfverify.policy.response_template import read_message
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.replying import ask, outcome
+
+logger = logging.getLogger(__name__)
+
+
+class Talk:
+    """A conversation about a problem, between a policy and an episode.
+
+    Args:
+        policy: Speaks.
+        writer: Turns what the episode shows into tokens.
+        problem: What the conversation is about.
+        used: The tokens of the problem's prompt.
+        room: The tokens that the model can read; None where nobody looks.
+    """
+
+    def __init__(
+        self, policy: Policy, writer: ReplyEncoder, problem: Problem, used: int = 0, room: int | None = None
+    ) -> None:
+        self.policy, self.writer, self.problem = policy, writer, problem
+        self.episode: Episode | None = None
+        self.error: Exception | None = None
+        """Why the conversation has no ending."""
+        self.ending: Ending | None = None
+        self.turns: list[int] = []
+        """For each turn of the policy the number of its first segment."""
+        self._segments: list[Segment] = []
+        self._used, self._room = used, room
+        self._ends: Sequence[int] = ()
+        """For each token of the last turn where in the turn's text it ends."""
+
+    def open(self, begin: Callable[[], Episode]) -> None:
+        """Begin; an environment that does not start is lost like one that dies.
+
+        Raises:
+            ConfigError: The chat template cannot show what the episode will reply.
+        """
+        opened = outcome(begin)
+        if not isinstance(opened, Episode):
+            kind = type(opened).__name__
+            self.fail(opened if isinstance(opened, Exception) else TypeError(f"a {kind} is no Episode"))
+            return
+        self.episode = opened
+        checked = outcome(lambda: self.check(opened))
+        if isinstance(checked, ConfigError):
+            raise checked
+        if checked is not None:
+            self.fail(checked)
+
+    def check(self, episode: Episode) -> None:
+        """Refuse a chat template that cannot show what the episode will reply, before anything is sampled."""
+        for reply in episode.foreseen():
+            self.writer.check(self.problem, reply)
+
+    def say(self, sample: Sample) -> Said:
+        """Keep what the policy says as one segment, which `answer` divides."""
+        text, self._ends = token_ends(self.policy.tokenizer, sample.tokens)
+        turn, channel = len(self.turns), self.episode.channel if self.episode is not None else OBSERVATION
+        self.turns.append(len(self._segments))
+        said = _said(sample, turn, text, self._ends)
+        said.message = read_message(self.policy.loaded, text, self.problem.tools)
+        self._segments.append(
+            Segment(
+                channel, sample.tokens, sample.logprobs, text,
+                turn=turn, finish=sample.finish, values=said.values,
+            )
+        )  # fmt: skip
+        self._used += len(sample.tokens)
+        return said
+
+    def reply(self, said: Said) -> Reply:
+        """The episode's reply to what the policy has just said, whatever that may raise."""
+        assert self.episode is not None
+        return ask(self.episode, said)
+
+    def answer(self, reply: Reply, more: bool) -> Continuation | None:
+        """Take the episode's reply to what the policy has just said.
+
+        Args:
+            reply: The reply.
+            more: Whether the policy may speak once more.
+
+        Returns:
+            What the policy hears; None where the conversation is over.
+
+        Raises:
+            DataError: The reply cannot be shown to the policy.
+        """
+        last = self._cut(reply)
+        if last.finish == Finish.LENGTH and self._is_full(self._used):
+            self._run_out()
+        if reply.done or last.finish != Finish.STOP or not more:
+            return None
+        turn = len(self.turns)
+        piece = without_written_end(last.tokens, self.writer.encode(self.problem, reply, turn))
+        if self._is_full(self._used + len(piece.tokens)):
+            self._run_out()
+            return None
+        self._hear(piece, turn)
+        return piece
+
+    def fail(self, error: Exception) -> None:
+        """End without a verdict."""
+        self.error = error
+        turn = len(self.turns)
+        message = (
+            f"problem {self.problem.id}, turn {turn}: its episode failed: {type(error).__name__}: {error}"
+        )
+        note(logger, "episode_failed", message, problem=self.problem.id, turn=turn, reason=str(error))
+
+    def trajectory(self) -> Trajectory:
+        """What the conversation came to; one without an ending ends with ``error``."""
+        segments, ending = self._segments, self.ending
+        if ending is None:
+            if not segments:
+                segments.append(Segment(OBSERVATION, [], author="environment"))
+            segments[-1].finish = Finish.ERROR
+            return Trajectory(segments)
+        starts = [*self.turns, len(segments)]
+        for turn, parsed in enumerate(ending.turns):
+            segments[starts[turn]].parsed = parsed
+        for turn in ending.lost_turns:
+            own = [s for s in segments[starts[turn] : starts[turn + 1]] if s.author == "policy"]
+            own[-1].finish = Finish.ERROR
+        if ending.lost:
+            segments[-1].finish = Finish.ERROR
+        return Trajectory(segments, ending.scores, ending.rewards, ending.parsed)
+
+    def _cut(self, reply: Reply) -> Segment:
+        """Divide what was said last into the channels that the reply names; returns the last of them."""
+        if not reply.cuts:
+            return self._segments[-1]
+        whole = self._segments.pop()
+        starts = [
+            0 if n == 0 else channel_lengths(self._ends, char) for n, (_, char) in enumerate(reply.cuts)
+        ]
+        chars = [char for _, char in reply.cuts]
+        for number, (channel, _) in enumerate(reply.cuts):
+            low, high = starts[number], [*starts, len(whole.tokens)][number + 1]
+            text = whole.text[chars[number] : [*chars, len(whole.text)][number + 1]]
+            if number == 0 or high > low:
+                tokens, logprobs = whole.tokens[low:high], whole.logprobs[low:high]
+                self._segments.append(Segment(channel, tokens, logprobs, text, turn=whole.turn))
+        last = self._segments[-1]
+        last.finish, last.values = whole.finish, whole.values
+        return last
+
+    def _hear(self, piece: Continuation, turn: int) -> None:
+        """Keep what the environment shows."""
+        tokens = list(piece.tokens)
+        words: str = self.policy.tokenizer.decode(
+            piece.unexpanded or tokens, clean_up_tokenization_spaces=False
+        )
+        # The environment's tokens have no probability; nothing is trained on them, so that 0 does no harm.
+        zeros = [0.0] * len(tokens)
+        self._segments.append(
+            Segment(
+                OBSERVATION, tokens, zeros, words,
+                author="environment", turn=turn, images=list(piece.pictures),
+            )
+        )  # fmt: skip
+        self._used += len(tokens)
+
+    def _is_full(self, tokens: int) -> bool:
+        return self._room is not None and tokens >= self._room
+
+    def _run_out(self) -> None:
+        """The context is full: the conversation ends where the policy has spoken last."""
+        self._segments[-1].finish = Finish.LENGTH
+        name = self.problem.id
+        message = f"problem {name}: a conversation has reached the model's context of {self._room} tokens"
+        note(logger, "context_full", message, problem=name, tokens=self._used)
+
+
+def said_of(policy: Policy, sample: Sample, turn: int = 0) -> Said:
+    """What an episode gets to know of a turn: its text without the token that ended it."""
+    return _said(sample, turn, *token_ends(policy.tokenizer, sample.tokens))
+
+
+def _said(sample: Sample, turn: int, text: str, ends: Sequence[int]) -> Said:
+    if sample.finish == Finish.STOP:
+        text = text[: ends[-2] if len(ends) > 1 else 0]
+    # A copy: what an episode does to it must not reach what is learnt.
+    return Said(text, list(sample.tokens), sample.finish, turn)
