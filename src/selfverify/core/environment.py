@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL.Image import Image
 
@@ -60,9 +60,15 @@ class Observation:
 class Environment(ABC):
     """One session. Its methods are called one after another, never at the same time.
 
+    Attributes:
+        waits: Whether its methods may wait for something outside of the process, such as a server. Those of
+            an environment that never does are run without an event loop.
+
     Every method but `tools` may raise `EnvironmentLost`. What an agent gets wrong raises nothing: the
     observation's ``error`` says it.
     """
+
+    waits: ClassVar[bool] = True
 
     @property
     @abstractmethod

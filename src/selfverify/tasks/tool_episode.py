@@ -145,12 +145,12 @@ class ToolEpisode(AnswerOnce):
             if isinstance(piece, Image):
                 parts.append({"type": "image"})
                 continue
-            parts.append({"type": "text", "text": _shortened(piece, room)})
+            parts.append({"type": "text", "text": shortened(piece, room)})
             room = max(room - len(piece), 0)
         return Reply(parts, [piece for piece in shown if isinstance(piece, Image)], self.role)
 
 
-def _shortened(text: str, room: int) -> str:
+def shortened(text: str, room: int) -> str:
     """A text without its middle, where it is longer than ``room`` characters."""
     if len(text) <= room:
         return text

@@ -1,0 +1,127 @@
+"""What judges are asked, what they say, and what comes of several votes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from selfverify.agents.exhibits import Submission, Vote
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What rules make of a submission.
+
+    Args:
+        relevant: Whether the evidence says anything about the task.
+        proven: Whether it proves that the task is done; None where it proves neither that nor the opposite.
+        why: The reasons in words.
+        rounds: The rounds that decided.
+    """
+
+    relevant: bool
+    proven: bool | None
+    why: str = ""
+    rounds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A submission with what it is judged by.
+
+    Args:
+        name: The problem's id, for logs.
+        instruction: What the agent was asked to do.
+        submission: What judges read: the message, and the evidence that they are shown.
+        rounds: How many calls the session has answered.
+        weigh: The rules of the task, for judges by rules; they read the submission as judges do. None where
+            the task has no rules.
+    """
+
+    name: str
+    instruction: str
+    submission: Submission
+    rounds: int
+    weigh: Callable[[Submission], Weighed] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """One request for a vote.
+
+    Args:
+        number: Which of a case's votes this is, from 0.
+        vote: What was said; None where nothing came back that counts.
+        missing: Why there is no vote; empty where there is one.
+        about: What the request cost and how it came about, as plain JSON.
+    """
+
+    number: int
+    vote: Vote | None = None
+    missing: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What several votes come to.
+
+    Args:
+        valid: Whether the evidence has to do with the task; None where the votes do not decide it.
+        success: Whether the evidence proves that the task is done; None where the votes do not decide it.
+        ballots: All requests for votes, in order of their numbers.
+        why: Why nothing is decided; empty where both are.
+    """
+
+    valid: bool | None
+    success: bool | None
+    ballots: Sequence[Ballot] = ()
+    why: str = ""
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a verdict. Without one a trajectory takes no part in training."""
+        return not self.why
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict and every vote with its words, as plain JSON."""
+        ballots = [
+            {
+                "number": ballot.number,
+                "vote": None if ballot.vote is None else asdict(ballot.vote),
+                "missing": ballot.missing,
+                "about": dict(ballot.about),
+            }
+            for ballot in self.ballots
+        ]
+        return {"valid": self.valid, "success": self.success, "why": self.why, "ballots": ballots}
+
+
+Awaited = Callable[[], list[Ballot]]
+"""Waits for votes that were asked for, and returns one ballot for each."""
+
+
+class Juror(ABC):
+    """Votes on submissions. It may be asked by many threads at once."""
+
+    @abstractmethod
+    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
+        """Ask for the votes with these numbers.
+
+        It returns at once; the votes come while conversations go on. A judge that fails gives ballots without
+        votes and raises nothing.
+        """
+
+
+Pending = Callable[[], Judgement]
+"""Waits for the votes on a submission, and says what they come to."""
+
+
+class Panel(ABC):
+    """Turns a judge's votes into verdicts."""
+
+    @abstractmethod
+    def ask(self, case: Case) -> Pending:
+        """Begin to judge a submission; it returns at once."""

@@ -1,0 +1,122 @@
+"""Which exhibits an agent has chosen, and which of them a judge is shown (SmartSnap §3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from selfverify.agents.exhibits import Exhibit
+from selfverify.tasks.tool_calls import short_name
+
+SUBMIT = "submit"
+"""The tool that hands in evidence and ends a conversation."""
+
+Source = Literal["chosen", "last", "all"]
+"""What a judge reads. ``chosen``: what the agent has chosen; ``last``: the last screen; ``all``: every one.
+The last two are what the paper argues against (§3.2, Fig. 2b); the agent chooses nothing then."""
+
+
+class EvidenceConfig(BaseModel):
+    """What counts as evidence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: Source = Field(
+        "chosen",
+        description="What the judge reads: the exhibits that the agent has chosen, the last screen, or all "
+        "screens (the two baselines, in which `submit` takes a message only).",
+    )
+    most: int | None = Field(
+        None, ge=1, description="Exhibits that may be chosen at most; null sets no limit. More is an error."
+    )
+    last_screen: bool = Field(
+        False,
+        description="Show the judge the last screen behind the exhibits that were chosen, so that evidence "
+        "which was undone later does not pass. It is not charged for.",
+    )
+
+
+def submit_tool(source: Source) -> dict[str, Any]:
+    """`SUBMIT` in OpenAI's form for tools."""
+    properties: dict[str, Any] = {
+        "message": {
+            "type": "string",
+            "description": "What was done, in a sentence or two; to a question, its answer.",
+        }
+    }
+    if source == "chosen":
+        properties["evidences"] = {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "The numbers of the rounds that prove it: each stands above its screen as "
+            "'## Round N'. Each number once.",
+        }
+    return {
+        "type": "function",
+        "function": {
+            "name": SUBMIT,
+            "description": "Hand in the finished task with its proof. This ends the task.",
+            "parameters": {"type": "object", "properties": properties, "required": [*properties]},
+        },
+    }
+
+
+def read_submission(
+    arguments: dict[str, Any], seen: Sequence[Exhibit], config: EvidenceConfig
+) -> tuple[str, list[Exhibit], str]:
+    """The message and the exhibits that a call of `SUBMIT` hands in.
+
+    A set that is empty, names a round twice, one that the agent was not shown, or what is no whole number is
+    refused; nothing of it is repaired.
+
+    Args:
+        arguments: As the agent has written them.
+        seen: The exhibits that the agent was shown.
+        config: What counts.
+
+    Returns:
+        The message, the chosen exhibits in order of their rounds, and why the submission is refused; this is
+        empty where it is not. A refused one has no exhibits.
+    """
+    chooses = config.source == "chosen"
+    message, named = arguments.get("message"), arguments.get("evidences", [])
+    if not isinstance(message, str):
+        return "", [], "`message` is no text"
+    if unknown := arguments.keys() - ({"message", "evidences"} if chooses else {"message"}):
+        return message, [], f"{SUBMIT} has no argument {short_name(min(unknown))}"
+    if not chooses:
+        return message, [], ""
+    # True and False are whole numbers to Python.
+    if not isinstance(named, list) or not all(type(number) is int for number in named):
+        return message, [], "`evidences` is no list of whole numbers"
+    if not named:
+        return message, [], "no evidence"
+    if len(set(named)) != len(named):
+        return message, [], "a round is named twice"
+    if config.most is not None and len(named) > config.most:
+        return message, [], f"{len(named)} rounds, and at most {config.most} may be"
+    by_round = {exhibit.seen.round: exhibit for exhibit in seen}
+    if missing := sorted(set(named) - by_round.keys()):
+        return message, [], f"there is no round {missing[0]}"
+    return message, [by_round[number] for number in sorted(named)], ""
+
+
+def shown_to_judge(
+    chosen: Sequence[Exhibit], history: Sequence[Exhibit], config: EvidenceConfig
+) -> list[Exhibit]:
+    """The exhibits that a judge reads, in order of their rounds.
+
+    Args:
+        chosen: Those of the agent.
+        history: All that the session has shown, also what the agent was not shown (the screen after a reset).
+        config: Whether the judge reads these, the last, or all.
+    """
+    if config.source == "all":
+        return list(history)
+    last = list(history[-1:])
+    if config.source == "last":
+        return last
+    fresh = [exhibit for exhibit in last if config.last_screen and exhibit not in chosen]
+    return [*chosen, *fresh]

@@ -1,0 +1,1 @@
+"""Those who say whether evidence proves that a task is done."""

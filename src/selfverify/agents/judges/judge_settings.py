@@ -1,0 +1,64 @@
+"""Settings of judges; they load without what a client of servers needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from selfverify.agents.judges.opinions import Quotations
+
+
+class JuryConfig(BaseModel):
+    """How many votes are asked for, and how many decide."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    votes: int = Field(3, ge=1, description="Votes asked for on each submission (§4.2).")
+    deciding: int = Field(
+        2, ge=1, description="Equal votes that decide, of those that count. With fewer there is no verdict."
+    )
+    stop_early: bool = Field(
+        False,
+        description="Ask for `deciding` votes first, and for the others only where these decide nothing.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> JuryConfig:
+        if not self.votes / 2 < self.deciding <= self.votes:
+            raise ValueError(
+                f"deciding={self.deciding} of votes={self.votes}: it takes more than half of the votes and "
+                "at most all of them, else both sides could win, or none"
+            )
+        return self
+
+
+class ModelJudgeConfig(BaseModel):
+    """A judge behind a server, and how it is asked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(description="The server's address; one without a path gets `/v1`.")
+    model: str = Field(description="The judge's name on the server.")
+    temperature: float = Field(0.7, ge=0, description="Of each vote.")
+    max_tokens: int = Field(4096, ge=1, description="Tokens of a vote, a judge's thoughts included.")
+    seed: int | None = Field(
+        None, description="Sent with each vote, raised by the vote's number; null sends none."
+    )
+    extra: dict[str, Any] = Field({}, description="Other fields of the request, as the server knows them.")
+    images: bool = Field(True, description="Whether the judge is shown pictures, where screens have any.")
+    at_once: int = Field(32, ge=1, description="Requests that wait for the server at the same time.")
+    timeout_s: float = Field(180.0, gt=0, description="Seconds that one try may take.")
+    tries: int = Field(3, ge=1, description="How often a request is sent that fails for a passing reason.")
+    vote_s: float = Field(
+        600.0, gt=0, description="Seconds that a vote may take with all its tries, without its place in line."
+    )
+    quotations: Quotations = Field(
+        "warn",
+        description="What becomes of a vote that quotes what stands nowhere: `warn` counts it and logs the "
+        "rate, `invalidate` takes it for a missing vote.",
+    )
+    cache: Path | None = Field(
+        None, description="A file that keeps answers for later runs; null keeps them in memory only."
+    )

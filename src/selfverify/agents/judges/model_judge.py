@@ -1,0 +1,148 @@
+"""A model behind an OpenAI-compatible server as judge."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selfverify.agents import background
+from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.fenced import Rendered, render
+from selfverify.agents.judges.judge_settings import ModelJudgeConfig
+from selfverify.agents.judges.opinions import read_opinion
+from selfverify.agents.judges.vote_cache import VoteCache
+from selfverify.core.errors import SelfVerifyError
+from selfverify.core.events import note
+from selfverify.remote.candidates_of_server import read_choices
+from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
+from selfverify.remote.messages import image_url
+from selfverify.remote.usage import Usage
+
+logger = logging.getLogger(__name__)
+
+
+class ModelJudge(Juror):
+    """Asks a server for each vote. What fails for good is a ballot without a vote.
+
+    Args:
+        config: The server and how it is asked.
+        prompt: What the judge is told (`prompting.judge_prompt`).
+
+    Raises:
+        ConfigError: The address is none.
+    """
+
+    def __init__(self, config: ModelJudgeConfig, prompt: str) -> None:
+        server_url(config.url)
+        self.config, self.prompt = config, prompt
+        self._server = ServerSettings(config.url, timeout_s=config.timeout_s, tries=config.tries)
+        self._cache = VoteCache(config.cache)
+        self._room = asyncio.Semaphore(config.at_once)
+        self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
+        """See `Juror`."""
+        coming = background.start(self._votes(case, render(case), list(numbers)))
+        return coming.result
+
+    async def _votes(self, case: Case, rendered: Rendered, numbers: Sequence[int]) -> list[Ballot]:
+        body = self._body(rendered)
+        async with OpenAIClient(self._server) as client:
+            return list(await asyncio.gather(*[self._vote(client, case, rendered, body, n) for n in numbers]))
+
+    async def _vote(
+        self, client: OpenAIClient, case: Case, rendered: Rendered, body: Mapping[str, Any], number: int
+    ) -> Ballot:
+        key = VoteCache.key({"server": self.config.url, "body": body, "vote": number})
+        answer = self._cache.get(key)
+        about: dict[str, Any] = {"cached": answer is not None or key in self._asked}
+        began = time.monotonic()
+        try:
+            if answer is None:
+                answer = await self._answer(client, key, body, number)
+        except (SelfVerifyError, TimeoutError) as error:
+            reason = str(error) or f"no vote within {self.config.vote_s:g} s"
+            message = f"problem {case.name}: vote {number} is missing: {reason}"
+            note(logger, "vote_missing", message, problem=case.name, vote=number, reason=reason)
+            return Ballot(number, None, f"outage: {reason}", about | {"outage": True})
+        about |= {name: value for name, value in answer.items() if name != "text"}
+        about["waited_s"] = round(time.monotonic() - began, 3)
+        if answer["finish"] != "stop":
+            return Ballot(number, None, f"the answer ended with {answer['finish']!r}", about)
+        opinion = read_opinion(answer["text"], rendered, self.config.quotations)
+        if opinion.vote is None:
+            return Ballot(number, None, opinion.missing, about | {"text": answer["text"]})
+        return Ballot(number, opinion.vote, about=about)
+
+    async def _answer(
+        self, client: OpenAIClient, key: str, body: Mapping[str, Any], number: int
+    ) -> dict[str, Any]:
+        """The server's answer; who asks for the same meanwhile waits for the same."""
+        if key in self._asked:
+            return await asyncio.shield(self._asked[key])
+        coming = asyncio.get_running_loop().create_future()
+        # An answer that nobody else waits for must not be reported as an error that was never looked at.
+        coming.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._asked[key] = coming
+        try:
+            answer = await self._request(client, body, number)
+            self._cache.put(key, answer)
+            coming.set_result(answer)
+            return answer
+        except BaseException as error:
+            coming.set_exception(error if isinstance(error, Exception) else TimeoutError("given up"))
+            raise
+        finally:
+            del self._asked[key]
+
+    async def _request(self, client: OpenAIClient, body: Mapping[str, Any], number: int) -> dict[str, Any]:
+        seed = self.config.seed
+        seeded = body if seed is None else {**body, "seed": seed + number}
+        usage, began = Usage(), time.monotonic()
+        async with self._room:
+            async with asyncio.timeout(self.config.vote_s):
+                reply = await client.chat(seeded, usage.lost)
+        [written, *_] = read_choices(reply, usage, judge=True)
+        return {
+            "text": written.text,
+            "finish": written.finish,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.verification_tokens,
+            "calls": usage.calls,
+            "seconds": round(time.monotonic() - began, 3),
+        }
+
+    def _body(self, rendered: Rendered) -> dict[str, Any]:
+        c = self.config
+        return {
+            "model": c.model,
+            "messages": [
+                {"role": "system", "content": self.prompt},
+                {"role": "user", "content": content(rendered, c.images)},
+            ],
+            "temperature": c.temperature,
+            "max_tokens": c.max_tokens,
+            **c.extra,
+        }
+
+
+def content(rendered: Rendered, images: bool) -> str | list[dict[str, Any]]:
+    """A case as the content of a message in OpenAI's form: a plain text where no picture is shown.
+
+    Args:
+        rendered: The case.
+        images: Whether pictures are shown; without them their places say that there was one.
+    """
+    first, *others = rendered.pieces
+    if not images or not others:
+        return "(not shown)".join(rendered.pieces)
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
+    for image, piece in zip(rendered.images, others, strict=True):
+        parts.append({"type": "image_url", "image_url": {"url": image_url(image)}})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts

@@ -1,0 +1,179 @@
+"""A model behind a server as judge: what it is sent, what its faults come to, and who is asked how often."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from selfverify.agents.cases import Ballot, Case
+from selfverify.agents.exhibits import Exhibit, Submission
+from selfverify.agents.judges.judge_settings import JuryConfig, ModelJudgeConfig
+from selfverify.agents.judges.jury import Jury
+from selfverify.agents.judges.model_judge import ModelJudge
+from selfverify.agents.prompting import judge_prompt
+from selfverify.core.environment import Call, Observation
+from selfverify.core.errors import ConfigError
+from serving_servers import FakeUpstream, Loop
+
+REASONS = "<Reasoning>Round 1 shows it.</Reasoning>\n<ValidEvidence>True</ValidEvidence>\n"
+SUCCESS = f"{REASONS}<Verdict>SUCCESS</Verdict>"
+FAILURE = SUCCESS.replace("SUCCESS", "FAILURE")
+
+
+def case(text: str = "Alarm 7:30", images: int = 0) -> Case:
+    seen = Observation(1, text, [Image.new("RGB", (8, 8), n) for n in range(images)])
+    return Case("phone/1", "Set an alarm.", Submission("done", [Exhibit(Call("tap"), seen)]), 2)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+Make = Callable[..., ModelJudge]
+
+
+@pytest.fixture
+def make(loop: Loop) -> Make:
+    def judge(fake: FakeUpstream, **settings: Any) -> ModelJudge:
+        settings = {"url": loop.upstream(fake), "model": "m", "tries": 1, "timeout_s": 5.0} | settings
+        return ModelJudge(ModelJudgeConfig(**settings), judge_prompt())
+
+    return judge
+
+
+def votes(judge: ModelJudge, which: Case | None = None, count: int = 3) -> list[Ballot]:
+    return judge.ask(which or case(), range(count))()
+
+
+def test_what_is_sent_and_what_comes_back(make: Make) -> None:
+    fake = FakeUpstream(write=lambda body, i: SUCCESS)
+    found = votes(make(fake, seed=7, extra={"top_k": 5}))
+    assert [ballot.vote is not None and ballot.vote.success for ballot in found] == [True] * 3
+    assert [ballot.number for ballot in found] == [0, 1, 2]
+    assert sorted(body["seed"] for body in fake.seen) == [7, 8, 9]
+    body = fake.seen[0]
+    assert (body["model"], body["temperature"], body["max_tokens"], body["top_k"]) == ("m", 0.7, 4096, 5)
+    system, user = body["messages"]
+    assert system == {"role": "system", "content": judge_prompt()}
+    assert "Alarm 7:30" in user["content"] and "## Round 1" in user["content"]
+    about = found[0].about
+    assert about["cached"] is False and about["calls"] == 1 and about["completion_tokens"] > 0
+    assert about["seconds"] >= 0 and about["waited_s"] >= 0
+    json.dumps([ballot.about for ballot in found])
+
+
+def test_pictures_are_shown_in_their_places(make: Make) -> None:
+    fake = FakeUpstream(write=lambda body, i: SUCCESS)
+    votes(make(fake), case(images=2), 1)
+    kinds = [part["type"] for part in fake.seen[0]["messages"][1]["content"]]
+    assert kinds == ["text", "image_url", "text", "image_url"]
+    votes(make(fake, images=False), case(images=2), 1)
+    assert fake.seen[1]["messages"][1]["content"].count("Picture: (not shown)") == 2
+
+
+@pytest.mark.parametrize("how", [503, 401, "garbage", "cut", "slow"])
+def test_an_outage_is_a_ballot_without_a_vote(make: Make, how: Any) -> None:
+    judge = make(FakeUpstream(fault=lambda body: how), timeout_s=0.2)
+    found = Jury(judge).ask(case())()
+    assert not found.decided and found.success is None
+    assert all(
+        b.vote is None and b.missing.startswith("outage: ") and b.about["outage"] for b in found.ballots
+    )
+
+
+def test_a_vote_that_takes_too_long_is_missing(make: Make) -> None:
+    judge = make(FakeUpstream(write=lambda body, i: SUCCESS, delay_s=2.0), vote_s=0.1)
+    [ballot] = votes(judge, count=1)
+    assert ballot.missing == "outage: no vote within 0.1 s"
+
+
+def test_an_answer_that_was_cut_off_or_is_no_vote_is_missing(make: Make) -> None:
+    [ballot] = votes(make(FakeUpstream(write=lambda body, i: "I think so.")), count=1)
+    assert ballot.vote is None and ballot.missing == "the answer is not of the form that was asked for"
+    assert ballot.about["text"] == "I think so."
+
+
+def test_thoughts_apart_from_the_content_are_not_read(make: Make) -> None:
+    fake = FakeUpstream(write=lambda body, i: f"<think>{SUCCESS}</think>{FAILURE}")
+    [ballot] = votes(make(fake), count=1)
+    assert ballot.vote is not None and not ballot.vote.success
+
+
+def test_nobody_is_asked_the_same_twice(make: Make, tmp_path: Path) -> None:
+    fake = FakeUpstream(write=lambda body, i: SUCCESS)
+    judge = make(fake, cache=tmp_path / "votes.jsonl")
+    first = votes(judge)
+    again = votes(judge)
+    assert len(fake.seen) == 3  # one for each number, since each is a vote of its own
+    assert [ballot.vote for ballot in again] == [ballot.vote for ballot in first]
+    assert [ballot.about["cached"] for ballot in again] == [True] * 3
+    votes(judge, case("Alarm 8:00"), 1)
+    votes(judge, case(images=1), 1)
+    votes(judge, case(images=2), 1)
+    assert len(fake.seen) == 6
+    # Another process reads what this one has written, as far as it is asked the same.
+    url = judge.config.url
+    other = make(fake, cache=tmp_path / "votes.jsonl", url=url)
+    votes(other)
+    assert len(fake.seen) == 6
+    votes(make(fake, cache=tmp_path / "votes.jsonl", url=url, temperature=0.1), count=1)
+    assert len(fake.seen) == 7
+
+
+def test_those_who_ask_at_the_same_time_share_an_answer(make: Make) -> None:
+    fake = FakeUpstream(write=lambda body, i: SUCCESS, delay_s=0.1)
+    judge = make(fake)
+    waiting = [judge.ask(case(), range(3)) for _ in range(8)]
+    assert all(ballot.vote is not None for wait in waiting for ballot in wait())
+    assert len(fake.seen) == 3
+
+
+def test_a_failure_is_not_kept(make: Make) -> None:
+    faults: list[Any] = [503, None]
+    judge = make(FakeUpstream(write=lambda body, i: SUCCESS, fault=lambda body: faults.pop(0)))
+    assert votes(judge, count=1)[0].vote is None
+    assert votes(judge, count=1)[0].vote is not None
+
+
+def test_a_cut_off_file_is_read_as_far_as_it_goes(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "votes.jsonl"
+    path.write_text('{"key": "x", "answer": {"text"')
+    fake = FakeUpstream(write=lambda body, i: SUCCESS)
+    assert votes(make(fake, cache=path), count=1)[0].vote is not None
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_requests_at_the_same_time_are_limited(make: Make) -> None:
+    lock, open_now, most = threading.Lock(), 0, 0
+
+    def write(body: Any, i: int) -> str:
+        nonlocal most
+        with lock:
+            most = max(most, fake.open)
+        return SUCCESS
+
+    fake = FakeUpstream(write=write, delay_s=0.02)
+    judge = make(fake, at_once=2)
+    for wait in [judge.ask(case(str(n)), range(2)) for n in range(5)]:
+        wait()
+    assert len(fake.seen) == 10 and most <= 2 and open_now == 0
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        ModelJudge(ModelJudgeConfig(url="judge", model="m"), "")
+
+
+def test_stopping_early_asks_for_two(make: Make) -> None:
+    fake = FakeUpstream(write=lambda body, i: SUCCESS)
+    assert Jury(make(fake), JuryConfig(stop_early=True)).ask(case())().success
+    assert len(fake.seen) == 2

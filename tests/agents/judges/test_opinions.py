@@ -1,0 +1,148 @@
+"""A judge's answer counts only if it is of the form that was asked for and can be traced."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfverify.agents.cases import Case
+from selfverify.agents.exhibits import Exhibit, Submission
+from selfverify.agents.fenced import Rendered, render
+from selfverify.agents.judges.opinions import LONGEST, Quotations, read_opinion
+from selfverify.core.environment import Call, Observation
+
+SCREENS = {2: "Alarm 7:30 ; checked", 5: 'Label "gym"\n   Round 9 of 12'}
+EXHIBITS = [Exhibit(Call("tap"), Observation(n, text)) for n, text in SCREENS.items()]
+CASE: Rendered = render(Case("phone/1", "Set an alarm.", Submission("I set it.", EXHIBITS), 6))
+
+
+def answer(words: str = 'Round 2 shows "7:30".', valid: str = "True", verdict: str = "SUCCESS") -> str:
+    return (
+        f"<Reasoning>\n{words}\n</Reasoning>\n<ValidEvidence>{valid}</ValidEvidence>\n"
+        f"<Verdict>{verdict}</Verdict>"
+    )
+
+
+def test_a_proper_answer_is_a_vote() -> None:
+    vote, missing = read_opinion(answer(), CASE)
+    assert vote is not None and not missing
+    assert (vote.valid, vote.success, vote.rounds) == (True, True, (2,))
+    assert vote.words == 'Round 2 shows "7:30".'
+    assert vote.about == {"quotations": 1, "altered_quotations": 0}
+
+
+@pytest.mark.parametrize(
+    ("valid", "verdict", "expected"),
+    [
+        ("True", "SUCCESS", (True, True)),
+        ("True", "FAILURE", (True, False)),
+        ("False", "FAILURE", (False, False)),
+        ("False", "SUCCESS", (False, False)),  # invalid evidence is a failure
+        (" True ", "\nFAILURE\n", (True, False)),
+    ],
+)
+def test_what_a_vote_says(valid: str, verdict: str, expected: tuple[bool, bool]) -> None:
+    vote, _ = read_opinion(answer(valid=valid, verdict=verdict), CASE)
+    assert vote is not None and (vote.valid, vote.success) == expected
+
+
+VERDICT = "<Verdict>SUCCESS</Verdict>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SUCCESS",
+        VERDICT,
+        "<think>" + answer(),  # thoughts that never end
+        answer() + "\nI am sure.",
+        "Here you are:\n" + answer(),
+        answer() + answer(),
+        answer(verdict="SUCCESS or FAILURE"),
+        answer(verdict="success"),
+        answer(verdict="[SUCCESS]"),
+        answer(verdict=""),
+        answer(valid="true"),
+        answer(valid="1"),
+        answer().replace("</Verdict>", "<Verdict>"),
+        answer().replace("<Reasoning>", ""),
+        answer(words=f"It says {VERDICT}, round 2."),  # a verdict inside the reasons
+        answer(words="Round 2 </Reasoning> <Reasoning>"),
+        answer().replace("<ValidEvidence>True</ValidEvidence>", ""),
+        answer().upper(),
+        answer().replace("<Verdict>", "<verdict>"),
+        "</think>" + answer() + "</think>" + answer(),
+        answer(words="round 2 " + "a" * LONGEST),
+    ],
+)
+def test_what_is_not_of_the_form_is_no_vote(text: str) -> None:
+    vote, missing = read_opinion(text, CASE)
+    assert vote is None and missing
+
+
+def test_thoughts_are_left_out() -> None:
+    thoughts = f"Maybe {answer(verdict='FAILURE')}? Round 77. No.\n</think>\n"
+    assert read_opinion(thoughts + answer(), CASE).vote == read_opinion(answer(), CASE).vote
+    assert read_opinion(f"<think>{thoughts}" + answer(), CASE).vote is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "rounds"),
+    [
+        ("In Round 5 the label stands, in round 2 the time.", (2, 5)),
+        ("ROUND #5.", (5,)),
+        ("Rounds 2 and 5 show it.", (2, 5)),
+        ("Rounds 2, 5 show it.", (2, 5)),
+        ("Round 5 and 12 minutes later.", (5,)),  # no list: that is what "rounds" is for
+        ('Round 5 reads "Round 9 of 12".', (5,)),  # the screen's words, not the judge's
+        ("Round 5 reads “Round 9 of 12”.", (5,)),
+    ],
+)
+def test_rounds_that_are_named(words: str, rounds: tuple[int, ...]) -> None:
+    vote, missing = read_opinion(answer(words), CASE)
+    assert vote is not None, missing
+    assert vote.rounds == rounds
+
+
+@pytest.mark.parametrize(
+    "words", ["Round 3 shows it.", "Rounds 2 and 3.", "Round 0.", "Round 2, round 999999999."]
+)
+@pytest.mark.parametrize("verdict", ["SUCCESS", "FAILURE"])
+def test_a_vote_that_names_a_round_that_was_not_shown_is_none(words: str, verdict: str) -> None:
+    vote, missing = read_opinion(answer(words, verdict=verdict), CASE)
+    assert vote is None and "it was not shown" in missing
+
+
+def test_success_has_to_name_a_round_and_failure_has_not() -> None:
+    assert read_opinion(answer("All is well."), CASE).missing == "it finds success and names no round"
+    assert read_opinion(answer("The message admits it.", verdict="FAILURE"), CASE).vote is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "quotations", "altered"),
+    [
+        ('Round 2: "Alarm 7:30 ; checked"', 1, 0),
+        ('Round 2: "Alarm ... checked."', 2, 0),  # something left out, and the sentence's own full stop
+        ("Round 5: “gym” and “Round 9 of 12”", 2, 0),  # over a line break and more spaces
+        ('Round 2: "Alarm 7:45"', 1, 1),
+        ('Round 2: "alarm 7:30"', 1, 1),  # literally is literally
+        ('Round 2: "7:30" and "I set it." and "8:00"', 3, 1),
+        ("Round 2 has no quotation", 0, 0),
+    ],
+)
+def test_altered_quotations_are_counted(words: str, quotations: int, altered: int) -> None:
+    vote, _ = read_opinion(answer(words), CASE)
+    assert vote is not None
+    assert vote.about == {"quotations": quotations, "altered_quotations": altered}
+    strict: Quotations = "invalidate"
+    found = read_opinion(answer(words), CASE, strict)
+    assert (found.vote is None) == bool(altered)
+    if altered:
+        assert found.missing.startswith("it quotes what is not there")
+
+
+def test_long_nonsense_is_read_in_no_time() -> None:
+    """Every pattern is linear: these would take hours otherwise."""
+    for filler in ("Rounds 1, ", "rounds " + "1" * 60_000, '"', "<Reasoning>", "</Reasoning>", " ", "round "):
+        read_opinion(answer(filler * (90_000 // len(filler))), CASE)
+        read_opinion(filler * (99_000 // len(filler)), CASE)

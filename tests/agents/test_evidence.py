@@ -1,0 +1,89 @@
+"""What an agent may hand in, and what a judge is shown of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from selfverify.agents.evidence import EvidenceConfig, read_submission, shown_to_judge, submit_tool
+from selfverify.agents.exhibits import Exhibit
+from selfverify.core.environment import Call, Observation
+
+HISTORY = [Exhibit(None if n == 0 else Call("tap"), Observation(n, f"screen {n}")) for n in range(5)]
+SEEN = HISTORY[1:]
+"""The screen after the reset was not shown."""
+
+
+def rounds(evidences: Any, config: EvidenceConfig | None = None) -> tuple[list[int], str]:
+    arguments = {"message": "done", "evidences": evidences}
+    message, chosen, fault = read_submission(arguments, SEEN, config or EvidenceConfig())
+    assert message == "done"
+    return [exhibit.seen.round for exhibit in chosen], fault
+
+
+def test_rounds_come_in_order_whatever_order_they_are_named_in() -> None:
+    assert rounds([4, 1, 3]) == ([1, 3, 4], "")
+
+
+@pytest.mark.parametrize(
+    ("evidences", "fault"),
+    [
+        ([], "no evidence"),
+        ([2, 2], "a round is named twice"),
+        ([5], "there is no round 5"),
+        ([-1], "there is no round -1"),
+        ([0], "there is no round 0"),  # the agent was not shown it
+        ([1, 99, 7], "there is no round 7"),
+        ([True], "`evidences` is no list of whole numbers"),
+        ([1.0], "`evidences` is no list of whole numbers"),
+        (["1"], "`evidences` is no list of whole numbers"),
+        ([[1]], "`evidences` is no list of whole numbers"),
+        ([None], "`evidences` is no list of whole numbers"),
+        ("1", "`evidences` is no list of whole numbers"),
+        ({"1": 2}, "`evidences` is no list of whole numbers"),
+        (None, "`evidences` is no list of whole numbers"),
+        (1, "`evidences` is no list of whole numbers"),
+    ],
+)
+def test_improper_evidence_is_refused_and_never_repaired(evidences: Any, fault: str) -> None:
+    assert rounds(evidences) == ([], fault)
+
+
+def test_arguments_have_to_be_those_of_the_tool() -> None:
+    for arguments, fault in (
+        ({"evidences": [1]}, "`message` is no text"),
+        ({"message": 3, "evidences": [1]}, "`message` is no text"),
+        ({"message": "done"}, "no evidence"),
+        ({"message": "done", "evidences": [1], "reward": 1}, "submit has no argument 'reward'"),
+    ):
+        assert read_submission(arguments, SEEN, EvidenceConfig())[1:] == ([], fault)
+
+
+def test_a_limit_refuses_more() -> None:
+    assert rounds([1, 2], EvidenceConfig(most=2)) == ([1, 2], "")
+    assert rounds([1, 2, 3], EvidenceConfig(most=2)) == ([], "3 rounds, and at most 2 may be")
+
+
+def test_baselines_take_a_message_only() -> None:
+    config = EvidenceConfig(source="all")
+    assert read_submission({"message": "done"}, SEEN, config) == ("done", [], "")
+    refused = read_submission({"message": "done", "evidences": [1]}, SEEN, config)
+    assert refused == ("done", [], "submit has no argument 'evidences'")
+    chosen = submit_tool("chosen")["function"]["parameters"]
+    assert chosen["required"] == ["message", "evidences"] == [*chosen["properties"]]
+    assert submit_tool("all")["function"]["parameters"]["required"] == ["message"]
+
+
+def test_what_a_judge_is_shown() -> None:
+    def shown(chosen: list[int], **settings: Any) -> list[int]:
+        config = EvidenceConfig(**settings)
+        found = shown_to_judge([HISTORY[n] for n in chosen], HISTORY, config)
+        return [exhibit.seen.round for exhibit in found]
+
+    assert shown([1, 3]) == [1, 3]
+    assert shown([1, 3], last_screen=True) == [1, 3, 4]
+    assert shown([1, 4], last_screen=True) == [1, 4]  # not twice
+    assert shown([], source="last") == [4]
+    assert shown([], source="all") == [0, 1, 2, 3, 4]
+    assert shown_to_judge([], [], EvidenceConfig(source="last")) == []
