@@ -34,7 +34,8 @@ from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.threads import Place, Threads, Voice
+from selfverify.policy.threads import Place, Threads
+from selfverify.policy.voice import Voice
 
 TURNS, SAID, HEARD = 30, 40, 16
 IMAGE_EVERY, IMAGE_SIDE, IMAGE_TOKENS = 3, 256, 256

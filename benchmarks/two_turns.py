@@ -54,7 +54,7 @@ from selfverify.methods.base import Training
 from selfverify.methods.grpo import GRPO, GRPOConfig
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.threads import Voice
+from selfverify.policy.voice import Voice
 from selfverify.rollouts.converse import Rollout
 
 

@@ -18,7 +18,8 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
-from selfverify.policy.threads import Place, SharedThreads
+from selfverify.policy.shared_threads import SharedThreads
+from selfverify.policy.threads import Place
 from selfverify.tasks.base import user_turn
 
 TURNS = 4
@@ -73,11 +74,14 @@ def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]
     return [[rows[b, g] for g in range(SAMPLING.group_size)] for b in range(len(problems))]
 
 
-@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize(
+    ("double", "chunk"), [(False, 8192), (True, 8192), (False, 5)], ids=["float32", "float64", "in chunks"]
+)
 def test_kept_keys_are_those_of_the_whole_conversation(
-    folder: Path, problems: list[Problem], double: bool
+    folder: Path, problems: list[Problem], double: bool, chunk: int
 ) -> None:
-    policy = Policy.load(str(folder), device="cpu")
+    """In chunks of 5 tokens all prompts and replies are cut, most images in the middle (Gemma 3's never)."""
+    policy = Policy.load(str(folder), device="cpu", prefill_chunk=chunk)
     if double:
         policy.model.double()
     rows = talk(policy, problems, end=0.2)

@@ -85,7 +85,7 @@ class Experts(nn.Module):
 
 
 def test_a_block_that_returns_a_tuple() -> None:
-    from selfverify.policy.shared_attention import SharedLayout
+    from selfverify.policy.layout import SharedLayout
 
     hooks, block = ReadOnly(), Experts()
     block.register_forward_pre_hook(hooks.narrow)

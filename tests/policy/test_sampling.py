@@ -12,10 +12,10 @@ from transformers import TopPLogitsWarper
 
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.policy import threads
+from selfverify.policy import shared_threads
+from selfverify.policy.layout import SharedLayout
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import pick_tokens, uniforms
-from selfverify.policy.shared_attention import SharedLayout
 
 FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
 
@@ -229,10 +229,12 @@ def test_dropping_ended_rows_changes_nothing(
     sampling = SamplingConfig(group_size=4, top_p=0.99, max_new_tokens=30)
     select, dropped = SharedLayout.select, []
 
-    def counted(layout: SharedLayout, problems: torch.Tensor, slots: torch.Tensor) -> SharedLayout:
+    def counted(
+        layout: SharedLayout, problems: torch.Tensor, slots: torch.Tensor, *args: Any, **more: Any
+    ) -> SharedLayout:
         before = len(layout.prompt_lengths), layout.continuations
         dropped.append((before, tuple(slots.shape)))
-        return select(layout, problems, slots)
+        return select(layout, problems, slots, *args, **more)
 
     monkeypatch.setattr(SharedLayout, "select", counted)
     found = policy.sample(prompts, sampling, seeds=seeds)
@@ -244,7 +246,7 @@ def test_dropping_ended_rows_changes_nothing(
         b, g = alive.shape
         return torch.arange(b), torch.arange(g).expand(b, g)
 
-    monkeypatch.setattr(threads, "_packed_rows", all_rows)
+    monkeypatch.setattr(shared_threads, "_packed_rows", all_rows)
     expected = policy.sample(prompts, sampling, seeds=seeds)
     for ours, theirs in zip(found, expected, strict=True):
         assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]

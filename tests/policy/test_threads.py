@@ -21,7 +21,8 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import SharedThreads, Threads
+from selfverify.policy.shared_threads import SharedThreads
+from selfverify.policy.threads import Threads
 from selfverify.policy.tiny import tiny_tokenizer
 from selfverify.tasks.base import user_turn
 

@@ -93,6 +93,13 @@ class PolicyConfig(BaseModel):
         description="Rows of the output head computed at once; lower it when a large vocabulary runs out of "
         "memory. The result does not depend on it.",
     )
+    prefill_chunk: int = Field(
+        8192,
+        ge=1,
+        description="Tokens that pass through the model at once, padding included, while prompts are "
+        "prefilled and conversations hear replies; image features that the vision tower makes at once. Lower "
+        "it when long prompts or conversations run out of memory. The result does not depend on it.",
+    )
     trust_remote_code: bool = Field(
         False, description="Let the model's folder run its own Python code. Only for models you trust."
     )

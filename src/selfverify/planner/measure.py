@@ -27,6 +27,7 @@ from selfverify.planner.dry_run import DryRun
 from selfverify.planner.meter import Meter, Span
 from selfverify.planner.plan_settings import PlanSettings
 from selfverify.planner.shapes import Shapes, shapes_of
+from selfverify.policy.chunked import prefill, scores_at_once
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.families import FAMILIES
 from selfverify.policy.features import image_features
@@ -193,7 +194,9 @@ class _Step:
         before = dict(self.meter.live)
         largest = max(images.values(), key=lambda image: image.placeholders)
         with self._phase("images") as span:
-            features = image_features(policy.loaded, [largest], cache)[largest.key]
+            features = image_features(policy.loaded, [largest], cache, self.recipe.policy.prefill_chunk)[
+                largest.key
+            ]
         factor = sum(image.placeholders for image in images.values()) / largest.placeholders
         span.flops = round(span.flops * factor)
         # The tower's memory grows with its patches. It gets all images at once, but on a CPU one by one.
@@ -208,9 +211,9 @@ class _Step:
         sampling, prompts, forward = self.recipe.sampling, self.shapes.prompts, self.policy.forward
         b, g, steps = len(prompts), self.shapes.group_size, self.shapes.response_tokens
         with self._phase("sampling") as span:
-            last, prefilled = forward.prefill(prompts)
+            last, prefilled = prefill(forward, prompts)
             self.meter.relabel((x for kv in prefilled.prompt_keys.values() for x in kv), "caches")
-            layout, voice = prefilled.to_grow(g), self.policy.voice(sampling)
+            layout, voice = prefilled.to_grow(g, scores_at_once(forward)), self.policy.voice(sampling)
             tokens, draws = torch.zeros(b, g, 1, dtype=torch.long), torch.zeros(b, g)
             places = tokens.expand(forward.family.position_axes, b, g, 1)
             hidden = last[:, None].expand(b, g, -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -60,12 +60,19 @@ class ByteCache(Generic[Item]):
 
 
 def image_features(
-    loaded: Loaded, images: Sequence[ImageInput], cache: ByteCache[Tensor] | None
+    loaded: Loaded, images: Sequence[ImageInput], cache: ByteCache[Tensor] | None, tokens: int
 ) -> dict[str, Tensor]:
     """Return features ``[placeholders, F]`` of every distinct image, by content key.
 
     With a ``cache`` (frozen vision tower) features carry no gradients, and an image passes through the tower
     once as long as it stays cached. Without a cache, features carry gradients.
+
+    Args:
+        loaded: The model.
+        images: Images of any number.
+        cache: See above.
+        tokens: How many features the tower makes at once, unless one image has more; without limit where
+            gradients are wanted, which keep what the tower has computed anyway.
 
     Raises:
         DataError: The model makes more or fewer features of an image than its prompt has places for.
@@ -75,28 +82,41 @@ def image_features(
     if cache is not None:
         features = {key: item for key in wanted if (item := cache.get(key)) is not None}
     missing = [image for key, image in wanted.items() if key not in features]
-    if missing:
-        # Features of an image round differently beside other images, and which images are cached depends on
-        # when the run was last resumed. On a CPU a resumed run has to give the same bits, so each goes alone.
-        alone = cache is not None and loaded.model.device.type == "cpu"
-        batches = [[image] for image in missing] if alone else [missing]
+    learns = cache is None and torch.is_grad_enabled()
+    # Features of an image round differently beside other images, and which images are cached depends on
+    # when the run was last resumed. On a CPU a resumed run has to give the same bits, so each goes alone.
+    alone = cache is not None and loaded.model.device.type == "cpu"
+    # Where several processes learn they must call the tower equally often.
+    batches = [missing] if learns and missing else few_at_once(missing, 1 if alone else tokens)
+    for batch in batches:
         try:
-            with torch.set_grad_enabled(cache is None and torch.is_grad_enabled()):
-                made = [
-                    item for batch in batches for item in loaded.family.image_features(loaded.model, batch)
-                ]
+            with torch.set_grad_enabled(learns):
+                made = loaded.family.image_features(loaded.model, batch)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise DataError(f"{MISFIT} ({error})") from error
-        for image, item in zip(missing, made, strict=True):
+        for image, item in zip(batch, made, strict=True):
             if len(item) != image.placeholders:
                 raise DataError(
                     f"the model makes {len(item)} features of an image for which its prompt has "
                     f"{image.placeholders} places; {MISFIT}"
                 )
-            features[image.key] = item
+            # A copy, because a slice would keep the whole batch's tensor alive.
+            features[image.key] = item if learns else item.clone()
             if cache is not None:
-                # A copy, because a slice would keep the whole batch's tensor alive.
-                cache.put(image.key, item.clone())
+                cache.put(image.key, features[image.key])
     return features
+
+
+def few_at_once(images: Iterable[ImageInput], tokens: int) -> list[list[ImageInput]]:
+    """Lists of images in order, each of at most ``tokens`` placeholders or of one image."""
+    found: list[list[ImageInput]] = []
+    used = 0
+    for image in images:
+        used += image.placeholders
+        if not found or used > tokens:
+            found.append([])
+            used = image.placeholders
+        found[-1].append(image)
+    return found

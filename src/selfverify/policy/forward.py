@@ -19,8 +19,8 @@ from selfverify.policy.continuations import Continuations
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import ByteCache, image_features
+from selfverify.policy.layout import SharedLayout
 from selfverify.policy.loading import Loaded
-from selfverify.policy.shared_attention import SharedLayout
 
 
 @dataclass(slots=True)
@@ -33,10 +33,17 @@ class Embedded:
 
 
 class Forward:
-    """Forward passes of one loaded model. ``cache`` holds image features when the vision tower is frozen."""
+    """Forward passes of one loaded model.
 
-    def __init__(self, loaded: Loaded, cache: ByteCache[Tensor] | None) -> None:
-        self.loaded = loaded
+    Args:
+        loaded: The model.
+        cache: Holds image features when the vision tower is frozen.
+        chunk: How many tokens, prompts' or heard, and features pass through the model at once where nothing
+            is learnt.
+    """
+
+    def __init__(self, loaded: Loaded, cache: ByteCache[Tensor] | None, chunk: int) -> None:
+        self.loaded, self.chunk = loaded, chunk
         self.cache = cache
         self.model: Any = loaded.model
         self.family = loaded.family
@@ -83,6 +90,29 @@ class Forward:
                     positions[:, i, j, :length] = places[:, len(prompt.ids) :].to(self.device)
         return positions
 
+    def image_places(self, ids: Tensor) -> Tensor:
+        """Where ``ids`` are placeholders of images; nowhere for a model that reads text only."""
+        placeholder = self.family.placeholder(self.model)
+        return torch.zeros_like(ids, dtype=torch.bool) if placeholder is None else ids == placeholder
+
+    def features(self, images: Sequence[ImageInput], places: int, owners: Sequence[Prompt]) -> Tensor:
+        """The features ``[places, F]`` of images, one after another.
+
+        Args:
+            images: The images.
+            places: How many placeholders there are for them.
+            owners: The prompts with the placeholders, named in errors.
+
+        Raises:
+            DataError: Placeholders and image features do not match; the problems are named.
+        """
+        found = image_features(self.loaded, images, self.cache, self.chunk)
+        count = sum(len(found[image.key]) for image in images)
+        if places != count:
+            names = ", ".join(dict.fromkeys(prompt.problem_id for prompt in owners))
+            raise DataError(f"{places} image tokens but {count} image features in: {names}")
+        return torch.cat([found[image.key] for image in images])
+
     def embed(self, ids: Tensor, images: Sequence[ImageInput], owners: Sequence[Prompt]) -> Embedded:
         """Embeddings of ``ids`` [B, L], with the features of ``images`` in their places, in order.
 
@@ -94,28 +124,23 @@ class Forward:
         Raises:
             DataError: Image tokens and image features do not match; the problems are named.
         """
-        placeholder = self.family.placeholder(self.model)
-        if placeholder is None:
-            return Embedded(self.model.get_input_embeddings()(ids), torch.zeros_like(ids, dtype=torch.bool))
-        places = ids == placeholder
+        count = int(self.image_places(ids).sum())
+        if not images and count == 0:
+            return self._embedded(ids, None)
+        return self._embedded(ids, self.features(images, count, owners))
+
+    def _embedded(self, ids: Tensor, features: Tensor | None) -> Embedded:
+        """`embed` with given ``features`` [places, F], None where there are no placeholders."""
+        places = self.image_places(ids)
         # Some families' placeholder lies outside the vocabulary.
         embeddings: Tensor = self.model.get_input_embeddings()(ids.masked_fill(places, 0))
-        count = int(places.sum())
-        if not images and count == 0:
+        if features is None:
             return Embedded(embeddings, places)
-        features = image_features(self.loaded, images, self.cache)
-        width = embeddings.shape[-1]
-        flat = (
-            torch.cat([features[image.key] for image in images]) if images else embeddings.new_zeros(0, width)
-        )
-        if count != len(flat):
-            names = ", ".join(dict.fromkeys(prompt.problem_id for prompt in owners))
-            raise DataError(f"{count} image tokens but {len(flat)} image features in: {names}")
-        flat = flat.to(embeddings.dtype)
+        features = features.to(embeddings.dtype)
         return Embedded(
-            embeddings.masked_scatter(places.unsqueeze(-1), flat[:, :width]),
+            embeddings.masked_scatter(places.unsqueeze(-1), features[:, : embeddings.shape[-1]]),
             places,
-            self.family.decoder_inputs(self.model, places, flat),
+            self.family.decoder_inputs(self.model, places, features),
         )
 
     def _shared(self, embeddings: Tensor, positions: Tensor, layout: SharedLayout, **more: Any) -> Tensor:
@@ -148,12 +173,7 @@ class Forward:
         return hidden_bph[torch.arange(len(prompts), device=self.device), lengths_b - 1], layout
 
     def grow(
-        self,
-        ids_bgr: Tensor,
-        positions_abgr: Tensor,
-        layout: SharedLayout,
-        images: Sequence[ImageInput] = (),
-        owners: Sequence[Prompt] = (),
+        self, ids_bgr: Tensor, positions_abgr: Tensor, layout: SharedLayout, features: Tensor | None = None
     ) -> Tensor:
         """Hidden states ``[B, G, R, H]`` of new tokens behind kept ones; `SharedLayout.place` says where.
 
@@ -161,15 +181,14 @@ class Forward:
             ids_bgr: Tokens, padded on the right.
             positions_abgr: Their position ids.
             layout: Keeps their keys and values.
-            images: The images among the tokens, row by row.
-            owners: The prompts of the rows, named in errors.
+            features: ``[places, F]`` of the images among the tokens, row by row; None without images.
         """
         ids_bl = ids_bgr.flatten(1)
-        if images:
-            embedded = self.embed(ids_bl, images, owners)
-            layout.own_images = self._blocks(embedded.places_bl.unflatten(1, ids_bgr.shape[1:]))
-        else:
+        if features is None:
             embedded = Embedded(self.model.get_input_embeddings()(ids_bl), ids_bl)
+        else:
+            embedded = self._embedded(ids_bl, features)
+            layout.own_images = self._blocks(embedded.places_bl.unflatten(1, ids_bgr.shape[1:]))
         hidden_blh = self._shared(embedded.values_blh, positions_abgr.flatten(2), layout, **embedded.more)
         return hidden_blh.unflatten(1, ids_bgr.shape[1:])
 

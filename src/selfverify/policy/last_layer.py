@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfverify.policy.shared_attention import SharedLayout
+from selfverify.policy.layout import SharedLayout
 
 
 class ReadOnly:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
@@ -24,15 +24,18 @@ from selfverify.policy.checks import check_head, sharing_agrees
 from selfverify.policy.continuations import Continuations, RaggedTokens
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.engine import Engine
-from selfverify.policy.features import ByteCache, image_features, tensor_bytes
+from selfverify.policy.families import ImageInput
+from selfverify.policy.features import ByteCache, few_at_once, image_features, tensor_bytes
 from selfverify.policy.forward import Forward
 from selfverify.policy.head import Head
 from selfverify.policy.loading import Loaded, copy_processor_settings, load
 from selfverify.policy.offload import offloaded
 from selfverify.policy.root import Root, enter, enter_whole
 from selfverify.policy.sampling import Sample
-from selfverify.policy.threads import GivenUp, SharedThreads, Threads, Voice
+from selfverify.policy.shared_threads import GivenUp, SharedThreads
+from selfverify.policy.threads import Threads
 from selfverify.policy.unshared import generate
+from selfverify.policy.voice import Voice
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -86,7 +89,7 @@ class Policy:
         self.loaded = loaded
         self.model: Any = loaded.model
         self.tokenizer: Any = loaded.tokenizer
-        self.forward = Forward(loaded, self.cache)
+        self.forward = Forward(loaded, self.cache, self.config.prefill_chunk)
         self.head = Head(loaded.model, self.config.logprob_chunk)
         self.root: nn.Module = Root(loaded.model, loaded.family.backbone(loaded.model))
         """What is wrapped where several processes train; every computation of the model runs inside it."""
@@ -185,9 +188,14 @@ class Policy:
         """
         prompts = [self.encoder.prompt(problem) for problem in problems]
         if self.cache is not None and self.loaded.family.shares_prompts:
-            images = [image for prompt in prompts for image in prompt.images]
-            self.inside(lambda: image_features(self.loaded, images, self.cache))
+            images = {image.key: image for prompt in prompts for image in prompt.images}
+            self.inside(lambda: self._encode_images(images.values()))
         return prompts
+
+    def _encode_images(self, images: Iterable[ImageInput]) -> None:
+        """Put the features of ``images`` into the cache; they are held nowhere else."""
+        for few in few_at_once(images, self.config.prefill_chunk):
+            image_features(self.loaded, few, self.cache, self.config.prefill_chunk)
 
     @torch.no_grad()
     def sample(

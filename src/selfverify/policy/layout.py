@@ -1,0 +1,154 @@
+"""How prompts and their continuations share a row, and the keys and values of growing continuations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Masks = tuple[Tensor | None, Tensor | None]
+"""What is added to the scores of a prompt's keys and of a continuation's own; None where all are seen."""
+
+
+@dataclass(slots=True)
+class SharedLayout:
+    """How a row is laid out, and for generation the keys and values seen so far.
+
+    Args:
+        mode: ``packed`` (prompt and continuations in one forward), ``prefill`` (prompts only, their keys
+            and values are kept) or ``grow`` (new tokens of each of the G continuations, equally many; shorter
+            ones are padded on the right).
+        prompt_lengths: ``[B]`` true prompt lengths; prompts are padded on the right to P.
+        prompt_width: P.
+        continuations: G.
+        prompt_keys: Keys and values ``[B, K, P, D]`` of each layer (``prefill``, ``grow``).
+        own_keys: Keys and values ``[B, G, K, room, D]`` of each layer (``grow``), without gaps.
+        scores_at_once: How many attention scores of a layer may exist at a time where tokens grow; None
+            is no limit.
+        least_room: Own tokens that there is room for at first.
+        starts: ``[B, G]`` how many own tokens each continuation has before the new ones (``grow``).
+        longest: The largest of ``starts``, known without asking the device.
+        even: Whether all ``starts`` are equal.
+        prompt_images: ``[B, P]`` number of the image that a token belongs to, -1 for text, where an image's
+            tokens see each other both ways; None where every token sees only what stands before it.
+        own_images: ``[B, G, R]`` the same of the continuations' new tokens.
+        masks: Made by the first layer that has a window of this size, for the other layers.
+    """
+
+    mode: Literal["packed", "prefill", "grow"]
+    prompt_lengths: Tensor
+    prompt_width: int
+    continuations: int = 1
+    prompt_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    own_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    scores_at_once: int | None = None
+    least_room: int = 64
+    starts: Tensor | None = None
+    longest: int = 0
+    even: bool = True
+    prompt_images: Tensor | None = None
+    own_images: Tensor | None = None
+    masks: dict[int | None, Masks] = field(default_factory=dict)
+    _sizes: list[int] | None = None
+
+    def sizes(self) -> list[int] | None:
+        """The prompt lengths if any prompt is padded; fetched from the device once, as every layer asks."""
+        if self._sizes is None:
+            self._sizes = self.prompt_lengths.tolist()
+        return self._sizes if any(size != self.prompt_width for size in self._sizes) else None
+
+    def to_grow(self, continuations: int, scores_at_once: int | None = None) -> SharedLayout:
+        """The layout of ``continuations`` without any token yet behind each prefilled prompt."""
+        lengths, width, keys = self.prompt_lengths, self.prompt_width, self.prompt_keys
+        return SharedLayout("grow", lengths, width, continuations, keys, scores_at_once=scores_at_once)
+
+    def place(self, starts: Tensor, longest: int, even: bool, own_images: Tensor | None = None) -> None:
+        """Say where the tokens of the next forward stand; see the class for the arguments."""
+        self.starts, self.longest, self.even, self.own_images = starts, longest, even, own_images
+        self.masks.clear()
+
+    def select(
+        self,
+        problems: Tensor,
+        slots: Tensor,
+        columns: int | None = None,
+        more: int = 0,
+        release: bool = False,
+    ) -> SharedLayout:
+        """A copy of the rows of ``problems`` [B'] and of each the continuations ``slots`` [B', G'].
+
+        Args:
+            problems: Different ones, in order.
+            slots: See above.
+            columns: The own tokens to copy, with room for ``more`` behind them; None copies all the room.
+            more: See ``columns``.
+            release: Whether each layer is dropped here once it has been copied.
+        """
+        all_problems = len(problems) == len(self.prompt_lengths)
+        copy = SharedLayout(
+            self.mode,
+            self.prompt_lengths[problems],
+            self.prompt_width,
+            slots.shape[1],
+            dict(self.prompt_keys) if all_problems else {},
+            scores_at_once=self.scores_at_once,
+        )
+        if not all_problems:
+            for number in [*self.prompt_keys]:
+                k, v = self.prompt_keys.pop(number) if release else self.prompt_keys[number]
+                copy.prompt_keys[number] = k[problems], v[problems]
+        rows = problems[:, None]
+        for number in [*self.own_keys]:
+            pair = self.own_keys.pop(number) if release else self.own_keys[number]
+            k, v = (kept[rows, slots, :, :columns] for kept in pair)
+            copy.own_keys[number] = (k, v) if columns is None else (_widened(k, more), _widened(v, more))
+        return copy
+
+    def put_back(self, copy: SharedLayout, problems: Tensor, slots: Tensor, first: int, end: int) -> None:
+        """Take the own keys in columns ``first`` to ``end`` from a `select`ed copy that has grown since."""
+        rows = problems[:, None]
+        for number, theirs in copy.own_keys.items():
+            self._make_room(number, theirs, end)
+            for mine, grown in zip(self.own_keys[number], theirs, strict=True):
+                mine[rows, slots, :, first:end] = grown[:, :, :, first:end]
+
+    def _make_room(self, number: int, like: tuple[Tensor, Tensor], columns: int) -> None:
+        """Room for ``columns`` own tokens in layer ``number``; it grows by doubling.
+
+        While a layer grows, its old keys are held beside the new ones, those of other layers are not.
+        """
+        kept = self.own_keys.get(number)
+        have = 0 if kept is None else kept[0].shape[3]
+        if have >= columns:
+            return
+        room = max(columns, 2 * have, self.least_room)
+        grown = []
+        for place, tensor in enumerate(like):
+            b, g = len(self.prompt_lengths), self.continuations
+            # Zeros: a mask hides what nobody has written, and must not meet a NaN.
+            wider = tensor.new_zeros(b, g, tensor.shape[2], room, tensor.shape[4])
+            if kept is not None:
+                wider[:, :, :, :have] = kept[place]
+            grown.append(wider)
+        self.own_keys[number] = (grown[0], grown[1])
+
+    def add(self, number: int, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keep the new tokens' keys and values ``[B, G, K, R, D]``; all that the rows have is returned."""
+        assert self.starts is not None
+        r, end = new[0].shape[3], self.longest + new[0].shape[3]
+        self._make_room(number, new, end)
+        for kept, fresh in zip(self.own_keys[number], new, strict=True):
+            if self.even:
+                kept[:, :, :, self.longest : end] = fresh
+            else:
+                columns = self.starts[..., None] + torch.arange(r, device=fresh.device)
+                kept.scatter_(3, columns[:, :, None, :, None].expand_as(fresh), fresh)
+        keys, values = self.own_keys[number]
+        return keys[:, :, :, :end], values[:, :, :, :end]
+
+
+def _widened(keys: Tensor, more: int) -> Tensor:
+    """Keys ``[B, G, K, T, D]`` with room for ``more`` tokens."""
+    return torch.cat([keys, keys.new_zeros(*keys.shape[:3], more, keys.shape[4])], dim=3)

@@ -1,0 +1,324 @@
+"""Threads of a model whose prompts can be shared: all keys and values are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from selfverify.core.trajectory import Finish
+from selfverify.policy.chunked import Heard, append, batches, prefill, scores_at_once
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.encoding import Prompt, longest_row
+from selfverify.policy.forward import Forward
+from selfverify.policy.layout import SharedLayout
+from selfverify.policy.sampling import Sample, uniforms
+from selfverify.policy.threads import Place
+from selfverify.policy.voice import Voice
+
+T = TypeVar("T")
+
+GivenUp = Callable[[], Collection[int]]
+"""Returns the places of those prompts in a batch that need no more samples."""
+
+
+class Inside(Protocol):
+    """`Policy.infer`: it calls what computes with the model where the model's wrappers see it."""
+
+    def __call__(self, run: Callable[[], T]) -> T:
+        """The result of ``run()``."""
+        ...
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The threads that pass through the model together.
+
+    Args:
+        problems: ``[B']`` their prompts' places in the batch.
+        slots: ``[B', G']`` their places in the group.
+        kept: ``[B', G']`` own tokens whose keys are kept.
+        next: ``[B', G']`` the position of the next token.
+        least: The smallest of ``kept``.
+        most: The largest of ``kept``.
+    """
+
+    problems: Tensor
+    slots: Tensor
+    kept: Tensor
+    next: Tensor
+    least: int
+    most: int
+
+    @property
+    def at(self) -> tuple[Tensor, Tensor]:
+        """The index of the threads in a tensor ``[B, G, ...]``."""
+        return self.problems[:, None], self.slots
+
+    def where(self) -> dict[Place, Place]:
+        """For each thread where it stands among these."""
+        slots = self.slots.tolist()
+        return {(b, g): (i, j) for i, b in enumerate(self.problems.tolist()) for j, g in enumerate(slots[i])}
+
+
+class SharedThreads:
+    """Threads of a model whose prompts can be shared.
+
+    Args:
+        forward: The model's forward passes.
+        voice: How it speaks.
+        prompts: B prompts; they are prefilled here.
+        seeds: One per prompt.
+        inside: Calls what computes with the model where its wrappers see it (`Policy.infer`).
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        voice: Voice,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        inside: Inside,
+    ) -> None:
+        self.forward, self.voice, self.prompts, self.seeds = forward, voice, prompts, seeds
+        self._inside = inside
+        self._room = longest_row(forward.model)
+        b, g = len(prompts), voice.sampling.group_size
+        last_bh, prefilled = self._compute(lambda: prefill(forward, prompts))
+        self._layout = prefilled.to_grow(g, scores_at_once(forward))
+        self._hidden_bgh = last_bh[:, None].expand(b, g, -1)
+        """The state behind each thread's last forwarded token."""
+        self.lengths_bg = torch.zeros(b, g, dtype=torch.long)
+        """Own tokens of each thread whose keys are kept."""
+        self._next_bg = torch.tensor([prompt.next_position for prompt in prompts])[:, None].repeat(1, g)
+        """The position of each thread's next token."""
+        self._pending: dict[Place, int] = {}
+        """The last token that a thread has said, which no forward pass has seen."""
+        self.forwarded = 0
+        """Tokens that have passed through the model behind the prompts, padding included."""
+
+    def _compute(self, run: Callable[[], T]) -> T:
+        with torch.no_grad():
+            return self._inside(run)
+
+    def say(
+        self, places: Collection[Place], turn: int, more: bool = True, given_up: GivenUp | None = None
+    ) -> dict[Place, Sample]:
+        """See `Threads.say`. ``given_up`` is called before every token; what it names is cut off there.
+
+        What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
+        Threads that have ended leave the batch once that saves a fifth of it.
+        """
+        return self._compute(lambda: self._say(places, turn, more, given_up)) if places else {}
+
+    def _say(
+        self, places: Collection[Place], turn: int, more: bool, given_up: GivenUp | None
+    ) -> dict[Place, Sample]:
+        # A thread that has heard nothing since it last spoke goes on from its last token.
+        unheard = {place: Continuation([]) for place in places if place in self._pending}
+        if unheard:
+            self._hear(unheard, score=False)
+        device, steps = self.forward.device, self.voice.sampling.max_new_tokens
+        wanted_bg = self._flags(places)
+        rows = self._chosen(wanted_bg)
+        layout = self._take(rows)
+        b, g = wanted_bg.shape
+        draws_bgt = uniforms(self.seeds, g, steps, turn).to(device)
+        tokens_bgt = torch.zeros(b, g, steps, dtype=torch.long, device=device)
+        logprobs_bgt = torch.zeros(b, g, steps, device=device)
+        ended_bg = torch.full((b, g), -1, dtype=torch.long, device=device)
+        ended_bg[~wanted_bg] = 0
+        last_bg = self._last_steps(steps).to(device)
+        hidden_bgh = self._hidden_bgh[rows.at]
+        for step in range(steps):
+            if given_up is not None:
+                for problem in given_up():
+                    goes_on = (ended_bg[problem] < 0) & (last_bg[problem] >= step)
+                    ended_bg[problem] = torch.where(goes_on, step, ended_bg[problem])
+            chosen, chosen_logprobs = self.voice.choose(hidden_bgh, draws_bgt[*rows.at, step])
+            tokens_bgt[*rows.at, step] = chosen
+            logprobs_bgt[*rows.at, step] = chosen_logprobs
+            before, last = ended_bg[rows.at], last_bg[rows.at]
+            ends = torch.isin(chosen, self.voice.stop) & (before < 0) & (step <= last)
+            ended_bg[rows.at] = torch.where(ends, step, before)
+            alive = (ended_bg[rows.at] < 0) & (step < last)
+            if step + 1 == steps or not bool(alive.any()):
+                break
+            which, slots = _packed_rows(alive)
+            if slots.numel() <= 0.8 * alive.numel():
+                self._put_back(layout, rows, step, more)
+                layout = layout.select(which, slots, release=layout is not self._layout)
+                chosen = chosen[which[:, None], slots]
+                rows = self._rows(rows.problems[which], rows.slots[which[:, None], slots])
+            hidden_bgh = self._decode(chosen, rows, layout, step)
+        self._put_back(layout, rows, step, more)
+        lengths = torch.where(ended_bg >= 0, ended_bg, last_bg).add(1).tolist()
+        ended, tokens, logprobs = ended_bg.tolist(), tokens_bgt.tolist(), logprobs_bgt.tolist()
+        said = {}
+        for i, j in places:
+            n = lengths[i][j]
+            finish = Finish.STOP if ended[i][j] >= 0 else Finish.LENGTH
+            said[i, j] = Sample(tokens[i][j][:n], logprobs[i][j][:n], finish)
+            self.lengths_bg[i, j] += n - 1
+            self._next_bg[i, j] += n - 1
+            self._pending[i, j] = tokens[i][j][n - 1]
+        return said
+
+    def _last_steps(self, steps: int) -> Tensor:
+        """``[B, G]`` the number, from 0, of the last token that each thread may say, of ``steps``."""
+        if self._room is None:
+            return torch.full_like(self.lengths_bg, steps - 1)
+        prompts_b = torch.tensor([len(prompt.ids) for prompt in self.prompts])
+        return (self._room - prompts_b[:, None] - self.lengths_bg).clamp(1, steps) - 1
+
+    def _decode(self, chosen: Tensor, rows: _Rows, layout: SharedLayout, step: int) -> Tensor:
+        """States ``[B', G', H]`` behind the tokens ``chosen`` [B', G'], the ``step``-th of what is said."""
+        layout.place(rows.kept + step, rows.most + step, rows.least == rows.most)
+        positions = (rows.next + step)[..., None]
+        if self._room is not None:
+            # Threads that have ended may still be in the batch; the model need not know places that far.
+            positions = positions.clamp(max=self._room - 1)
+        positions = positions.expand(self.forward.family.position_axes, *positions.shape)
+        self.forwarded += chosen.numel()
+        return self.forward.grow(chosen[..., None], positions, layout)[:, :, 0]
+
+    def hear(self, pieces: Mapping[Place, Continuation], score: bool = False) -> dict[Place, Tensor]:
+        """See `Threads.hear`. ``Forward.chunk`` tokens go through the model at a time."""
+        return self._compute(lambda: self._hear(pieces, score)) if pieces else {}
+
+    def _hear(self, pieces: Mapping[Place, Continuation], score: bool) -> dict[Place, Tensor]:
+        given = {place: [*self._said(place), *pieces[place].tokens] for place in sorted(pieces)}
+        widths = {place: (place[0], max(len(tokens), 1)) for place, tokens in given.items()}
+        together = batches(widths, self.forward.chunk)
+        self._hidden_bgh = self._hidden_bgh.clone()
+        found: dict[Place, Tensor] = {}
+        for few in together:
+            # A copy of nearly all threads costs more than it saves, unless it bounds memory.
+            rows = self._chosen(self._flags(few), 0.8 if len(together) == 1 else 1.0)
+            found |= self._hear_together({p: given[p] for p in sorted(few)}, pieces, rows, score)
+        return found
+
+    def _hear_together(
+        self,
+        given: Mapping[Place, Sequence[int]],
+        pieces: Mapping[Place, Continuation],
+        rows: _Rows,
+        score: bool,
+    ) -> dict[Place, Tensor]:
+        """`hear` in some threads at once.
+
+        Args:
+            given: By thread the tokens that no forward pass has seen, those of its piece last.
+            pieces: At least theirs.
+            rows: At least these threads.
+            score: See `hear`.
+        """
+        width = max(1, *(len(tokens) for tokens in given.values()))
+        layout = self._take(rows, rows.most, width)
+        where = rows.where()
+        heard = self._heard(given, pieces, rows, width)
+        device, values = self.forward.device, {place: [torch.zeros(0)] for place in given}
+        last_bgh = self._hidden_bgh[rows.at]
+        for start, states_bgrh in append(self.forward, layout, heard):
+            end = start + states_bgrh.shape[2]
+            for place, tokens in given.items():
+                i, j = where[place]
+                low, high = max(start, len(tokens) - len(pieces[place].tokens)), min(end, len(tokens))
+                if score and low < high:
+                    before_rh = torch.cat([last_bgh[i, j, None], states_bgrh[i, j, :-1]])
+                    wanted = torch.tensor(tokens[low:high], device=device)
+                    states = before_rh[low - start : high - start]
+                    head, temperature = self.voice.head, self.voice.sampling.temperature
+                    values[place].append(head.logprobs(states, wanted, temperature).cpu())
+                if start < len(tokens) <= end:
+                    self._hidden_bgh[place] = states_bgrh[i, j, len(tokens) - 1 - start]
+            last_bgh = states_bgrh[:, :, -1]
+        self._put_back(layout, rows, width, True)
+        self.forwarded += heard.ids_bgr.numel()
+        for place, tokens in given.items():
+            i, j = where[place]
+            if tokens:
+                self._next_bg[place] = int(heard.positions_abgr[:, i, j, : len(tokens)].max()) + 1
+                self.lengths_bg[place] += len(tokens)
+            self._pending.pop(place, None)
+        return {place: torch.cat(parts) for place, parts in values.items()} if score else {}
+
+    def _heard(
+        self,
+        given: Mapping[Place, Sequence[int]],
+        pieces: Mapping[Place, Continuation],
+        rows: _Rows,
+        width: int,
+    ) -> Heard:
+        """The tokens ``given`` as rows of ``width`` tokens; see `_hear_together`."""
+        family, model, device = self.forward.family, self.forward.model, self.forward.device
+        ids_bgr = torch.full((*rows.slots.shape, width), self.forward.loaded.tokenizer.pad_token_id)
+        positions_abgr = torch.zeros(family.position_axes, *ids_bgr.shape, dtype=torch.long)
+        where = rows.where()
+        for place, tokens in given.items():
+            i, j = where[place]
+            if tokens:
+                row = torch.tensor(tokens)
+                ids_bgr[i, j, : len(row)] = row
+                own = family.positions(model, row, pieces[place].images)
+                positions_abgr[:, i, j, : len(row)] = own + self._next_bg[place]
+        # Features take the places of placeholders row by row.
+        images = [i for place in sorted(given, key=lambda p: where[p]) for i in pieces[place].images]
+        owners = [self.prompts[i] for i in rows.problems.tolist()]
+        even = rows.least == rows.most
+        return Heard(
+            ids_bgr.to(device), positions_abgr.to(device), rows.kept, rows.most, even, images, owners
+        )
+
+    def _said(self, place: Place) -> list[int]:
+        """The last token that a thread has said, as a list; empty where its state is known."""
+        return [self._pending[place]] if place in self._pending else []
+
+    def _flags(self, places: Iterable[Place]) -> Tensor:
+        """``[B, G]`` True at ``places``."""
+        flags_bg = torch.zeros_like(self.lengths_bg, dtype=torch.bool)
+        for place in places:
+            flags_bg[place] = True
+        return flags_bg
+
+    def _rows(self, problems: Tensor, slots: Tensor) -> _Rows:
+        known = self.lengths_bg[problems.cpu()[:, None], slots.cpu()]
+        following = self._next_bg[problems.cpu()[:, None], slots.cpu()]
+        device = slots.device
+        return _Rows(
+            problems, slots, known.to(device), following.to(device), int(known.min()), int(known.max())
+        )
+
+    def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> _Rows:
+        """The threads to work on: some, if they are at most that share of all, else all of them."""
+        b, g = wanted_bg.shape
+        device = self.forward.device
+        which, slots = _packed_rows(wanted_bg.to(device))
+        if slots.numel() < wanted_bg.numel() and slots.numel() <= most * wanted_bg.numel():
+            return self._rows(which, slots)
+        return self._rows(torch.arange(b, device=device), torch.arange(g, device=device).expand(b, g))
+
+    def _take(self, rows: _Rows, columns: int | None = None, more: int = 0) -> SharedLayout:
+        """The layout of ``rows``: a copy of some, see `SharedLayout.select`, or that of all."""
+        if rows.slots.numel() == self.lengths_bg.numel():
+            return self._layout
+        return self._layout.select(rows.problems, rows.slots, columns, more)
+
+    def _put_back(self, layout: SharedLayout, rows: _Rows, count: int, more: bool) -> None:
+        """Keep the last ``count`` tokens of a copy, unless no thread will be continued."""
+        if layout is not self._layout and more and count:
+            self._layout.put_back(layout, rows.problems, rows.slots, rows.least, rows.most + count)
+
+
+def _packed_rows(alive: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows ``[B']`` and of each the places ``[B', G']`` that hold all True entries of ``alive`` [B, G].
+
+    Rows with fewer True entries are filled up with others, whose results mean nothing.
+    """
+    counts = alive.sum(1)
+    which = counts.nonzero().squeeze(1)
+    order = alive[which].to(torch.int8).sort(dim=1, descending=True, stable=True).indices
+    return which, order[:, : int(counts.max())]

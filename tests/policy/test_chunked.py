@@ -1,0 +1,198 @@
+"""Long prompts and replies go through the model in chunks: how they are cut, what memory they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.policy.conftest import noise_image
+
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.planner.meter import Meter
+from selfverify.policy.chunked import batches, chunks, prefill
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.families import ImageInput
+from selfverify.policy.features import few_at_once
+from selfverify.policy.layout import SharedLayout
+from selfverify.policy.policy import Policy
+from selfverify.policy.shared_threads import SharedThreads
+from selfverify.tasks.base import user_turn
+
+KINDS = ["tiny", "llama", "mistral", "gemma3_text"]
+
+
+def test_cuts() -> None:
+    """Chunks are full where that splits nothing, shorter before what must stay whole, longer for it alone."""
+    assert [*chunks([False] * 6, 3)] == [(0, 3), (3, 6), (6, 7)]
+    # Tokens 2 to 5 belong together, and so do 6 and 7.
+    joined = [False, False, True, True, True, False, True]
+    assert [*chunks(joined, 3)] == [(0, 2), (2, 6), (6, 8)]
+    assert [*chunks([True, True], 1)] == [(0, 3)]
+    assert [*chunks([], 1)] == [(0, 1)]
+
+
+def test_batches_are_grids_within_the_budget() -> None:
+    """The short rows of both lines fit together, each long one goes alone, one beyond the budget too."""
+    widths = {(0, 0): (0, 2), (0, 1): (0, 9), (1, 0): (1, 2), (1, 1): (1, 3), (1, 2): (1, 50)}
+    assert batches(widths, 12) == [[(0, 0), (1, 0), (1, 1)], [(0, 1)], [(1, 2)]]
+    assert batches(widths, 1000) == [[(0, 0), (1, 0), (1, 1), (0, 1), (1, 2)]]
+
+
+def test_images_for_the_tower(policy: Policy) -> None:
+    sizes = [(32, 32), (64, 32), (96, 96), (32, 32)]
+    images = [policy.encoder.image(noise_image(n, *size), "") for n, size in enumerate(sizes)]
+    assert [image.placeholders for image in images] == [4, 8, 36, 4]
+    assert few_at_once(images, 12) == [images[:2], images[2:3], images[3:]]
+    assert few_at_once(images, 100) == [images]
+    assert few_at_once([], 1) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_in_chunks(load_policy: Callable[..., Policy], problems: list[Problem], kind: str) -> None:
+    """Short prompts together, a long one in pieces: the same states and keys as all in one go."""
+    policy = load_policy(kind)
+    asked = problems if kind == "tiny" else [Problem("a", user_turn("Say 7." * n, 0)) for n in (1, 30, 2)]
+    prompts = policy.encode(asked)
+    with torch.no_grad():
+        policy.forward.chunk = 10**6
+        expected, whole = prefill(policy.forward, prompts)
+        policy.forward.chunk = sorted(len(prompt.ids) for prompt in prompts)[1] * 2
+        assert policy.forward.chunk < len(prompts) * whole.prompt_width
+        for chunk in (policy.forward.chunk, 7):
+            policy.forward.chunk = chunk
+            found, layout = prefill(policy.forward, prompts)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            assert layout.prompt_keys.keys() == whole.prompt_keys.keys()
+            for b, prompt in enumerate(prompts):
+                for number, pair in whole.prompt_keys.items():
+                    for ours, theirs in zip(layout.prompt_keys[number], pair, strict=True):
+                        n = len(prompt.ids)
+                        torch.testing.assert_close(ours[b, :, :n], theirs[b, :, :n], rtol=1e-4, atol=1e-4)
+
+
+def reading(policy: Policy, prompt: int) -> int:
+    """The most bytes that are held while a prompt is read, without its keys and values in all layers."""
+    prompts = policy.encode([Problem("long", user_turn("7" * prompt, images=0))])
+    with torch.no_grad(), Meter() as meter, meter.span() as span:
+        _, layout = prefill(policy.forward, prompts)
+        kept = sum(x.nbytes for pair in layout.prompt_keys.values() for x in pair)
+    return span.total - kept
+
+
+def hearing(policy: Policy, group: int, piece: Callable[[int], Continuation]) -> int:
+    """The most bytes that are held while threads hear something, without the keys that are kept."""
+    prompts = policy.encode([Problem("short", user_turn("7", images=0))])
+    pieces = {(0, g): piece(g) for g in range(group)}
+    with Meter() as meter:
+        threads = policy.threads(prompts, SamplingConfig(group_size=group), seeds=[0])
+        assert isinstance(threads, SharedThreads)
+        threads._layout.least_room = 8192  # so that keys never grow
+        with meter.span() as span:
+            threads.hear(pieces)
+        pairs = [*threads._layout.prompt_keys.values(), *threads._layout.own_keys.values()]
+        kept = sum(x.nbytes for pair in pairs for x in pair)
+    return span.total - kept
+
+
+def test_memory_depends_on_the_chunk(load_policy: Callable[..., Policy]) -> None:
+    """Not on how much is heard, by how many, or on how long a prompt is."""
+    policy = load_policy("llama", prefill_chunk=64)
+    policy.voice(SamplingConfig())  # a first use checks the head
+
+    def words(tokens: int) -> Callable[[int], Continuation]:
+        return lambda g: Continuation([9] * (tokens - g))
+
+    c = policy.model.config
+    token = 2 * 4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim
+    """Bytes of a token's keys and values; those of what goes through together may be copied."""
+    assert reading(policy, 2000) < 1.2 * reading(policy, 1100) + 2000 * token
+    base = hearing(policy, 2, words(1000))
+    for group, tokens in ((2, 4000), (16, 1000), (16, 60)):
+        assert hearing(policy, group, words(tokens)) < 1.2 * base + tokens * token, (group, tokens)
+    policy.forward.chunk = 4096
+    assert hearing(policy, 8, words(512)) > 3 * base  # it is the chunk
+
+
+def test_keys_grow_layer_by_layer() -> None:
+    """Old and new keys are held of one layer at a time, also when a part of the threads goes on alone."""
+    layers, room, token = 8, 64, 2 * 4 * 4 * 3 * 32  # two float32 tensors [1, 4, 3, room, 32] a layer
+    layout = SharedLayout("grow", torch.tensor([0]), 0, 4)
+
+    def fill(each: SharedLayout, start: int, count: int) -> None:
+        each.place(torch.zeros(1, each.continuations), start, True)
+        for number in range(layers):
+            each.add(number, (torch.ones(1, each.continuations, 3, count, 32),) * 2)
+
+    with Meter() as meter:
+        fill(layout, 0, room)
+        held, little = layers * room * token, 4 * token
+        assert held <= meter.live.total() < held + little
+        with meter.span() as growing:
+            fill(layout, room, 1)
+        assert 2 * held <= meter.live.total() < 2 * held + little
+        assert growing.total <= 2 * held + held // layers + little
+        every = torch.tensor([0]), torch.tensor([[0, 1, 2, 3]])
+        copy = layout.select(*every)
+        with meter.span() as shrinking:
+            copy = copy.select(*every, release=True)
+        assert shrinking.total <= 4 * held + 2 * held // layers + little
+
+
+def test_memory_of_images_depends_on_the_chunk(load_policy: Callable[..., Policy]) -> None:
+    """What the tower makes at a time, and the features of one thread."""
+    policy = load_policy("tiny", prefill_chunk=64, vision_cache_mb=0)
+    policy.voice(SamplingConfig())
+
+    def shown(count: int) -> Callable[[int], Continuation]:
+        def piece(g: int) -> Continuation:
+            images = [policy.encoder.image(noise_image(10 * g + n, 64, 64), "") for n in range(count)]
+            return Continuation([t for image in images for t in (9, *tokens_of(policy, image))], images)
+
+        return piece
+
+    base = hearing(policy, 1, shown(8))
+    for group, count in ((8, 8), (2, 24)):
+        assert hearing(policy, group, shown(count)) < 1.4 * base, (group, count)
+    policy.forward.chunk = 4096
+    assert hearing(policy, 8, shown(16)) > 3 * base
+
+
+def tokens_of(policy: Policy, image: ImageInput) -> list[int]:
+    """What stands for an image."""
+    tokens: list[int] = policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
+    return tokens
+
+
+@pytest.mark.slow
+def test_a_conversation_of_32k_tokens(load_policy: Callable[..., Policy]) -> None:
+    """Said and heard in pieces of up to 5,000 tokens with images: the learner's log-probabilities."""
+    policy = load_policy("tiny")
+    prompts = policy.encode([Problem("x", user_turn("Look."), [noise_image(1, 64, 64)])])
+    sampling = SamplingConfig(group_size=2, max_new_tokens=20, top_p=1.0)
+    threads = policy.threads(prompts, sampling, seeds=[1])
+    places = [(0, 0), (0, 1)]
+    rows: dict[Any, tuple[list[int], list[Any], list[float]]] = {place: ([], [], []) for place in places}
+    turn = 0
+    while min(len(tokens) for tokens, _, _ in rows.values()) < 32_768:
+        said = threads.say(places, turn)
+        pieces = {}
+        for place in places:
+            images = [policy.encoder.image(noise_image(turn, 512, 512), "")] if turn % 2 else []
+            shown = [token for image in images for token in tokens_of(policy, image)]
+            words = torch.randint(10, 60, (4000 + 500 * place[1],)).tolist()
+            pieces[place] = Continuation([*words, *shown], images)
+        heard = threads.hear(pieces, score=True)
+        for place in places:
+            tokens, images, values = rows[place]
+            tokens += [*said[place].tokens, *pieces[place].tokens]
+            images += pieces[place].images
+            values += [*said[place].logprobs, *heard[place].tolist()]
+        turn += 1
+    policy.shares_prefix = False  # the plain forward
+    with torch.no_grad():
+        for tokens, images, values in rows.values():
+            [[expected]] = policy.logprobs(prompts, [[Continuation(tokens, images)]])
+            torch.testing.assert_close(torch.tensor(values), expected, rtol=1e-4, atol=1e-4)
