@@ -1,0 +1,201 @@
+"""Reads what ``uiautomator dump`` writes: the tree of views, with what can be read or used in it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from xml.etree import ElementTree
+
+from selfverify.agents.screens import Box, Element, Screen, name_elements
+
+MOST_BYTES = 16 * 2**20
+"""Length of a dump beyond which it is not read."""
+MOST_NODES = 20_000
+"""Views of a dump beyond which it is not read."""
+
+GROUPS = frozenset(
+    ("View", "ViewGroup", "FrameLayout", "LinearLayout", "RelativeLayout", "ConstraintLayout", "ComposeView")
+)
+"""Classes that say nothing about what a view is."""
+
+_BEGIN = re.compile(r"<\?xml\b|<hierarchy\b|<displays\b")
+_DECLARATION = re.compile(r"<![A-Z]")
+_BOUNDS = re.compile(r"\[(-?\d{1,6}),(-?\d{1,6})\]\[(-?\d{1,6}),(-?\d{1,6})\]")
+_PAIR = re.compile(r"&#(5[5-7]\d{3}|x[dD][89abAB][0-9a-fA-F]{2});&#(5[67]\d{3}|x[dD][c-fC-F][0-9a-fA-F]{2});")
+_REFERENCE = re.compile(r"&#(\d{1,7}|x[0-9a-fA-F]{1,6});")
+_ILLEGAL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_ACTIONS = {
+    "clickable": "click",
+    "long-clickable": "long-click",
+    "scrollable": "scroll",
+    "checkable": "check",
+}
+_STATES = ("checked", "selected", "focused", "password")
+_SYSTEM_WINDOW = "3"
+
+
+class UnreadableScreen(Exception):
+    """A dump that holds no hierarchy; the message says why."""
+
+
+@dataclass(slots=True)
+class _View:
+    """A view that says or does something, and those in it."""
+
+    element: Element
+    inside: list[_View] = field(default_factory=list)
+
+
+def read_hierarchy(dump: bytes, size: tuple[int, int], app: str = "", display: int | None = None) -> Screen:
+    """The screen that a dump describes.
+
+    Left out are views that are not visible or lie outside of those they are in, and views that neither say
+    anything nor can be used. A view that says nothing and holds one other of the same extent is one with it.
+
+    Args:
+        dump: What was printed, the file's text in it.
+        size: Width and height of the display in its natural position; the dump says how it is held.
+        app: Whose screen it is; by default the package of the first view.
+        display: The display's number, in a dump of all displays.
+
+    Raises:
+        UnreadableScreen: It is no hierarchy, or one that is too large.
+    """
+    root = _parse(dump)
+    if display is not None and root.tag == "displays":
+        root = next((d for d in root if d.get("id") == str(display)), ElementTree.Element("display"))
+    trees = [tree for tree in root.iter("hierarchy") if len(tree)]
+    windows = [
+        w for w in root.iter("window") if w.get("type") != _SYSTEM_WINDOW or w.get("focused") == "true"
+    ]
+    if windows:
+        trees = [tree for window in windows for tree in window.iter("hierarchy") if len(tree)]
+    rotation = next((tree.get("rotation", "0") for tree in trees), root.get("rotation", "0"))
+    if rotation in ("1", "3"):
+        size = (size[1], size[0])
+    first = next((node for tree in trees for node in tree.iter("node")), None)
+    app = app or (first.get("package", "") if first is not None else "")
+    views = [view for i, tree in enumerate(trees) for view in _views(tree, Box(0, 0, *size), f"{i}")]
+    return Screen(app, size, _in_order([_merged(view) for view in views]))
+
+
+def _parse(dump: bytes) -> ElementTree.Element:
+    if len(dump) > MOST_BYTES:
+        raise UnreadableScreen(f"the dump has {len(dump):,} bytes, more than {MOST_BYTES:,}")
+    text = dump.decode("utf-8", "replace")
+    begin = _BEGIN.search(text)
+    if begin is None:
+        said = " ".join(text.split())[:200]
+        raise UnreadableScreen(f"uiautomator gave no hierarchy, but said {said!r}" if said else "it is empty")
+    text = text[begin.start() : text.rfind(">") + 1]
+    if _DECLARATION.search(text):
+        raise UnreadableScreen("it declares document types or entities, which no hierarchy does")
+    # Some versions of Android write emoji as two halves, and characters that XML does not know.
+    text = _PAIR.sub(lambda m: chr(0x10000 + ((_code(m[1]) - 0xD800) << 10) + _code(m[2]) - 0xDC00), text)
+    text = _REFERENCE.sub(lambda m: "\ufffd" if _forbidden(_code(m[1])) else m[0], text)
+    try:
+        root = ElementTree.fromstring(_ILLEGAL.sub("\ufffd", text))
+    except ElementTree.ParseError as error:
+        raise UnreadableScreen(f"it is broken XML: {error}") from None
+    if root.tag not in ("hierarchy", "displays"):
+        raise UnreadableScreen(f"its root is <{root.tag[:60]}>, no <hierarchy>")
+    if (nodes := sum(1 for _ in root.iter())) > MOST_NODES:
+        raise UnreadableScreen(f"it has {nodes:,} views, more than {MOST_NODES:,}")
+    return root
+
+
+def _code(reference: str) -> int:
+    return int(reference[1:], 16) if reference[0] == "x" else int(reference)
+
+
+def _forbidden(code: int) -> bool:
+    return code > 0x10FFFF or _ILLEGAL.fullmatch(chr(code)) is not None
+
+
+def _views(tree: ElementTree.Element, screen: Box, window: str) -> list[_View]:
+    """The views that say or do something, each in the one it stands in. Trees may be deep: no recursion."""
+    found: list[_View] = []
+    stack = [(node, place, screen, found) for node, place in _places(tree, window)]
+    while stack:
+        node, place, around, siblings = stack.pop()
+        if (box := _box(node, around)) is None:
+            continue
+        view = _view(node, box, place)
+        if view is not None:
+            siblings.append(view)
+        inside = siblings if view is None else view.inside
+        stack += [(child, under, box, inside) for child, under in _places(node, place)]
+    return found
+
+
+def _places(parent: ElementTree.Element, place: str) -> list[tuple[ElementTree.Element, str]]:
+    """The views in one, the last first, each with a hash of the way to it."""
+    alike: Counter[str] = Counter()
+    found = []
+    for node in parent:
+        own = f"{node.get('class', '')}#{node.get('resource-id', '')}"
+        alike[own] += 1
+        whole = f"{place}/{own}[{alike[own]}]".encode("utf-8", "replace")
+        found.append((node, hashlib.blake2b(whole, digest_size=16).hexdigest()))
+    return found[::-1]
+
+
+def _box(node: ElementTree.Element, around: Box) -> Box | None:
+    """Where a view is seen; None where it is not."""
+    bounds = _BOUNDS.fullmatch(node.get("bounds", ""))
+    if bounds is None or node.get("visible-to-user") == "false":
+        return None
+    return Box(*map(int, bounds.groups())).cut(around)
+
+
+def _view(node: ElementTree.Element, box: Box, place: str) -> _View | None:
+    """What a view says and does; None where that is nothing."""
+    actions = [name for key, name in _ACTIONS.items() if node.get(key) == "true"]
+    states = [key for key in _STATES if node.get(key) == "true"]
+    if "check" in actions and "checked" not in states:
+        states.insert(0, "unchecked")
+    said = [node.get("text", "").strip(), node.get("content-desc", "").strip()]
+    texts = list(dict.fromkeys(filter(None, said))) or list(filter(None, [node.get("hint", "").strip()]))
+    if not actions and not texts and not {"checked", "selected", "password"} & set(states):
+        return None
+    if actions and node.get("enabled") == "false":
+        states.append("disabled")
+    kind = node.get("class", "").rpartition(".")[2]
+    kind = "" if kind in GROUPS else _word(kind)
+    return _View(Element(place, kind, box, tuple(actions), tuple(states), tuple(texts)))
+
+
+def _word(name: str) -> str:
+    """A class's name as one word, whatever an app calls its classes."""
+    return re.sub(r"\W+", "_", name)[:60]
+
+
+def _merged(view: _View) -> _View:
+    """Views that are one for the eye, as one: from the outside in, along chains of only children."""
+    while len(view.inside) == 1 and not view.element.texts:
+        outer, inner = view.element, view.inside[0].element
+        if outer.box != inner.box:
+            break
+        element = replace(
+            inner,
+            id=outer.id,
+            kind=inner.kind or outer.kind,
+            actions=tuple(dict.fromkeys(outer.actions + inner.actions)),
+            states=tuple(dict.fromkeys(outer.states + inner.states)),
+        )
+        view = _View(element, view.inside[0].inside)
+    return view
+
+
+def _in_order(views: list[_View]) -> list[Element]:
+    """All elements, those inside others behind them, with ids."""
+    elements: list[Element] = []
+    stack = [(view, 0) for view in reversed(views)]
+    while stack:
+        view, depth = stack.pop()
+        elements.append(replace(view.element, depth=depth))
+        stack += [(_merged(inner), depth + 1) for inner in reversed(view.inside)]
+    names = name_elements([element.id for element in elements])
+    return [replace(element, id=name) for element, name in zip(elements, names, strict=True)]

@@ -1,0 +1,245 @@
+"""The tools with which an agent uses a phone, and what their calls ask for.
+
+Names and parameters are those of SmartSnap's released code. Rectangles are pixels of the screen, and their
+middle is used; by option an element's id names the place instead. `submit`, by which an agent hands in
+evidence, is none of these: it asks nothing of a phone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from selfverify.agents.screens import Box
+from selfverify.core.environment import Call
+from selfverify.tasks.tool_calls import short_name
+from selfverify.tasks.tools import Tool, ToolError
+
+Direction = Literal["up", "down", "left", "right"]
+Distance = Literal["short", "medium", "long"]
+Targets = Literal["coordinates", "elements"]
+"""How calls name a place: by four coordinates (as released), or by an element of the last screen shown."""
+
+LONGEST_WAIT = 60.0
+"""Seconds that one call may wait."""
+LONGEST_TEXT = 4_000
+"""Characters that one call may type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Show the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """Tap the middle of a box."""
+
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class LongPress:
+    """Hold the middle of a box."""
+
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Swipe:
+    """Move the finger from the middle of a box."""
+
+    box: Box
+    direction: Direction
+    distance: Distance
+
+    def end(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Where the finger leaves the screen: within ``size``, in pixels.
+
+        A tenth of the width is short, two tenths are medium, ten are long, and twice that up or down, as in
+        AndroidLab.
+        """
+        x, y = self.box.centre
+        unit = size[0] // 10 * {"short": 1, "medium": 2, "long": 10}[self.distance]
+        dx, dy = {"up": (0, -2), "down": (0, 2), "left": (-1, 0), "right": (1, 0)}[self.direction]
+        return min(max(x + dx * unit, 1), size[0] - 2), min(max(y + dy * unit, 1), size[1] - 2)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeText:
+    """Put a text into the field that has the focus, instead of what is in it, and press Enter."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PressKey:
+    """Press a key."""
+
+    key: Literal["back", "home", "enter"]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """Do nothing for some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchApp:
+    """Open an app."""
+
+    app: str
+
+
+ScreenAction = Look | Tap | LongPress | Swipe | TypeText | PressKey | WaitFor | LaunchApp
+
+X1 = Annotated[int, Field(description="Left edge of the rectangle, in pixels.")]
+Y1 = Annotated[int, Field(description="Upper edge of the rectangle, in pixels.")]
+X2 = Annotated[int, Field(description="Right edge of the rectangle, in pixels.")]
+Y2 = Annotated[int, Field(description="Lower edge of the rectangle, in pixels.")]
+ElementId = Annotated[str, Field(description="Id of an element, as it stands in brackets on the screen.")]
+Towards = Annotated[Direction, Field(description="Where the finger moves.")]
+HowFar = Annotated[Distance, Field(description="How far the finger moves.")]
+
+
+class _Anywhere:
+    """Tools that name no place."""
+
+    def get_current_xml(self) -> Look:
+        """Describe what the screen shows now; nothing is done."""
+        return Look()
+
+    def type(
+        self, text_input: Annotated[str, Field(description="The text.", max_length=LONGEST_TEXT)]
+    ) -> TypeText:
+        """Type a text into the field that has the focus, instead of what is in it, then press Enter. Returns
+        the screen afterwards."""
+        return TypeText(text_input)
+
+    def back(self) -> PressKey:
+        """Press Back. Returns the screen afterwards."""
+        return PressKey("back")
+
+    def home(self) -> PressKey:
+        """Press Home. Returns the screen afterwards."""
+        return PressKey("home")
+
+    def enter(self) -> PressKey:
+        """Press Enter. Returns the screen afterwards."""
+        return PressKey("enter")
+
+    def wait(
+        self, seconds: Annotated[float, Field(description="How long.", ge=0, le=LONGEST_WAIT)]
+    ) -> WaitFor:
+        """Wait for some seconds. Returns the screen afterwards."""
+        return WaitFor(seconds)
+
+    def launch(self, app: Annotated[str, Field(description="The app's name.", max_length=200)]) -> LaunchApp:
+        """Open an app. Returns the screen afterwards."""
+        return LaunchApp(app)
+
+
+class _ByCoordinates:
+    """Tools that name a place by a rectangle."""
+
+    def tap(self, x1: X1, y1: Y1, x2: X2, y2: Y2) -> Tap:
+        """Tap the middle of a rectangle, such as an element's. Returns the screen afterwards."""
+        return Tap(Box(x1, y1, x2, y2))
+
+    def long_press(self, x1: X1, y1: Y1, x2: X2, y2: Y2) -> LongPress:
+        """Hold a finger on the middle of a rectangle. Returns the screen afterwards."""
+        return LongPress(Box(x1, y1, x2, y2))
+
+    def swipe(self, x1: X1, y1: Y1, x2: X2, y2: Y2, direction: Towards, dist: HowFar) -> Swipe:
+        """Move a finger from the middle of a rectangle. Returns the screen afterwards."""
+        return Swipe(Box(x1, y1, x2, y2), direction, dist)
+
+
+class _ByElements:
+    """Tools that name a place by an element's id."""
+
+    def __init__(self, boxes: Mapping[str, Box]) -> None:
+        self.boxes = boxes
+
+    def tap(self, element: ElementId) -> Tap:
+        """Tap an element. Returns the screen afterwards."""
+        return Tap(self._box(element))
+
+    def long_press(self, element: ElementId) -> LongPress:
+        """Hold a finger on an element. Returns the screen afterwards."""
+        return LongPress(self._box(element))
+
+    def swipe(self, element: ElementId, direction: Towards, dist: HowFar) -> Swipe:
+        """Move a finger from the middle of an element. Returns the screen afterwards."""
+        return Swipe(self._box(element), direction, dist)
+
+    def _box(self, element: str) -> Box:
+        if (box := self.boxes.get(element)) is None:
+            raise ToolError(f"the last screen shown has no element {short_name(element)}")
+        return box
+
+
+_PLAIN = {
+    name: Tool(vars(_Anywhere)[name])
+    for name in ("get_current_xml", "type", "back", "home", "enter", "wait", "launch")
+}
+_PLACED: dict[Targets, dict[str, Tool]] = {
+    "coordinates": {name: Tool(vars(_ByCoordinates)[name]) for name in ("tap", "long_press", "swipe")},
+    "elements": {name: Tool(vars(_ByElements)[name]) for name in ("tap", "long_press", "swipe")},
+}
+
+
+class ScreenTools:
+    """The tools of one session.
+
+    Args:
+        targets: How calls name a place.
+    """
+
+    def __init__(self, targets: Targets = "coordinates") -> None:
+        self.targets = targets
+        self._tools = {**_PLACED[targets], **_PLAIN}
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools as they stand in `Problem.tools`."""
+        return [tool.schema for tool in self._tools.values()]
+
+    def read(self, call: Call, size: tuple[int, int], boxes: Mapping[str, Box]) -> ScreenAction:
+        """What a call asks for.
+
+        Args:
+            call: As the agent made it.
+            size: Width and height of the screen in pixels.
+            boxes: The elements of the last screen that the agent was shown, by id.
+
+        Raises:
+            ToolError: There is no such tool, or its arguments do not fit; in words for the agent.
+        """
+        if (tool := self._tools.get(call.name)) is None:
+            raise ToolError(f"there is no tool {short_name(call.name)}; there are {', '.join(self._tools)}")
+        arguments, fault = tool.check(dict(call.arguments))
+        if fault:
+            raise ToolError(fault)
+        action: ScreenAction = tool.function(_ByElements(boxes), **arguments)
+        if isinstance(action, Tap | LongPress | Swipe):
+            _check_place(action.box, size)
+        if isinstance(action, TypeText) and "\0" in action.text:
+            raise ToolError("the text holds a character that cannot be typed (NUL)")
+        return action
+
+
+def _check_place(box: Box, size: tuple[int, int]) -> None:
+    """See that the middle of a box can be touched."""
+    if box.right < box.left or box.bottom < box.top:
+        raise ToolError(f"the rectangle {tuple(box)} must have x1 <= x2 and y1 <= y2")
+    (x, y), (width, height) = box.centre, size
+    if not (0 <= x < width and 0 <= y < height):
+        raise ToolError(
+            f"the middle ({x}, {y}) of the rectangle is outside the screen of {width} x {height} pixels"
+        )

@@ -1,0 +1,159 @@
+"""Screens in words, and the calls that refer to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from selfverify.agents.screen_tools import (
+    LaunchApp,
+    Look,
+    PressKey,
+    ScreenTools,
+    Swipe,
+    Tap,
+    TypeText,
+    WaitFor,
+)
+from selfverify.agents.screens import Box, Element, Screen, describe, name_elements, quoted
+from selfverify.core.environment import Call
+from selfverify.tasks.tools import ToolError
+
+SIZE = (1080, 2400)
+
+
+def test_a_screen_is_one_line_per_element() -> None:
+    """What it is, what can be done, how it is, what it says, where it is."""
+    wifi = Element("n2181", "TextView", Box(40, 200, 400, 280), texts=("Wi-Fi",))
+    switch = Element("n5b10", "Switch", Box(900, 200, 1040, 280), ("click", "check"), ("unchecked",), depth=1)
+    assert describe(Screen("com.android.settings", SIZE, [wifi, switch])).split("\n") == [
+        'App "com.android.settings", screen 1080 x 2400',
+        '[n2181] TextView "Wi-Fi" [40,200][400,280]',
+        "    [n5b10] Switch (click, check; unchecked) [900,200][1040,280]",
+    ]
+    assert describe(Screen("a", SIZE)).endswith("(nothing to be read or used)")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", '"plain"'),
+        ('a" [n0000] Button "b', r'"a\" [n0000] Button \"b"'),
+        ("two\nlines\r\x85\u2028\u2029end", r'"two\nlines\r\u0085\u2028\u2029end"'),
+        ("</observation><tool_call>", '"</observation><tool_call>"'),
+        ("right\u202eleft\u2066", r'"right\u202eleft\u2066"'),
+        ("tag \U000e0041", r'"tag \U000e0041"'),
+        ("3:00\u200aPM", '"3:00\u200aPM"'),
+        ("👩\u200d🚀 नमस्ते 北京", '"👩\u200d🚀 नमस्ते 北京"'),
+        ("\ud800", r'"\ud800"'),
+        ("", '""'),
+    ],
+)
+def test_texts_of_apps_are_quoted(text: str, shown: str) -> None:
+    """Nothing in a text ends its line, its quotation or its direction."""
+    assert quoted(text) == shown and len(quoted(text).splitlines()) == 1
+
+
+def test_long_texts_are_cut() -> None:
+    """The rest is counted."""
+    assert quoted("x" * 402) == '"' + "x" * 400 + '" and 2 more characters'
+
+
+def test_ids_are_stable_and_differ() -> None:
+    """Ids hang on places only; where two hashes are the same, the second one gets another."""
+    places = [f"/{i}" for i in range(3000)]
+    names = name_elements(places)
+    assert names == name_elements(places) and len(set(names)) == 3000
+    assert name_elements(["/7", "/9"]) == [names[7], names[9]]
+    assert all(name.startswith("n") and len(name) == 5 for name in names)
+    many = name_elements(["same"] * 60)
+    assert len(set(many)) == 60
+
+
+def call(name: str, **arguments: Any) -> Call:
+    return Call(name, arguments)
+
+
+def test_calls_are_read() -> None:
+    """Every tool, as it was released."""
+    tools = ScreenTools()
+    read = {
+        "tap": tools.read(call("tap", x1=462, y1=1693, x2=619, y2=1870), SIZE, {}),
+        "type": tools.read(call("type", text_input="北京"), SIZE, {}),
+        "back": tools.read(call("back"), SIZE, {}),
+        "wait": tools.read(call("wait", seconds=2), SIZE, {}),
+        "launch": tools.read(call("launch", app="Clock"), SIZE, {}),
+        "look": tools.read(call("get_current_xml"), SIZE, {}),
+    }
+    assert read == {
+        "tap": Tap(Box(462, 1693, 619, 1870)),
+        "type": TypeText("北京"),
+        "back": PressKey("back"),
+        "wait": WaitFor(2.0),
+        "launch": LaunchApp("Clock"),
+        "look": Look(),
+    }
+    assert Box(462, 1693, 619, 1870).centre == (540, 1781)
+    schemas = {s["function"]["name"]: s["function"]["parameters"] for s in tools.schemas}
+    assert sorted(schemas) == sorted(
+        ["tap", "long_press", "swipe", "get_current_xml", "type", "back", "home", "enter", "wait", "launch"]
+    )
+    assert schemas["swipe"]["required"] == ["x1", "y1", "x2", "y2", "direction", "dist"]
+    assert schemas["swipe"]["properties"]["direction"]["enum"] == ["up", "down", "left", "right"]
+    assert schemas["type"]["properties"]["text_input"]["type"] == "string"
+
+
+@pytest.mark.parametrize(
+    ("direction", "distance", "end"),
+    [
+        ("up", "short", (540, 984)),
+        ("up", "medium", (540, 768)),
+        ("down", "long", (540, 2398)),
+        ("left", "medium", (324, 1200)),
+        ("right", "long", (1078, 1200)),
+    ],
+)
+def test_swipes_end_on_the_screen(direction: Any, distance: Any, end: tuple[int, int]) -> None:
+    """A tenth, two tenths or ten tenths of the width, twice that up and down, as far as the screen goes."""
+    assert Swipe(Box(500, 1180, 580, 1220), direction, distance).end(SIZE) == end
+
+
+def test_elements_are_named_by_option() -> None:
+    """An id is one of the last screen; another one is told to the agent."""
+    tools = ScreenTools("elements")
+    boxes = {"n2181": Box(40, 200, 400, 280)}
+    assert tools.read(call("tap", element="n2181"), SIZE, boxes) == Tap(boxes["n2181"])
+    with pytest.raises(ToolError, match="no element 'n0000'"):
+        tools.read(call("swipe", element="n0000", direction="up", dist="long"), SIZE, boxes)
+    with pytest.raises(ToolError, match="do not fit"):
+        tools.read(call("tap", x1=1, y1=1, x2=2, y2=2), SIZE, boxes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (call("fly"), "no tool 'fly'; there are tap"),
+        (call("tap", x1=1, y1=2, x2=3), "'y2': Field required"),
+        (call("tap", x1=1.5, y1=2, x2=3, y2=4), "'x1': Input should be a valid integer"),
+        (call("tap", x1=True, y1=2, x2=3, y2=4), "'x1': Input should be a valid integer"),
+        (call("tap", x1=10, y1=2, x2=3, y2=4), "x1 <= x2"),
+        (call("tap", x1=1080, y1=0, x2=1090, y2=10), "outside the screen of 1080 x 2400"),
+        (call("tap", x1=-9, y1=0, x2=-5, y2=10), "outside the screen"),
+        (
+            call("swipe", x1=1, y1=2, x2=3, y2=4, direction="north", dist="long"),
+            "'direction': Input should be",
+        ),
+        (call("wait", seconds=1e9), "less than or equal to 60"),
+        (call("wait", seconds=float("nan")), "seconds"),
+        (call("wait", seconds="3"), "valid number"),
+        (call("type", text_input="a\0"), "NUL"),
+        (call("type", text_input="\ud800"), "do not fit"),
+        (call("type", text_input="x" * 4001), "at most 4000"),
+        (call("back", times=2), "'times': Extra inputs"),
+    ],
+)
+def test_wrong_calls_are_told(wrong: Call, message: str) -> None:
+    """In words for the agent; nothing is converted."""
+    with pytest.raises(ToolError, match=message):
+        ScreenTools().read(wrong, SIZE, {})
