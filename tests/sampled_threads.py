@@ -16,7 +16,10 @@ def sampled_threads(
 ) -> Callable[[Sequence[Prompt], SamplingConfig], ApartThreads]:
     """What stands for ``policy.threads``: first turns of all threads are one call of ``sample``."""
 
+    def asked(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> Any:
+        return sample(prompts, sampling, seeds=seeds) if prompts else []
+
     def threads(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> ApartThreads:
-        return ApartThreads(sample, policy.logprobs, prompts, seeds, sampling, policy.encoder.extended)
+        return ApartThreads(asked, policy.logprobs, prompts, seeds, sampling, policy.encoder.extended)
 
     return threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,49 @@ def test_conversations_are_stored(walker: Policy, tmp_path: Path) -> None:
         with Image.open(file) as image:
             sizes.add(image.size)
     assert sizes == {(56, 56), (84, 56)}
+
+
+class Arrive(Walk):
+    """Shows a screen of its own first; every third is there before the policy has spoken."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def begin(self) -> Reply | None:
+        parts = [{"type": "text", "text": f"Start {self.number}:"}, {"type": "image"}]
+        return Reply(parts, [LEFT if self.number % 2 else RIGHT], done=self.number % 3 == 0)
+
+
+class Arrivals(Walks):
+    """Walks that begin somewhere else in every sample."""
+
+    opened = 0
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        return replace(super().problem(split, seed, index), environment_begins=True)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        self.opened += 1
+        return Arrive(self.opened)
+
+
+def test_what_is_there_before_the_policy_speaks_is_stored(walker: Policy, tmp_path: Path) -> None:
+    """The first screen is a message before the first turn; without a turn there is no message at all."""
+    store = tmp_path / "samples.jsonl"
+    summary = evaluate(walker, Arrivals(), CONFIG, store, max_new_tokens=8)
+    samples = read_samples(store)[1]
+    for number, sample in enumerate(samples, start=1):
+        if number % 3 == 0:
+            assert (sample.steps, sample.tokens, sample.text, sample.finish) == ([], 0, "", "stop")
+            assert sample.correct and sample.logprob is None
+            continue
+        first, second = sample.steps[:2]
+        assert (first.author, first.turn, first.finish) == ("environment", 0, None)
+        assert (second.author, second.turn) == ("policy", 0)
+        assert f"Start {number}:" in first.text and len(first.images) == 1
+    own = [sum(step.author == "policy" for step in sample.steps) for sample in samples]
+    assert own.count(0) == 2 and summary["conversations"]["turns"] == pytest.approx(sum(own) / 6)
 
 
 def test_an_unfinished_store_is_continued(walker: Policy, tmp_path: Path) -> None:

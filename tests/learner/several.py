@@ -1,7 +1,8 @@
 """A small training run as a program for one or several processes.
 
-With ``talk`` its task converses: ragged turns, images in observations, and one reply that hangs past its
-deadline. ``replay`` names the folder of a run whose log is learnt from.
+With ``talk`` its task converses: ragged turns, images in observations, first screens, conversations that are
+over at once, and one reply that hangs past its deadline. ``replay`` names the folder of a run whose log is
+learnt from.
 
 Usage: several.py OUTPUT WAY [SETTING=VALUE ...] where WAY is alone, ddp, fsdp or zero.
 
@@ -95,16 +96,23 @@ class Wandering(AnswerOnce):
         self.hangs = problem.id == HANGS and not task.hung
         task.hung |= self.hangs
 
+    def begin(self) -> Reply | None:
+        if not self.problem.environment_begins or self.hangs:
+            return None
+        return replace(self._shown(), done=self.rng.random() < 0.3)
+
     def reply(self, said: Said) -> Reply:
         if self.hangs:
             time.sleep(600)
         done = said.turn >= self.rounds
-        cuts = self._read(said, ANSWER, split=done)
+        return replace(self._shown(), done=done, cuts=self._read(said, ANSWER, split=done))
+
+    def _shown(self) -> Reply:
         words = "look " * self.rng.randrange(1, 5)
         if self.rng.random() < 0.5:
-            return Reply(words, done=done, cuts=cuts)
+            return Reply(words)
         image = Image.frombytes("RGB", (40, 24), self.rng.randbytes(3 * 40 * 24))
-        return Reply([{"type": "image"}, {"type": "text", "text": words}], [image], done=done, cuts=cuts)
+        return Reply([{"type": "image"}, {"type": "text", "text": words}], [image])
 
 
 class Talking(Uneven):
@@ -115,6 +123,9 @@ class Talking(Uneven):
     def __init__(self, given: dict[str, str]) -> None:
         super().__init__(given)
         self.hung = False
+
+    def problem(self, split: str, seed: int, index: int) -> Problem:
+        return replace(super().problem(split, seed, index), environment_begins=index % 3 == 1)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         return Wandering(self, problem, seed)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import vllm_standin
 from selfverify.core import ranks
@@ -16,6 +19,7 @@ from selfverify.core.credit import Credit
 from selfverify.core.episode import Reply, Said
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.recipe import load_recipe
@@ -27,7 +31,7 @@ from selfverify.learner.totals import UpdateTotals
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed, uniforms
-from selfverify.tasks.answering import AskAgain
+from selfverify.tasks.answering import AnswerOnce, AskAgain
 from updating import update
 from vllm_standin import LLM
 
@@ -226,6 +230,43 @@ def test_vllm_sees_what_environments_show(tmp_path: Path, monkeypatch: pytest.Mo
     learn(policy, make_task("digits-pick"), method, config, VLLM, output=tmp_path)
     [row] = rows(tmp_path)
     assert len(LLM.made[0].core.calls) == 2 and row["turns/missing"] < 1
+    assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
+
+
+class Began(AnswerOnce):
+    """Begins with an image of the sample's own, or ends at once."""
+
+    def __init__(self, task: Any, problem: Problem, seed: int) -> None:
+        super().__init__(problem, task.tags, task.verdict)
+        self.seed = seed
+
+    def begin(self) -> Reply | None:
+        words = {"type": "text", "text": f"Look {self.seed % 7}."}
+        shown = Image.frombytes("RGB", (40, 24), random.Random(self.seed).randbytes(3 * 40 * 24))
+        return Reply([words, {"type": "image"}], [shown], done=self.seed % 5 == 0)
+
+
+def test_vllm_sees_what_is_shown_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one group of two; the other begins with the policy. vLLM's probabilities are the learner's."""
+    vllm_standin.install(monkeypatch)
+    policy, task = Policy.load("builtin:digits", device="cpu"), make_task("digits-pick")
+    plain = task.problem
+    monkeypatch.setattr(
+        task,
+        "problem",
+        lambda split, seed, index: replace(plain(split, seed, index), environment_begins=index % 2 == 0),
+    )
+    monkeypatch.setattr(
+        task,
+        "open",
+        lambda problem, seed: (Began(task, problem, seed) if problem.environment_begins else
+                               AnswerOnce(problem, task.tags, task.verdict)),
+    )  # fmt: skip
+    config = CONFIG.model_copy(update={"steps": 1, "drop_zero_advantage": False})
+    learn(policy, task, make_method("grpo"), config, VLLM, output=tmp_path)
+    [row] = rows(tmp_path)
+    # One prompt of a whole group, and every begun conversation by itself.
+    assert len(LLM.made[0].core.calls) == 2 and row["conversation/turns"] <= 1
     assert row["mismatch/max"] < 1e-2 and row["mismatch/ratio_mean"] == pytest.approx(1, abs=1e-3)
 
 

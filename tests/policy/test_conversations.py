@@ -1,4 +1,5 @@
-"""Every family: conversations with images in the middle, kept keys against whole forwards (invariant 1)."""
+"""Every family: conversations with images in the middle or before the first turn, kept keys against whole
+forwards (invariant 1)."""
 
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ def problems() -> list[Problem]:
     return [
         Problem("one", user_turn("Which digits are shown here?"), [noise_image(1, 48, 40)]),
         Problem("none", user_turn("Say 7.", images=0)),
+        Problem("begun", user_turn("Say 7.", images=0), environment_begins=True),
+        Problem("both", user_turn("Compare."), [noise_image(2, 40, 32)], environment_begins=True),
     ]
 
 
@@ -43,14 +46,33 @@ Row = tuple[Continuation, list[float]]
 """What stands behind a prompt, and what the threads said of its tokens."""
 
 
+def reply(rng: random.Random) -> Reply:
+    """Some words; an image before them in every second reply."""
+    words = {"type": "text", "text": "and " * rng.randrange(1, 6)}
+    if rng.random() < 0.5:
+        return Reply([words])
+    picture = noise_image(rng.randrange(3), 32 + 16 * rng.randrange(2), 32)
+    return Reply([{"type": "image"}, words], [picture])
+
+
 def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]:
     """Threads of ragged lengths, some of which pause for a turn or end; images in every second reply."""
     prompts, writer = policy.encode(problems), ReplyEncoder(policy.encoder)
-    threads = policy.threads(prompts, SAMPLING, seeds=[3, 4])
+    threads = policy.threads(prompts, SAMPLING, seeds=range(3, 3 + len(problems)))
     assert isinstance(threads, SharedThreads)
     places = [(b, g) for b in range(len(problems)) for g in range(SAMPLING.group_size)]
     rows: dict[Place, Row] = {place: (Continuation([], []), []) for place in places}
     rng = random.Random(0)
+
+    def hear(pieces: dict[Place, Continuation]) -> None:
+        for place, values in threads.hear(pieces, score=True).items():
+            before, known = rows[place]
+            piece = pieces[place]
+            tokens, images = [*before.tokens, *piece.tokens], [*before.images, *piece.images]
+            rows[place] = Continuation(tokens, images), known + values.tolist()
+
+    first = [p for p in places if problems[p[0]].environment_begins]
+    hear({p: writer.opening(problems[p[0]], reply(rng) if p[1] else None) for p in first})
     for turn in range(TURNS):
         for place, sample in threads.say(places, turn).items():
             piece, values = rows[place]
@@ -59,18 +81,7 @@ def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]
                 values + sample.logprobs,
             )
         places = [place for place in places if rng.random() > end]
-        heard = {}
-        for place in places:
-            words = {"type": "text", "text": "and " * rng.randrange(1, 6)}
-            shows = rng.random() < 0.5
-            picture = [noise_image(rng.randrange(3), 32 + 16 * rng.randrange(2), 32)] if shows else []
-            parts = [{"type": "image"}, words] if shows else [words]
-            heard[place] = writer.encode(problems[place[0]], Reply(parts, picture), turn)
-        for place, values in threads.hear(heard, score=True).items():
-            before, known = rows[place]
-            piece = heard[place]
-            tokens, images = [*before.tokens, *piece.tokens], [*before.images, *piece.images]
-            rows[place] = Continuation(tokens, images), known + values.tolist()
+        hear({place: writer.encode(problems[place[0]], reply(rng), turn) for place in places})
     return [[rows[b, g] for g in range(SAMPLING.group_size)] for b in range(len(problems))]
 
 

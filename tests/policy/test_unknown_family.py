@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,24 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
         assert first[b, g].logprobs == pytest.approx(row[:start].tolist(), abs=2e-5)
         assert heard[b, g].tolist() == pytest.approx(row[start:end_of_piece].tolist(), abs=2e-5)
         assert second[b, g].logprobs == pytest.approx(row[end_of_piece:].tolist(), abs=2e-5)
+
+
+def test_an_environment_that_speaks_first(policy: Policy, problems: list[Problem]) -> None:
+    """Its words stand behind the prompt; other groups draw what they draw without it."""
+    sampling = SamplingConfig(group_size=3, max_new_tokens=6, top_p=1.0)
+    asked = [*problems, *(replace(problem, environment_begins=True) for problem in problems)]
+    prompts, writer = policy.encode(asked), ReplyEncoder(policy.encoder)
+    threads = policy.threads(prompts, sampling, seeds=[1, 2, 3, 4])
+    assert isinstance(threads, ApartThreads)
+    opened = [(b, g) for b in (2, 3) for g in range(3)]
+    pieces = {(b, g): writer.opening(asked[b], Reply(f"Screen {g}.") if g else None) for b, g in opened}
+    threads.hear(pieces)
+    said = threads.say([*((b, g) for b in (0, 1) for g in range(3)), *opened], 0)
+    alone = policy.sample(prompts[:2], sampling, seeds=[1, 2])
+    assert [[said[b, g] for g in range(3)] for b in (0, 1)] == alone
+    for (b, g), piece in pieces.items():
+        [[row]] = policy.logprobs([prompts[b]], [[[*piece.tokens, *said[b, g].tokens]]])
+        assert said[b, g].logprobs == pytest.approx(row[len(piece.tokens) :].tolist(), abs=2e-5)
 
 
 def test_what_the_processor_refuses_names_the_problem(policy: Policy) -> None:

@@ -1,8 +1,9 @@
 """An episode: what stands at the other end of a conversation with the policy.
 
-A rollout is a conversation. The policy says something and the episode replies, until the episode is done. A
-single answer is an episode that is done after the first words; a second turn is one that replies once; an
-agent's environment carries out what was called and shows what came of it.
+A rollout is a conversation. The episode may show something first. Then the policy says something and the
+episode replies, until the episode is done. A single answer is an episode that is done after the first words;
+a second turn is one that replies once; an agent's environment carries out what was called and shows what came
+of it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Said:
 
 @dataclass(slots=True)
 class Reply:
-    """What an episode says to what the policy has said.
+    """What an episode says to what the policy has said, or before it says anything.
 
     Args:
         content: Text, or parts in the Hugging Face form: ``{"type": "text", "text": ...}`` and
@@ -88,6 +89,17 @@ class Episode(ABC):
 
     channel = "answer"
     """The channel of what the policy says, where a reply does not cut it."""
+
+    def begin(self) -> Reply | None:
+        """What is there before the policy speaks; by default nothing.
+
+        It is asked once, with the deadline of a reply: the place to start an environment. Whatever it raises
+        ends the trajectory with ``error``. A reply that is ``done`` ends the conversation before the policy
+        has spoken: `ending` says what came of it, and the trajectory has no token to learn from. Any other
+        reply is the first thing that this sample is shown, for which `Problem.environment_begins` has to be
+        set.
+        """
+        return None
 
     @abstractmethod
     def reply(self, said: Said) -> Reply:

@@ -33,6 +33,8 @@ class Problem:
             - ``ui_boxes``: boxes (x1, y1, x2, y2) of the target's element on the screen
         tools: What the policy may call, as JSON schemas in the Hugging Face form; the model's chat template
             shows them.
+        environment_begins: Whether the conversation's environment speaks before the policy (`Episode.begin`).
+            The prompt, which a group shares, then ends with the messages.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Problem:
     target: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] = field(default_factory=list)
+    environment_begins: bool = False
 
     def digest(self) -> str:
         """Return 16 hexadecimal digits of the question, the images' sizes and the target.

@@ -30,7 +30,9 @@ def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
     if not any(sample.steps for sample in samples):
         return {}
     own = [[step for step in sample.steps if step.author == "policy"] for sample in samples]
-    figures = {"turns": [max(len(steps), 1) for steps in own]}
+    # A single answer has no steps; a conversation that was over before the policy spoke has no tokens.
+    turns = [len(steps) or int(sample.tokens > 0) for sample, steps in zip(samples, own, strict=True)]
+    figures = {"turns": turns}
     figures |= {str(finish): [sample.finish == finish for sample in samples] for finish in Finish}
     if any(TOOL_ERRORS in sample.rewards for sample in samples):
         failed = [sum(step.values.get(TOOL_ERRORS, 0.0) > 0 for step in steps) for steps in own]

@@ -215,10 +215,13 @@ def select(
     for number, (prompt, group, group_credits) in enumerate(rows):
         if all(c.valid is not None and not bool(c.valid.any()) for c in group_credits):
             dropped["all_invalid"] += 1
-        elif drop_zero and not any(c.teaches for c in group_credits):
+            continue
+        streams = make_streams(prompt, group, group_credits, foreign, number)
+        # Conversations that were over before the policy spoke have advantages, but no token.
+        if not streams.trajectories or (drop_zero and not any(c.teaches for c in group_credits)):
             dropped["zero_advantage"] += 1
         else:
-            kept.append(make_streams(prompt, group, group_credits, foreign, number))
+            kept.append(streams)
     return kept, dropped
 
 

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from selfverify.core.credit import Credit
+from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
@@ -51,9 +52,18 @@ class SFT(Method):
         seeds: Sequence[int],
         sampling: SamplingConfig,
     ) -> Rollout:
-        """Write the demonstrations of each problem; nothing is sampled from the policy."""
+        """Write the demonstrations of each problem; nothing is sampled from the policy.
+
+        Raises:
+            ConfigError: A problem's environment speaks first.
+            DataError: A problem cannot be encoded.
+        """
         groups = []
         for problem, seed in zip(problems, seeds, strict=True):
+            if problem.environment_begins:
+                raise ConfigError(
+                    f"problem {problem.id}: its environment speaks first, and demonstrations have none"
+                )
             rng = np.random.default_rng(seed)
             kinds = [False] * self.config.right + [True] * self.config.wrong
             groups.append(

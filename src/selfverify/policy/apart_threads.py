@@ -41,19 +41,22 @@ class ApartThreads:
 
     def say(self, places: Collection[Place], turn: int, more: bool = True) -> dict[Place, Sample]:
         """See `Threads.say`. vLLM is called by all processes together, also by one with nothing to ask."""
-        if not self._longer and turn == 0:
-            # Whole groups, also where some places are not wanted: what the others draw must not change.
-            which = sorted({i for i, _ in places})
+        said = {}
+        asked = list(places)
+        if turn == 0:
+            # Whole groups where nothing has been heard, also where some places are not wanted: what the
+            # others draw must not change.
+            heard = {i for i, _ in self._longer}
+            which = sorted({i for i, _ in places} - heard)
             prompts, seeds = [self.prompts[i] for i in which], [self.seeds[i] for i in which]
             groups = dict(zip(which, self._sample(prompts, self.sampling, seeds=seeds), strict=True))
-            said = {(i, j): groups[i][j] for i, j in places}
-        else:
-            asked = list(places)
-            prompts = [self._longer.get(place, self.prompts[place[0]]) for place in asked]
-            seeds = [derived_seed(self.seeds[i], turn, j) for i, j in asked]
-            one = self.sampling.model_copy(update={"group_size": 1})
-            made = self._sample(prompts, one, seeds=seeds)
-            said = {place: sample for place, [sample] in zip(asked, made, strict=True)}
+            said = {(i, j): groups[i][j] for i, j in places if i in groups}
+            asked = [(i, j) for i, j in places if i in heard]
+        prompts = [self._longer.get(place, self.prompts[place[0]]) for place in asked]
+        seeds = [derived_seed(self.seeds[i], turn, j) for i, j in asked]
+        one = self.sampling.model_copy(update={"group_size": 1})
+        made = self._sample(prompts, one, seeds=seeds)
+        said |= {place: sample for place, [sample] in zip(asked, made, strict=True)}
         if more:
             for place, sample in said.items():
                 self._append(place, Continuation(sample.tokens))

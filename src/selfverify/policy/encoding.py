@@ -13,10 +13,12 @@ from torch.nn.functional import pad
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
+from selfverify.policy.chat import chat_text
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
 from selfverify.policy.loading import Loaded
+from selfverify.policy.opening import find_opening
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Prompt:
         unexpanded: Token ids as the chat template wrote them, with one slot per image. Engines that expand
             prompts on their own need them.
         pictures: The images themselves, for the same engines.
+        begun: Whether the policy's message is begun. Where the environment speaks first it is not.
     """
 
     problem_id: str
@@ -41,6 +44,7 @@ class Prompt:
     next_position: int = 0
     unexpanded: list[int] = field(default_factory=list)
     pictures: list[Image] = field(default_factory=list)
+    begun: bool = True
 
 
 class Encoder:
@@ -119,7 +123,7 @@ class Encoder:
         images = [self.image(image, problem.id, len(problem.images) > 1) for image in problem.images]
         if reads_images:
             self._refuse_literals(problem)
-        text = chat_text(self.loaded, problem)
+        text = self._text(problem)
         # The template has written all special tokens already.
         unexpanded = tokenizer(text, add_special_tokens=False)["input_ids"]
         expanded = unexpanded
@@ -133,10 +137,17 @@ class Encoder:
         except RuntimeError as error:
             raise DataError(f"problem {problem.id}: {MISFIT} ({error})") from error
         following = int(positions.max()) + 1 if len(ids) else 0
-        return Prompt(problem.id, ids, positions, images, following, unexpanded, problem.images)
+        begun = not problem.environment_begins
+        return Prompt(problem.id, ids, positions, images, following, unexpanded, problem.images, begun)
+
+    def _text(self, problem: Problem) -> str:
+        """What the chat template writes before the policy, or the environment, begins."""
+        if problem.environment_begins:
+            return find_opening(self.loaded, problem).prompt
+        return chat_text(self.loaded, problem)
 
     def extended(self, prompt: Prompt, piece: Continuation) -> Prompt:
-        """``prompt`` with ``piece`` behind it.
+        """``prompt`` with ``piece`` behind it; an environment that speaks first has spoken with it.
 
         Raises:
             ConfigError: The piece shows an image to a model of an unknown family.
@@ -174,7 +185,7 @@ class Encoder:
         """Return the prompt that the model's own processor makes, for `families.Unknown`."""
         processor = self.loaded.image_processor
         assert processor is not None
-        text = chat_text(self.loaded, problem)
+        text = self._text(problem)
         try:
             shown = {"images": [image.convert("RGB") for image in problem.images]} if problem.images else {}
             made = dict(processor(text=[text], return_tensors="pt", add_special_tokens=False, **shown))
@@ -187,7 +198,8 @@ class Encoder:
         )
         made.pop("attention_mask", None)
         whole = [ImageInput("", made, "", 0)] if problem.images else []
-        return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids))
+        begun = not problem.environment_begins
+        return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids), begun=begun)
 
     def _refuse_long(self, problem: Problem, tokens: int, of_images: int) -> None:
         limit = longest_row(self.loaded.model)
@@ -235,50 +247,3 @@ def longest_row(model: Any) -> int | None:
     # Scaled rotary positions reach further than max_position_embeddings says.
     scaled = "factor" in str(getattr(c, "rope_parameters", None))
     return None if scaled else getattr(c, "max_position_embeddings", None)
-
-
-def chat_text(loaded: Loaded, problem: Problem) -> str:
-    """A problem's messages and tools as the chat template writes them, up to where the policy begins.
-
-    Raises:
-        ConfigError: The problem has tools, and the chat template does not show them.
-        DataError: A message has a part that is no text, and the model reads nothing else.
-    """
-    family, model = loaded.family, loaded.model
-    reads_images = family.placeholder(model) is not None or not family.shares_prompts
-    messages = problem.messages if reads_images else text_only(problem)
-
-    def rendered(tools: list[dict[str, Any]] | None) -> str:
-        text: str = loaded.tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=True
-        )
-        return text
-
-    text = rendered(problem.tools or None)
-    if problem.tools and text == rendered(None):
-        raise ConfigError(
-            f"problem {problem.id}: the model's chat template does not show tools; describe them in the "
-            "problem's messages and leave Problem.tools empty, or take a model whose template shows them"
-        )
-    return text
-
-
-def text_only(problem: Problem) -> list[dict[str, Any]]:
-    """Return the messages with plain strings as contents, which templates of text-only models need.
-
-    Raises:
-        DataError: A message has a part that is no text.
-    """
-    messages = []
-    for message in problem.messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            for part in content:
-                if part.get("type") != "text":
-                    raise DataError(
-                        f"problem {problem.id}: a message has a part of type {part.get('type')!r}, "
-                        "but the model reads text only"
-                    )
-            content = "".join(part["text"] for part in content)
-        messages.append({**message, "content": content})
-    return messages

@@ -219,10 +219,16 @@ class Policy:
             B lists of G samples.
 
         Raises:
-            ConfigError: ``sampling.engine`` is ``vllm`` outside of training.
+            ConfigError: ``sampling.engine`` is ``vllm`` outside of training, or an environment has to speak
+                before the policy (`threads`).
             SamplingError: vLLM has failed.
         """
         sampling = sampling or SamplingConfig()
+        if waiting := [prompt.problem_id for prompt in prompts if not prompt.begun]:
+            raise ConfigError(
+                f"problem {waiting[0]}: its environment speaks first (Problem.environment_begins), so "
+                "that it takes a conversation with its episode"
+            )
         if sampling.engine == "vllm":
             if self.engine is None:
                 raise ConfigError(

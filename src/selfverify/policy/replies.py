@@ -15,8 +15,10 @@ from typing import Any
 from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
+from selfverify.policy.chat import chat_text
 from selfverify.policy.continuations import Continuation
-from selfverify.policy.encoding import Encoder, chat_text, longest_row
+from selfverify.policy.encoding import Encoder, longest_row
+from selfverify.policy.opening import find_opening
 
 _ANSWERS = ("ANSWER", "THOUGHT\n</think>\n\nANSWER")
 """Answers that stand for the policy's: one without thoughts, one behind thoughts that the prompt begins."""
@@ -26,7 +28,7 @@ _CHARACTERS_PER_TOKEN = 64
 
 @dataclass(slots=True)
 class _Frame:
-    """What the template writes between an answer and the next one.
+    """What the template writes between an answer, or the prompt, and the next answer.
 
     Args:
         pieces: Its texts; between two of them stands what was said, or an image where the slot is.
@@ -52,7 +54,7 @@ class ReplyEncoder:
         self._meant.discard(tokenizer.unk_token_id)
         longest_first = sorted((x for x in literals if x), key=len, reverse=True)
         self._literal = re.compile("|".join(re.escape(x) for x in longest_first) or r"(?!)")
-        self._frames: dict[tuple[str, str, str], _Frame] = {}
+        self._frames: dict[tuple[str, str, str, bool], _Frame] = {}
 
     def encode(self, problem: Problem, reply: Reply, turn: int) -> Continuation:
         """Tokens from the end of the policy's message to the beginning of its next one.
@@ -65,7 +67,21 @@ class ReplyEncoder:
                 read, or to a model that reads none; or it is longer than the model's context; or the
                 tokenizer would read something in it as a special token.
         """
-        named = f"{problem.id}, turn {turn}"
+        return self._encode(problem, reply, f"{problem.id}, turn {turn}", first=False)
+
+    def opening(self, problem: Problem, reply: Reply | None) -> Continuation:
+        """Tokens from the end of a prompt behind which the environment speaks first to the policy's message.
+
+        Without a ``reply`` they are those that the prompt lacks.
+
+        Raises:
+            ConfigError: See `encode`.
+            DataError: See `encode`.
+        """
+        name = f"{problem.id}, before the first turn"
+        return self._encode(problem, reply or Reply([]), name, first=True)
+
+    def _encode(self, problem: Problem, reply: Reply, named: str, first: bool) -> Continuation:
         where = f"problem {named}"
         parts = _parts(reply, where)
         texts = [_encodable(part["text"]) for part in parts if part["type"] == "text"]
@@ -83,7 +99,7 @@ class ReplyEncoder:
             )
         if reply.images and self._slot is None:
             raise DataError(f"{where}: the reply shows an image but the model reads text only")
-        frame = self._frame(problem, reply.role, parts)
+        frame = self._frame(problem, reply.role, parts, first)
         # Copies: an environment may go on drawing on its screen, or close it, before it is learnt from.
         pictures = [self.encoder.rgb(image, named) for image in reply.images]
         images = [self.encoder.image(picture, named, several=True) for picture in pictures]
@@ -98,12 +114,12 @@ class ReplyEncoder:
             ConfigError: It cannot.
             DataError: The reply is not of the form that `Reply` describes.
         """
-        self._frame(problem, reply.role, _parts(reply, f"problem {problem.id}"))
+        self._frame(problem, reply.role, _parts(reply, f"problem {problem.id}"), first=False)
 
-    def _frame(self, problem: Problem, role: str, parts: Sequence[dict[str, Any]]) -> _Frame:
+    def _frame(self, problem: Problem, role: str, parts: Sequence[dict[str, Any]], first: bool) -> _Frame:
         """What the template writes around a reply of this form; rendered once for each problem and form."""
         form = "".join("i" if part["type"] == "image" else "t" for part in parts)
-        key = (problem.id, role, form)
+        key = (problem.id, role, form, first)
         if key in self._frames:
             return self._frames[key]
         marks = [f"REPLY{number}WORDS" for number in range(form.count("t"))]
@@ -112,7 +128,11 @@ class ReplyEncoder:
             {"type": "image"} if kind == "i" else {"type": "text", "text": next(left)} for kind in form
         ]
         try:
-            rest = self._rest(problem, {"role": role, "content": content})
+            rest = (
+                find_opening(self.loaded, problem).rest(self.loaded, problem, role, content)
+                if first
+                else self._rest(problem, {"role": role, "content": content})
+            )
         except (ConfigError, DataError):
             raise
         except Exception as error:
@@ -123,10 +143,15 @@ class ReplyEncoder:
             ) from error
         texts, order = _around(rest or "")
         if rest is None or sorted(order) != [*range(len(marks))]:
+            changed = (
+                f"with a {role} message behind the prompt it writes another prompt"
+                if first
+                else f"with an answer and a {role} message it writes other text before the answer than the "
+                "prompt the model answered"
+            )
             raise ConfigError(
-                f"problem {problem.id}: the model's chat template cannot continue a conversation: with an "
-                f"answer and a {role} message it writes other text before the answer than the prompt the "
-                "model answered, or leaves the message out"
+                f"problem {problem.id}: the model's chat template cannot continue a conversation: {changed}, "
+                "or leaves the message out"
             )
         slots = rest.count(self._slot) if self._slot else 0
         if slots != form.count("i"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from selfverify.core.problem import Problem
-from selfverify.policy.encoding import chat_text
+from selfverify.policy.chat import chat_text
 from selfverify.policy.loading import Loaded
 
 LONGEST = 100_000

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from selfverify.core import ranks
-from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.episode import Episode, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
@@ -25,6 +26,8 @@ from selfverify.rollouts.endings import close, find_endings
 from selfverify.rollouts.replying import Replies, ending_of
 from selfverify.rollouts.talk import Talk
 from selfverify.tasks.base import Task
+
+T = TypeVar("T")
 
 OpenEpisode = Callable[[Problem, int], Episode]
 """Begins the conversation about a problem; the number is a seed for whatever is random in it."""
@@ -111,9 +114,10 @@ def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[S
     try:
         talk.check(episode)
         talk.episode = episode
-        for left, sample in zip(reversed(range(len(turns))), turns, strict=True):
-            if talk.answer(talk.reply(talk.say(sample)), more=left > 0) is None:
-                break
+        talk.start(talk.begin())
+        for number, sample in enumerate(turns, start=1):
+            if not talk.over:
+                talk.answer(talk.reply(talk.say(sample)), more=number < len(turns))
         talk.ending = ending_of(episode, len(talk.turns))
         return talk.trajectory()
     finally:
@@ -143,44 +147,52 @@ class _Rounds:
             turns: How often the policy speaks at most.
             in_step: Whether an engine samples for all processes at once, so that all ask it equally often.
         """
-        going = [place for place, talk in self.talks.items() if talk.error is None]
+        opened = {place: talk.begin for place, talk in self.talks.items() if not talk.over}
+        self._exchange(opened, Talk.start)
         for turn in range(turns):
+            going = [place for place, talk in self.talks.items() if not talk.over]
             if not (any(ranks.gather(bool(going))) if in_step else going):
                 break
             more = turn + 1 < turns
-            with self._timed("say"):
-                said = self._say(going, turn, more)
-            with self._timed("reply"):
-                calls = {place: partial(self.talks[place].reply, words) for place, words in said.items()}
-                outcomes = self.replies.ask(calls)
-            with self._timed("hear"):
-                heard = self._answer(outcomes, more)
-                self.threads.hear(heard)
-            going = list(heard)
+            said = self._say(going, turn, more)
+            told = {place: partial(self.talks[place].reply, words) for place, words in said.items()}
+            self._exchange(told, partial(Talk.answer, more=more))
 
     def _say(self, places: Sequence[Place], turn: int, more: bool) -> dict[Place, Said]:
-        samples = self.threads.say(places, turn, more)
-        said = {place: self.talks[place].say(sample) for place, sample in samples.items()}
-        if self.listener is not None:
-            self.listener(said, self.threads)
+        """Let the policy go on in some conversations."""
+        with self._timed("say"):
+            samples = self.threads.say(places, turn, more)
+            said = {place: self.talks[place].say(sample) for place, sample in samples.items()}
+            if self.listener is not None:
+                self.listener(said, self.threads)
         return said
 
-    def _answer(self, outcomes: Mapping[Place, Reply | Exception], more: bool) -> dict[Place, Continuation]:
-        """What is heard in the conversations that go on; one whose episode has failed is over."""
-        heard = {}
-        for place, reply in outcomes.items():
-            talk = self.talks[place]
-            if isinstance(reply, Exception):
-                talk.fail(reply)
-                continue
-            try:
-                piece = talk.answer(reply, more)
-            except DataError as error:
-                talk.fail(error)
-                continue
-            if piece is not None:
-                heard[place] = piece
-        return heard
+    def _exchange(
+        self, calls: Mapping[Place, Callable[[], T]], take: Callable[[Talk, T], Continuation | None]
+    ) -> None:
+        """Ask episodes, and let the policy hear what they reply. A conversation whose episode fails is over.
+
+        Args:
+            calls: Ask the episodes.
+            take: Takes a reply in a conversation, and returns what the policy hears of it.
+        """
+        with self._timed("reply"):
+            replies = self.replies.ask(calls)
+        with self._timed("hear"):
+            heard: dict[Place, Continuation] = {}
+            for place, reply in replies.items():
+                talk = self.talks[place]
+                if isinstance(reply, Exception):
+                    talk.fail(reply)
+                    continue
+                try:
+                    piece = take(talk, reply)
+                except DataError as error:
+                    talk.fail(error)
+                else:
+                    if piece is not None:
+                        heard[place] = piece
+            self.threads.hear(heard)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -10,8 +10,9 @@ from selfverify.rollouts.converse import Rollout
 
 
 def answer_segment(trajectory: Trajectory) -> Segment:
-    """The segment with the answer that counts: that of the last turn."""
-    return [segment for segment in trajectory.segments if segment.channel != SCORE][-1]
+    """The segment with the answer that counts: the policy's last; an empty one where it has said nothing."""
+    own = [s for s in trajectory.segments if s.author == "policy" and s.channel != SCORE]
+    return own[-1] if own else Segment(ANSWER, [])
 
 
 def before_score(trajectory: Trajectory) -> list[int] | None:

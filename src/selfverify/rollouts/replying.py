@@ -113,6 +113,21 @@ class Replies:
             )
 
 
+def begin(episode: Episode) -> Reply | None:
+    """What an episode shows before the policy speaks.
+
+    Raises:
+        TypeError: It is no `Reply`.
+        ValueError: It cuts what nobody has said.
+    """
+    reply = episode.begin()
+    if not isinstance(reply, Reply | None):
+        raise TypeError(f"it began with an object of type {type(reply).__name__}, not with a Reply or None")
+    if reply is not None and reply.cuts:
+        raise ValueError(f"it began with cuts {reply.cuts}, and nothing has been said")
+    return reply
+
+
 def ask(episode: Episode, said: Said) -> Reply:
     """An episode's reply.
 

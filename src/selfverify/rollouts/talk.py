@@ -16,7 +16,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.response_template import read_message
 from selfverify.policy.sampling import Sample
-from selfverify.rollouts.replying import ask, outcome
+from selfverify.rollouts.replying import ask, begin, outcome
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class Talk:
         self.error: Exception | None = None
         """Why the conversation has no ending."""
         self.ending: Ending | None = None
+        self.over = False
+        """Whether nothing is said any more."""
         self.turns: list[int] = []
         """For each turn of the policy the number of its first segment."""
         self._segments: list[Segment] = []
@@ -47,13 +49,13 @@ class Talk:
         self._ends: Sequence[int] = ()
         """For each token of the last turn where in the turn's text it ends."""
 
-    def open(self, begin: Callable[[], Episode]) -> None:
-        """Begin; an environment that does not start is lost like one that dies.
+    def open(self, make: Callable[[], Episode]) -> None:
+        """Make the episode; an environment that does not start is lost like one that dies.
 
         Raises:
             ConfigError: The chat template cannot show what the episode will reply.
         """
-        opened = outcome(begin)
+        opened = outcome(make)
         if not isinstance(opened, Episode):
             kind = type(opened).__name__
             self.fail(opened if isinstance(opened, Exception) else TypeError(f"a {kind} is no Episode"))
@@ -69,6 +71,38 @@ class Talk:
         """Refuse a chat template that cannot show what the episode will reply, before anything is sampled."""
         for reply in episode.foreseen():
             self.writer.check(self.problem, reply)
+
+    def begin(self) -> Reply | None:
+        """What the episode shows before the policy speaks, whatever that may raise."""
+        assert self.episode is not None
+        return begin(self.episode)
+
+    def start(self, reply: Reply | None) -> Continuation | None:
+        """Take what the episode shows before the policy speaks.
+
+        Returns:
+            What the policy hears; None where it hears nothing, or where the conversation is `over`.
+
+        Raises:
+            ConfigError: The episode shows something, and `Problem.environment_begins` is not set.
+            DataError: What it shows cannot be shown to the policy.
+        """
+        self.over = reply is not None and reply.done
+        begins = self.problem.environment_begins
+        if reply is not None and not reply.done and not begins:
+            raise ConfigError(
+                f"problem {self.problem.id}: its episode shows something before the policy speaks; make the "
+                "problem with environment_begins=True"
+            )
+        if self.over or not begins:
+            return None
+        piece = self.writer.opening(self.problem, reply)
+        if self._is_full(self._used + len(piece.tokens)):
+            self._segments.append(_nothing())
+            self._run_out()
+            return None
+        self._hear(piece)
+        return piece
 
     def say(self, sample: Sample) -> Said:
         """Keep what the policy says as one segment, which `answer` divides."""
@@ -99,7 +133,7 @@ class Talk:
             more: Whether the policy may speak once more.
 
         Returns:
-            What the policy hears; None where the conversation is over.
+            What the policy hears; None where the conversation is `over`.
 
         Raises:
             DataError: The reply cannot be shown to the policy.
@@ -107,19 +141,20 @@ class Talk:
         last = self._cut(reply)
         if last.finish == Finish.LENGTH and self._is_full(self._used):
             self._run_out()
-        if reply.done or last.finish != Finish.STOP or not more:
+        self.over = reply.done or last.finish != Finish.STOP or not more
+        if self.over:
             return None
-        turn = len(self.turns)
-        piece = without_written_end(last.tokens, self.writer.encode(self.problem, reply, turn))
+        piece = self.writer.encode(self.problem, reply, len(self.turns))
+        piece = without_written_end(last.tokens, piece)
         if self._is_full(self._used + len(piece.tokens)):
             self._run_out()
             return None
-        self._hear(piece, turn)
+        self._hear(piece)
         return piece
 
     def fail(self, error: Exception) -> None:
         """End without a verdict."""
-        self.error = error
+        self.error, self.over = error, True
         turn = len(self.turns)
         message = (
             f"problem {self.problem.id}, turn {turn}: its episode failed: {type(error).__name__}: {error}"
@@ -128,10 +163,8 @@ class Talk:
 
     def trajectory(self) -> Trajectory:
         """What the conversation came to; one without an ending ends with ``error``."""
-        segments, ending = self._segments, self.ending
+        segments, ending = self._segments or [_nothing()], self.ending
         if ending is None:
-            if not segments:
-                segments.append(Segment(OBSERVATION, [], author="environment"))
             segments[-1].finish = Finish.ERROR
             return Trajectory(segments)
         starts = [*self.turns, len(segments)]
@@ -163,7 +196,7 @@ class Talk:
         last.finish, last.values = whole.finish, whole.values
         return last
 
-    def _hear(self, piece: Continuation, turn: int) -> None:
+    def _hear(self, piece: Continuation) -> None:
         """Keep what the environment shows."""
         tokens = list(piece.tokens)
         words: str = self.policy.tokenizer.decode(
@@ -174,7 +207,7 @@ class Talk:
         self._segments.append(
             Segment(
                 OBSERVATION, tokens, zeros, words,
-                author="environment", turn=turn, images=list(piece.pictures),
+                author="environment", turn=len(self.turns), images=list(piece.pictures),
             )
         )  # fmt: skip
         self._used += len(tokens)
@@ -184,10 +217,16 @@ class Talk:
 
     def _run_out(self) -> None:
         """The context is full: the conversation ends where the policy has spoken last."""
+        self.over = True
         self._segments[-1].finish = Finish.LENGTH
         name = self.problem.id
         message = f"problem {name}: a conversation has reached the model's context of {self._room} tokens"
         note(logger, "context_full", message, problem=name, tokens=self._used)
+
+
+def _nothing() -> Segment:
+    """What a trajectory holds in which nothing was said."""
+    return Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)
 
 
 def said_of(policy: Policy, sample: Sample, turn: int = 0) -> Said:

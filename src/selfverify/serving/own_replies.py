@@ -21,8 +21,7 @@ def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) ->
     """
     judged: Judged | None = trajectory.parsed
     logprobs = answer_segment(trajectory).logprobs
-    opening = trajectory.segments[0]
-    first: Judged | None = opening.parsed if opening.channel == TURN_1 else None
+    first: Judged | None = next((s.parsed for s in trajectory.segments if s.channel == TURN_1), None)
     return Completion(
         answer=judged.answer if judged else None,
         key=None if judged is None or continuous else judged.key,

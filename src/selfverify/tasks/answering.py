@@ -45,7 +45,13 @@ class AnswerOnce(Episode):
         return self._answers
 
     def ending(self) -> Ending:
-        """The answer's rewards and score; an answer without a verdict is lost: an outage is no failure."""
+        """The answer's rewards and score; an answer without a verdict is lost: an outage is no failure.
+
+        A conversation without an answer ends wrong.
+        """
+        if not self._answers:
+            judged = self.verdict(self.problem, Tagged())
+            return Ending(answer_rewards(Tagged(), judged), parsed=judged)
         tagged, judged = self._answers[-1], self._judge(len(self._answers) - 1)
         return Ending(
             answer_rewards(tagged, judged), _scores(tagged), judged, [judged], bool(judged.unjudged)

@@ -114,12 +114,10 @@ class ToolEpisode(AnswerOnce):
 
     def ending(self) -> Ending:
         """See `Episode`; an answer without a verdict loses the trajectory."""
-        answered = bool(self._answers)
-        if not answered:
-            self._answers.append(Tagged())
         made = super().ending()
         made.rewards |= {TOOL_CALLS: float(self.called), TOOL_ERRORS: float(self.errors)}
-        made.turns = [None] * self._turn + made.turns if answered else []
+        if made.turns:
+            made.turns = [None] * self._turn + made.turns
         return made
 
     def _refusal(self, calls: list[ToolCall]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
 from selfverify.core.requests import CHECK, RATE
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
@@ -88,7 +89,7 @@ class Judge:
         prefixes: list[list[list[int] | None]] = [[None] * len(group.trajectories) for group in groups]
         for b, g, text in answers(groups):
             prefixes[b][g] = _tokens(self.policy, text + OPENING)
-        prompts = self.policy.encode([group.problem for group in groups])
+        prompts = self.policy.encode(_questions(groups))
         read = read_scores(self.policy, prompts, prefixes)
         return [[reading.soft if reading else None for reading in row] for row in read]
 
@@ -157,9 +158,14 @@ def _tokens(policy: Policy, text: str) -> list[int]:
     return ids
 
 
+def _questions(groups: Sequence[Group]) -> list[Problem]:
+    """Return the problems; a judge reads an answer behind the question, without what was shown before it."""
+    return [replace(group.problem, environment_begins=False) for group in groups]
+
+
 def _continue(policy: Policy, groups: Sequence[Group]) -> Asked:
     """Return each answer's prompt followed by the answer, up to where the score is written."""
-    prompts = policy.encode([group.problem for group in groups])
+    prompts = policy.encode(_questions(groups))
     return [
         (b, g, policy.encoder.extended(prompts[b], Continuation(_tokens(policy, text + OPENING))))
         for b, g, text in answers(groups)
@@ -171,13 +177,13 @@ def _ask(policy: Policy, groups: Sequence[Group], request: str) -> Asked:
 
     An answer that cannot stand in a prompt, because it spells an image token or is too long, is left out.
     """
-    asked = []
+    asked, questions = [], _questions(groups)
     for b, g, text in answers(groups):
         turns: list[dict[str, Any]] = [
             {"role": "assistant", "content": [{"type": "text", "text": text}]},
             {"role": "user", "content": [{"type": "text", "text": request}]},
         ]
-        problem = replace(groups[b].problem, messages=[*groups[b].problem.messages, *turns])
+        problem = replace(questions[b], messages=[*questions[b].messages, *turns])
         try:
             [prompt] = policy.encode([problem])
         except DataError as error:

@@ -1,0 +1,365 @@
+"""What is there before the policy speaks: a first screen of each sample's own, or an end at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from tests.rollouts.test_converse import Chat, Talkative, ending_policy, picture
+from tests.updating import update
+
+from selfverify.core.credit import valid_trajectories
+from selfverify.core.episode import Episode, Reply
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish, Group, Trajectory
+from selfverify.experiments.registry import make_method
+from selfverify.learner.streams import GroupStreams, make_streams, select
+from selfverify.methods.base import Method
+from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.converse import Rollout, converse, recite
+from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.base import user_turn
+from selfverify.tasks.digits.digits_sum import DigitsSum
+
+__all__ = ["ending_policy"]  # a fixture
+
+SAMPLING = SamplingConfig(group_size=3, max_new_tokens=10, top_p=1.0)
+LIMITS = EpisodeLimits(turns=3)
+THREADS = LIMITS.model_copy(update={"reply_threads": 3, "reply_s": 0.5})
+ASKED = Problem("asked", user_turn("Which digits are shown?", images=0), environment_begins=True)
+PLAIN = replace(ASKED, environment_begins=False)
+
+
+class Screen(Talkative):
+    """Begins with a screen of the sample's own: words, an image between words, or nothing."""
+
+    def begin(self) -> Reply | None:
+        kind = self.rng.randrange(6)
+        words = {"type": "text", "text": "screen " * self.rng.randrange(1, 9)}
+        if kind == 0:
+            return None
+        if kind < 3:
+            return Reply([words])
+        return Reply([words, {"type": "image"}, words], [picture(self.rng.randrange(5))])
+
+
+class Given(Talkative):
+    """Begins as a test says."""
+
+    def __init__(self, first: Callable[[], Any]) -> None:
+        super().__init__(0)
+        self.first = first
+
+    def begin(self) -> Reply | None:
+        return self.first()  # type: ignore[no-any-return]
+
+
+def hold(
+    policy: Policy, first: Callable[[], Any], problem: Problem = ASKED, limits: EpisodeLimits = LIMITS
+) -> list[Trajectory]:
+    """Three conversations; the one in the middle begins with ``first``."""
+    count = iter(range(3))
+
+    def begin(problem: Problem, seed: int) -> Episode:
+        return Given(first if next(count) == 1 else lambda: None)
+
+    return converse(policy, Chat(), [problem], [3], SAMPLING, begin, limits).groups[0].trajectories
+
+
+def streams_of(rollout: Rollout, method: Method) -> list[GroupStreams]:
+    made = []
+    for number, (prompt, group) in enumerate(zip(rollout.prompts, rollout.groups, strict=True)):
+        credits = method.credit(group, valid_trajectories(group, False))
+        made.append(make_streams(prompt, group, credits, number=number))
+    return made
+
+
+def whole(policy: Policy, messages: list[dict[str, Any]], images: list[Image.Image]) -> list[int]:
+    """The ids of a conversation as the chat template writes it."""
+    ids: list[int] = policy.encode([Problem("p", messages, images)])[0].ids.tolist()
+    return ids
+
+
+def test_a_first_screen_of_each_samples_own(ending_policy: Callable[..., Policy]) -> None:
+    """The prompt is shared and ends with the question; what the policy reads is the template's conversation,
+    and what the sampler says of its tokens is what the learner says."""
+    policy = ending_policy()
+    shown = replace(ASKED, messages=user_turn("What is on it?"), images=[picture(3, (84, 56))])
+    sampling = SAMPLING.model_copy(update={"group_size": 9})
+    rollout = converse(policy, Chat(), [shown, ASKED], [1, 2], sampling, lambda p, s: Screen(s), LIMITS)
+    kinds = set()
+    for problem, prompt, group in zip([shown, ASKED], rollout.prompts, rollout.groups, strict=True):
+        assert len({tuple(t.segments[0].tokens) for t in group.trajectories}) > 2
+        for trajectory in group.trajectories:
+            first = trajectory.segments[0]
+            assert (first.author, first.turn, first.finish) == ("environment", 0, None)
+            assert trajectory.segments[1].author == "policy" and trajectory.segments[1].turn == 0
+            words = first.text.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+            parts: list[dict[str, Any]] = [{"type": "text", "text": words}]
+            if first.images:
+                before, after = words.split("<|vision_start|><|image_pad|><|vision_end|>")
+                assert before == after
+                text = {"type": "text", "text": before}
+                parts = [text, {"type": "image"}, text]
+            screen = [{"role": "user", "content": parts}] if words else []
+            read = whole(policy, [*problem.messages, *screen], [*problem.images, *first.images])
+            assert [*prompt.ids.tolist(), *first.tokens] == read
+            kinds.add((bool(words), bool(first.images)))
+    assert len(kinds) == 3
+    for streams, group in zip(streams_of(rollout, Words()), rollout.groups, strict=True):
+        streams.prepare_images(policy.encoder)
+        [values] = policy.logprobs([streams.prompt], [streams.continuations])
+        for row, trajectory in zip(values, group.trajectories, strict=True):
+            own = trajectory.channel_mask(["words"])
+            found = row[: len(own)][torch.tensor(own)]
+            known = [v for s in trajectory.segments if s.author == "policy" for v in s.logprobs]
+            torch.testing.assert_close(torch.tensor(known), found, rtol=1e-4, atol=1e-4)
+
+
+class Words(type(make_method("grpo"))):  # type: ignore[misc]
+    """GRPO of endings that have one reward alone."""
+
+    def credit(self, group: Group, valid: torch.Tensor) -> Any:
+        for trajectory in group.trajectories:
+            trajectory.rewards |= dict.fromkeys(("answer_format", "score_opened", "score_format"), 1.0)
+        return super().credit(group, valid)
+
+
+def test_a_conversation_that_is_shown_nothing_is_the_ordinary_one(
+    ending_policy: Callable[..., Policy],
+) -> None:
+    """What its prompt lacks is the beginning of the policy's message; the same tokens are drawn."""
+    policy = ending_policy()
+    [with_end] = policy.encode([PLAIN])
+    [without] = policy.encode([ASKED])
+    assert with_end.begun and not without.begun
+    rest = ReplyEncoder(policy.encoder).opening(ASKED, None).tokens
+    assert [*without.ids.tolist(), *rest] == with_end.ids.tolist()
+    for opened, ordinary in zip(
+        hold(policy, lambda: None), hold(policy, lambda: None, problem=PLAIN), strict=True
+    ):
+        assert opened.segments[0].tokens == rest
+        assert [s.tokens for s in opened.segments[1:]] == [s.tokens for s in ordinary.segments]
+
+
+@pytest.mark.parametrize("limits", [LIMITS, THREADS], ids=["inline", "threads"])
+@pytest.mark.parametrize("problem", [ASKED, PLAIN], ids=["begins", "plain"])
+def test_over_before_the_policy_speaks(
+    ending_policy: Callable[..., Policy], limits: EpisodeLimits, problem: Problem
+) -> None:
+    """Such a conversation counts as its ending says, has no token to learn from, and disturbs no other."""
+    policy = ending_policy()
+    others = hold(policy, lambda: None, problem, limits)
+    found = hold(policy, lambda: Reply("This is never shown.", done=True), problem, limits)
+    assert [found[n].tokens for n in (0, 2)] == [others[n].tokens for n in (0, 2)]
+    over = found[1]
+    assert over.tokens == [] and over.written == 0 and over.finish == Finish.STOP and not over.truncated
+    assert over.rewards == {"answer": 0.0}
+    group = Group(problem, found)
+    assert valid_trajectories(group, True).tolist()[1]
+    method = make_method("grpo", kl=0)
+    for trajectory, reward in zip(found, (1.0, 4.0, 1.0), strict=True):
+        trajectory.rewards = dict.fromkeys(("answer_format", "score_opened", "score_format", "correct"), 1.0)
+        trajectory.rewards["answer"] = reward
+    valid = torch.ones(3, dtype=torch.bool)
+    credits = method.credit(group, valid)
+    # Its reward is part of the group's mean: (1 + 4 + 1) / 3.
+    expected = torch.tensor([-1.0, 2.0, -1.0]).double() / (3**0.5 + 1e-4)
+    torch.testing.assert_close(credits[0].advantage, expected)
+    [prompt] = policy.encode([problem])
+    streams = make_streams(prompt, group, credits)
+    assert streams.trained_gr.any(-1).tolist() == [True, False, True] and streams.trajectories == 2
+    assert method.metrics([group])["conversation/turns"] == pytest.approx(
+        sum(len({s.turn for s in t.segments if s.author == "policy"}) for t in found) / 3
+    )
+    streams.prepare_images(policy.encoder)
+    update(policy, [streams], denominator="sequence")
+    grads = [p.grad for p in policy.model.parameters() if p.grad is not None]
+    assert grads and all(bool(torch.isfinite(grad).all()) for grad in grads)
+
+
+def test_a_group_in_which_nothing_was_said_leaves_the_batch(policy: Policy) -> None:
+    """It may have advantages, but no token that they could be about."""
+
+    def begin(problem: Problem, seed: int) -> Episode:
+        return Given(lambda: Reply(done=True))
+
+    rollout = converse(policy, Chat(), [PLAIN], [3], SAMPLING, begin, LIMITS)
+    [group] = rollout.groups
+    for reward, trajectory in enumerate(group.trajectories):
+        trajectory.rewards = dict.fromkeys(("answer_format", "score_opened", "score_format"), 1.0)
+        trajectory.rewards["answer"] = float(reward)
+    credits = make_method("grpo").credit(group, torch.ones(3, dtype=torch.bool))
+    kept, dropped = select(rollout, [credits], drop_zero=False)
+    assert kept == [] and dropped == {"zero_advantage": 1}
+
+
+def test_an_answer_that_was_never_given_is_wrong(policy: Policy) -> None:
+    class Closed(AnswerOnce):
+        def begin(self) -> Reply | None:
+            return Reply(done=True)
+
+    task = DigitsSum()
+    problem = task.problem("train", 0, 0)
+    said = [Sample([5], [0.0], Finish.STOP)]
+    made = recite(policy, problem, Closed(problem, task.tags, task.verdict), said)
+    assert made.tokens == [] and made.rewards["correct"] == 0.0 and made.finish == Finish.STOP
+
+
+def test_recited_conversations_begin_in_the_same_way(ending_policy: Callable[..., Policy]) -> None:
+    policy = ending_policy()
+    sampling = SAMPLING.model_copy(update={"group_size": 4})
+    made = converse(policy, Chat(), [ASKED], [5], sampling, lambda p, s: Screen(s), LIMITS)
+    seeds: list[int] = []
+    converse(policy, Chat(), [ASKED], [5], sampling, lambda p, s: seeds.append(s) or Screen(s), LIMITS)  # type: ignore[func-returns-value]
+    for seed, trajectory in zip(seeds, made.groups[0].trajectories, strict=True):
+        turns = [Sample(s.tokens, s.logprobs, s.finish) for s in trajectory.segments if s.author == "policy"]  # type: ignore[arg-type]
+        again = recite(policy, ASKED, Screen(seed), turns)
+        assert [(s.channel, s.tokens, s.turn, s.text) for s in again.segments] == [
+            (s.channel, s.tokens, s.turn, s.text) for s in trajectory.segments
+        ]
+
+
+def raises() -> Any:
+    raise OSError("no browser")
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "raises": raises,
+    "hangs": lambda: time.sleep(1.0),
+    "a text": lambda: "Hello.",
+    "cuts": lambda: Reply("Hello.", cuts=[("a", 0)]),
+    "cuts of nothing": lambda: Reply(done=True, cuts=[("a", 0)]),
+    "a video": lambda: Reply([{"type": "video"}]),
+    "no image": lambda: Reply([{"type": "image"}]),
+    "far too long": lambda: Reply("a" * 10_000_000),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_failing_beginning_ends_its_own_conversation_only(
+    ending_policy: Callable[..., Policy], odd: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = ending_policy()
+    others = hold(policy, lambda: None, limits=THREADS)
+    found = hold(policy, ODD[odd], limits=THREADS)
+    assert found[1].finish == Finish.ERROR and found[1].rewards == {} and found[1].tokens == []
+    assert [found[n].tokens for n in (0, 2)] == [others[n].tokens for n in (0, 2)]
+    assert any("problem asked, turn 0: its episode failed" in r.getMessage() for r in caplog.records)
+
+
+def test_a_screen_that_fills_the_context(ending_policy: Callable[..., Policy]) -> None:
+    """The conversation is over as one that was cut off; its ending counts."""
+    policy = ending_policy()
+    limit = policy.model.config.get_text_config().max_position_embeddings
+    over = hold(policy, lambda: Reply("word " * limit))[1]
+    assert over.tokens == [] and over.finish == Finish.LENGTH and over.truncated
+    assert over.rewards == {"answer": 0.0}
+
+
+def test_a_screen_that_the_problem_does_not_announce_is_refused(policy: Policy) -> None:
+    with pytest.raises(ConfigError, match=r"problem asked: its episode shows .* environment_begins=True"):
+        hold(policy, lambda: Reply("Hello."), problem=PLAIN)
+
+
+def test_such_a_prompt_is_not_sampled_from_alone(policy: Policy) -> None:
+    """Nor shown a demonstration, which has no environment."""
+    with pytest.raises(ConfigError, match="problem asked: its environment speaks first"):
+        policy.sample(policy.encode([ASKED]), seeds=[0])
+    with pytest.raises(ConfigError, match="problem asked: its environment speaks first"):
+        make_method("sft").rollout(policy, Chat(), [ASKED], [0], SAMPLING)
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m['role'] }}\n"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ c['text'] | trim }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+IMAGES_FIRST = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% for c in m['content'] if c['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% endfor %}"
+    "{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_templates_whose_roles_alternate(load_policy: Callable[..., Policy]) -> None:
+    """What is shown continues the user's message."""
+    policy = load_policy()
+    policy.tokenizer.chat_template = ALTERNATING
+    writer, decode = ReplyEncoder(policy.encoder), policy.tokenizer.decode
+    [prompt] = policy.encode([ASKED])
+    assert decode(prompt.ids) == "<|im_start|>user\nWhich digits are shown?"
+    after = "<|im_end|>\n<|im_start|>assistant\n"
+    assert decode(writer.opening(ASKED, None).tokens) == after
+    assert decode(writer.opening(ASKED, Reply(" a <|im_end|>")).tokens) == f"\n\n a <|im_end|>{after}"
+    shown = writer.opening(ASKED, Reply([{"type": "image"}, {"type": "text", "text": "b"}], [picture(0)]))
+    assert shown.unexpanded is not None
+    assert decode(shown.unexpanded) == f"\n\n<|vision_start|><|image_pad|><|vision_end|>b{after}"
+    special = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert list(writer.opening(ASKED, Reply("<|im_end|>")).tokens).count(special) == 1
+    with pytest.raises(ConfigError, match=r"problem asked: .* cannot continue a conversation"):
+        writer.opening(ASKED, Reply("b", role="tool"))
+
+
+def test_templates_that_put_images_first(load_policy: Callable[..., Policy]) -> None:
+    """A message of its own keeps the question before the image; in one message it could not stay there."""
+    policy = load_policy()
+    reply = Reply([{"type": "text", "text": "b"}, {"type": "image"}], [picture(0)])
+    policy.tokenizer.chat_template = IMAGES_FIRST
+    shown = ReplyEncoder(policy.encoder).opening(ASKED, reply)
+    assert shown.unexpanded is not None
+    assert "<|image_pad|><|vision_end|>b<|im_end|>" in policy.tokenizer.decode(shown.unexpanded)
+    policy.tokenizer.chat_template = IMAGES_FIRST.replace(
+        "<|im_start|>{{ m",
+        "{% if loop.index0 %}{{ raise_exception('one message only') }}{% endif %}<|im_start|>{{ m",
+        1,
+    )
+    with pytest.raises(ConfigError, match=r"problem asked: .* cannot continue a conversation"):
+        ReplyEncoder(policy.encoder).opening(ASKED, reply)
+
+
+def test_templates_in_which_nobody_can_speak_first(load_policy: Callable[..., Policy]) -> None:
+    policy = load_policy()
+    policy.tokenizer.chat_template = (
+        "{{ messages | length }}{% if messages | length > 1 %}{{ x.y.z }}{% endif %}"
+    )
+    with pytest.raises(ConfigError, match=r"problem asked: .* the environment cannot speak first"):
+        policy.encode([ASKED])
+
+
+def test_a_template_of_texts_alone(load_policy: Callable[..., Policy]) -> None:
+    policy = load_policy("llama")
+    opened = ReplyEncoder(policy.encoder).opening(ASKED, Reply("Look."))
+    [prompt] = policy.encode([ASKED])
+    messages = [*ASKED.messages, *user_turn("Look.", images=0)]
+    assert [*prompt.ids.tolist(), *opened.tokens] == whole(policy, messages, [])
+
+
+def test_beginnings_come_from_seeds(ending_policy: Callable[..., Policy]) -> None:
+    """A problem alone equals itself in a batch with others that begin and that do not."""
+    policy = ending_policy()
+
+    def talk(problems: list[Problem], seeds: list[int], limits: EpisodeLimits) -> list[list[list[int]]]:
+        def begin(problem: Problem, seed: int) -> Episode:
+            return Screen(seed) if problem.environment_begins else Talkative(seed)
+
+        made = converse(policy, Chat(), problems, seeds, SAMPLING, begin, limits)
+        return [[t.tokens for t in group.trajectories] for group in made.groups]
+
+    together = talk([ASKED, PLAIN], [3, 4], LIMITS)
+    assert talk([ASKED], [3], LIMITS) == together[:1] and talk([PLAIN], [4], LIMITS) == together[1:]
+    assert talk([ASKED, PLAIN], [3, 4], THREADS) == together
