@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.policy.conftest import noise_image
 
 from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError
+from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
@@ -228,3 +230,28 @@ def test_what_a_response_template_cannot_read(reading_policy: Policy, text: str,
 
 def test_without_a_response_template_there_is_no_message(policy: Policy) -> None:
     assert read_message(policy.loaded, SAID, TOOLS) is None
+
+
+EMPTY = "{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+OPTIONAL_THOUGHTS = QWEN3.replace("assistant\n' }}", "assistant\n' }}" + EMPTY)
+"""As Qwen3's: told not to think, a prompt begins with empty thoughts, which earlier messages do not have."""
+
+
+def test_a_template_can_be_told_to_leave_thoughts_out(load_policy: Callable[..., Policy]) -> None:
+    policy = load_policy(template_options={"enable_thinking": False})
+    policy.tokenizer.chat_template = OPTIONAL_THOUGHTS
+    problem = Problem("p", user_turn("How many?", images=0), tools=TOOLS)
+    prompt = policy.tokenizer.decode(policy.encode([problem])[0].ids)
+    assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    reply = ReplyEncoder(policy.encoder).encode(problem, Reply("It shows 3.", role="tool"), 1)
+    shown = policy.tokenizer.decode(reply.tokens)
+    assert shown == (
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\nIt shows 3.\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert policy.frozen_copy().loaded.template_options == {"enable_thinking": False}
+
+
+def test_options_of_the_template_cannot_be_what_we_say_ourselves() -> None:
+    with pytest.raises(ValidationError, match="tools is not for recipes to say"):
+        PolicyConfig(template_options={"tools": True})

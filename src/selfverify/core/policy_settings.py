@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """The file that marks a saved model: a whole model has the first, an adapter to another model the second."""
+_TEMPLATE_FIELDS = {"messages", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"}
 
 
 def is_saved_model(folder: Path) -> bool:
@@ -110,8 +111,16 @@ class PolicyConfig(BaseModel):
         None, ge=1, description="Largest image area after resizing; None keeps the processor's own value."
     )
 
+    template_options: dict[str, bool | int | str] = Field(
+        {},
+        description="What the model's chat template may be told besides messages and tools, such as "
+        "`{enable_thinking: false}` (Qwen3).",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:
+        if taken := _TEMPLATE_FIELDS & self.template_options.keys():
+            raise ValueError(f"template_options: {min(taken)} is not for recipes to say")
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels={self.min_pixels} is more than max_pixels={self.max_pixels}")
         return self

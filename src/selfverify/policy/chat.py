@@ -27,7 +27,7 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
 
     def rendered(tools: list[dict[str, Any]] | None) -> str:
         text: str = loaded.tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=begun
+            messages, tools=tools, tokenize=False, add_generation_prompt=begun, **loaded.template_options
         )
         return text
 

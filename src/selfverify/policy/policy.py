@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -135,7 +136,7 @@ class Policy:
             return reference
         model = copy.deepcopy(self.loaded.model).eval()
         model.requires_grad_(False)
-        reference._hold(Loaded(model, self.tokenizer, self.loaded.image_processor, self.loaded.family))
+        reference._hold(replace(self.loaded, model=model))
         return reference
 
     def save(self, folder: Any, weights: dict[str, Tensor] | None = None) -> None:

@@ -22,6 +22,9 @@ from selfverify.policy.opening import find_opening
 
 _ANSWERS = ("ANSWER", "THOUGHT\n</think>\n\nANSWER")
 """Answers that stand for the policy's: one without thoughts, one behind thoughts that the prompt begins."""
+_NO_THOUGHTS = "<think>\n\n</think>\n\n"
+"""How a prompt begins a message without thoughts (Qwen3 with ``enable_thinking: false``); in earlier messages
+the template leaves it out."""
 _CHARACTERS_PER_TOKEN = 64
 """Words of more characters than this for each token of the model's context are not tokenised at all."""
 
@@ -168,8 +171,9 @@ class ReplyEncoder:
         for answer in _ANSWERS:
             said = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
             whole = chat_text(self.loaded, replace(problem, messages=[*problem.messages, said, reply]))
-            if whole.startswith(before + answer):
-                return whole.removeprefix(before + answer)
+            for begun in (before, before.removesuffix(_NO_THOUGHTS)):
+                if whole.startswith(begun + answer):
+                    return whole.removeprefix(begun + answer)
         return None
 
     def _tokens(self, frame: _Frame, texts: Sequence[str], images: Sequence[str], where: str) -> list[int]:
