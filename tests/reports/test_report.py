@@ -131,7 +131,7 @@ def test_images_outside_the_gallery_are_refused(run_copy, tmp_path):
     (run_copy / "gallery" / "problems.json").write_text(json.dumps(problems[:3]))
     page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
     assert "data:image/png" not in page
-    assert page.count("lies outside the gallery folder") == 2
+    assert page.count("lies outside the folder gallery") == 2
     assert "image none.png is missing or unreadable" in page
 
 

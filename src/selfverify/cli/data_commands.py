@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
-from selfverify.cli.printing import print_json
+from selfverify.cli.printing import print_json, say
 from selfverify.core.settings import Settings
 from selfverify.experiments.check_settings import CheckSettings
 
-app = typer.Typer(no_args_is_help=True, help="Check data files before they are trained on, and filter them.")
+app = typer.Typer(no_args_is_help=True, help="Check data files, filter them, and export trajectories.")
 
 
 @app.command()
@@ -120,3 +120,70 @@ def filter_(
     for line in summary(verdicts):
         typer.echo(line)
     typer.echo(f"verdicts: {settings.output}; train on what is kept with learner.keep={settings.output}")
+
+
+class ExportSettings(Settings):
+    """What is exported, in which form, and where to."""
+
+    format: Literal["atif"] = "atif"
+    """The form of the files: the Agent Trajectory Interchange Format (1.8)."""
+
+    rollouts: bool = False
+    """Export the logged rollouts of a run's training, with their tokens, not its samples."""
+
+    problems: int | None = Field(None, ge=1)
+    """The number of problems, the first ones; by default all."""
+
+    only: list[str] = []
+    """The id of a problem to export; may be repeated."""
+
+    limit: int | None = Field(None, ge=1)
+    """The most trajectories that are exported; by default all."""
+
+
+@app.command()
+@settings_as_options
+def export(
+    source: Annotated[
+        Path, typer.Argument(help="The folder of a run or of an evaluation, or a `samples.jsonl`.")
+    ],
+    output: Annotated[Path, typer.Option(help="The folder for the trajectories and their images.")],
+    settings: ExportSettings,
+    as_json: Json = False,
+) -> None:
+    """Write stored samples as trajectories that other programs read, with their images as files.
+
+    Of a run, the samples of after training are exported. Called again, the command goes on where it was
+    stopped. `selfverify report FOLDER` shows what it wrote, and trajectories of other agents in this format.
+
+    Examples:
+
+    - `selfverify data export runs/agent/eval --output trajectories`
+
+    - `selfverify data export runs/agent/samples-before.jsonl --output before --problems 20`
+
+    - `selfverify data export runs/agent --rollouts --output rollouts --limit 100`
+    """
+    from dataclasses import asdict
+
+    from rich.progress import Progress
+
+    from selfverify.experiments.data_export import Portion, export_atif
+
+    portion = Portion(settings.problems, settings.limit, tuple(settings.only))
+    with Progress(transient=True, disable=as_json) as shown:
+        bar = shown.add_task("trajectories", total=None)
+        done = export_atif(
+            source,
+            output,
+            portion,
+            settings.rollouts,
+            lambda number, total: shown.update(bar, completed=number, total=total),
+        )
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(f"{done.trajectories} trajectories ({done.new} new), {done.images} images: {output}")
+    if done.unknown:
+        problem, reason = next(iter(done.unknown.items()))
+        say(f"{len(done.unknown)} problems are without their questions; {problem}: {reason}", "yellow")

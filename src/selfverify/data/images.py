@@ -91,6 +91,22 @@ class ImageRef:
             raise DataError(f"{self.place}: {error}") from None
 
 
+def file_inside(folder: Path, name: str) -> Path:
+    """Return the file in a folder that a name leads to; it may be missing.
+
+    Raises:
+        DataError: The name leads out of the folder, also through links.
+    """
+    try:
+        path = (folder / name).resolve()
+        inside = path.is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a null character, a circle of links
+        inside = False
+    if not inside:
+        raise DataError(f"image {name[:80]} lies outside the folder {folder.name}")
+    return path
+
+
 def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Image.Image:
     """Return the decoded image in a file, and close the file.
 

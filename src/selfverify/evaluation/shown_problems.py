@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.problem import Problem
 from selfverify.evaluation.held_out import HeldOut
 from selfverify.tasks.base import Task
 
@@ -20,21 +22,26 @@ def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int
         name = f"{index:05d}.png"
         if problem.images:
             problem.images[0].convert("RGB").save(folder / name)  # PNG knows no CMYK
-        entry = {
-            "id": problem.id,
-            "question": problem.meta.get("question", ""),
-            "target": problem.target,
-            "image": name if problem.images else None,
-        }
-        if problem.images and (task.kind == "continuous" or "screen" in problem.meta):
-            # Answers are places: the size that their coordinates refer to, and outlines of what is meant.
-            entry["frame"] = problem.meta.get("screen") or problem.images[0].size
-            entry["regions"] = [
-                *problem.meta.get("polygons", ()),
-                *map(_corners, problem.meta.get("ui_boxes", ())),
-            ]
-        entries.append(entry)
+        entries.append(shown_entry(task, problem, name))
     write_json(folder / "problems.json", entries)
+
+
+def shown_entry(task: Task, problem: Problem, image: str) -> dict[str, Any]:
+    """Return what is shown of a problem, whose image, where it has one, is called ``image``."""
+    entry = {
+        "id": problem.id,
+        "question": problem.meta.get("question", ""),
+        "target": problem.target,
+        "image": image if problem.images else None,
+    }
+    if problem.images and (task.kind == "continuous" or "screen" in problem.meta):
+        # Answers are places: the size that their coordinates refer to, and outlines of what is meant.
+        entry["frame"] = problem.meta.get("screen") or problem.images[0].size
+        entry["regions"] = [
+            *problem.meta.get("polygons", ()),
+            *map(_corners, problem.meta.get("ui_boxes", ())),
+        ]
+    return entry
 
 
 def _corners(box: Sequence[float]) -> list[list[float]]:

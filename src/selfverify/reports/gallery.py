@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image
 
-from selfverify.core.trajectory import Finish
 from selfverify.evaluation.metrics import HEADLINE, SampleTable, by_problem
 from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import CORRECT_1, StoredSample
+from selfverify.reports.film_strip import Pictures, answer_text, embedded, sample_strip
 from selfverify.reports.places import BEST, OTHER, VOTE, draw_places
 from selfverify.reports.run_data import RunData
 from selfverify.selection.rules import best_weights, cluster_boxes, elect
@@ -36,9 +30,6 @@ KINDS = {
 
 MOST = 12
 """The gallery has at most so many problems."""
-
-_LONGEST_SIDE = 640
-"""Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
 
 
 def gallery(run: RunData) -> list[dict[str, Any]]:
@@ -67,13 +58,13 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
     for row in _choose(kinds):
         problem = table.problems[row]
         entry, own = entries[problem], grouped[problem]
-        image, note = _image(run.path / "gallery", entry.get("image"))
+        image, note = embedded(run.gallery_images, entry.get("image"))
         cards.append(
             {
                 "id": problem,
                 "kind": kinds[row],
                 "question": entry.get("question", ""),
-                "target": _shown(entry.get("target")),
+                "target": answer_text(entry.get("target")),
                 "image": image,
                 "image_note": note,
                 "places": _places(entry, own, vote[row], best[row]),
@@ -129,51 +120,6 @@ def _change(sample: StoredSample) -> str | None:
     return "corrected" if sample.correct else "spoiled"
 
 
-class Pictures:
-    """The images that conversations show. Each is embedded in the page once, where it is shown first.
-
-    Args:
-        folder: Where their files are.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._known: dict[str, dict[str, Any]] = {}
-
-    def shown(self, name: str) -> dict[str, Any]:
-        """An image's size and ``id``, with its ``data`` where it is new; or a ``note`` why there is none."""
-        if name in self._known:
-            return {**self._known[name], "data": None}
-        data, note = _image(self.folder, name)
-        found: dict[str, Any] = {"note": note}
-        if data is not None:
-            with Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))) as picture:
-                found["width"], found["height"] = picture.size
-            # Names of folders tell runs apart that are shown on one page.
-            digest = hashlib.blake2b(f"{self.folder.resolve()}/{name}".encode(), digest_size=8)
-            found["id"] = f"shown-{digest.hexdigest()}"
-        self._known[name] = found
-        return {**found, "data": data}
-
-
-def _steps(sample: StoredSample, pictures: Pictures) -> list[dict[str, Any]]:
-    """The messages of a conversation as the page shows them."""
-    return [
-        {
-            "own": step.author == "policy",
-            "turn": step.turn + (step.author == "policy"),
-            "channel": step.channel,
-            "text": step.text.strip(),
-            "images": [pictures.shown(name) for name in step.images],
-            "verdict": None if step.verdict is None else step.verdict.correct,
-            "answer": None if step.verdict is None else _shown(step.verdict.answer),
-            "measured": [(name, f"{value:.3g}") for name, value in step.values.items()],
-            "cut": step.finish not in (None, Finish.STOP),
-        }
-        for step in sample.steps
-    ]
-
-
 def _rows(
     samples: list[StoredSample], vote: np.ndarray, best: np.ndarray, pictures: Pictures
 ) -> list[dict[str, Any]]:
@@ -183,10 +129,10 @@ def _rows(
     """
     rows = [
         {
-            "answer": _shown(sample.answer),
+            "answer": answer_text(sample.answer),
             "readable": sample.answer is not None,
             "text": sample.text,
-            "steps": _steps(sample, pictures),
+            "steps": sample_strip(sample, pictures),
             "score": sample.scores.get(HEADLINE),
             "correct": sample.correct,
             "change": _change(sample),
@@ -196,34 +142,3 @@ def _rows(
         for sample, voted, chosen in zip(samples, vote, best, strict=True)
     ]
     return sorted(rows, key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True)
-
-
-def _image(folder: Path, name: Any) -> tuple[str | None, str | None]:
-    """Return a problem's picture as a PNG data URI, or a note why there is none.
-
-    Names that lead out of the gallery's folder are refused: a report is sent around, and must hold nothing
-    but the gallery. Decoding and encoding again makes sure that what is embedded is a picture.
-    """
-    if not name:
-        return None, None
-    path = (folder / str(name)).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        return None, f"image {name} lies outside the gallery folder"
-    try:
-        with Image.open(path) as picture:
-            picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
-            buffer = io.BytesIO()
-            picture.convert("RGB").save(buffer, "PNG", optimize=True)
-    except (OSError, ValueError):
-        return None, f"image {name} is missing or unreadable"
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", None
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "unreadable"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, (int, float)) for item in value):
-        return "[" + ", ".join(f"{item:g}" for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False, default=str)

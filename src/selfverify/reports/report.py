@@ -15,6 +15,7 @@ from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.reports import charts, figures
 from selfverify.reports.gallery import KINDS, gallery
 from selfverify.reports.run_data import STAGES, RunData, load_run
+from selfverify.reports.trajectories import MOST_SHOWN, trajectory_cards
 from selfverify.reports.wording import (
     STAGE_TITLES,
     comparison,
@@ -34,6 +35,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
     ``metrics.jsonl`` (one object per training step), ``samples-before.jsonl`` and ``samples-after.jsonl``
     (`selfverify.evaluation.store`), and ``gallery/problems.json`` (a list of ``{"id", "question", "target",
     "image"}``, images relative to it). A part whose file is missing is left out, with a line that says so.
+    A folder that holds trajectories in ATIF instead, of any agent, is shown as film strips.
 
     Args:
         run_dirs: One folder, or several, which are then shown side by side.
@@ -71,6 +73,8 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                 "breakdown": _breakdown(run),
                 "turn_categories": turn_categories(run),
                 "gallery": gallery(run),
+                "trajectories": trajectory_cards(run.path, run.trajectories),
+                "more": max(len(run.trajectories) - MOST_SHOWN, 0),
                 "times": talk_times(run),
                 "settings": [(name, _plain(value)) for name, value in sorted(flatten(run.settings).items())],
                 "happened": run.happened,
@@ -78,6 +82,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
             }
             for run in runs
         ],
+        measured=any(not run.trajectories for run in runs),
         comparison=comparison(runs) if len(runs) > 1 else [],
         small="small" if len(runs) == 1 else "",
         stages=[(stage, STAGE_TITLES[stage]) for stage in STAGES],

@@ -1,0 +1,99 @@
+"""What was asked: the questions and images of stored samples' problems, which the store itself has not."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.data.images import file_inside
+from selfverify.evaluation.shown_problems import shown_entry
+from selfverify.evaluation.store import StoredProblem
+from selfverify.experiments.registry import make_task
+from selfverify.reports.run_data import read_entries
+from selfverify.rollouts.atif_steps import without_surrogates
+from selfverify.tasks.base import Task
+
+Asked = tuple[dict[str, Any], bytes | None]
+"""A problem's entry, as in ``gallery/problems.json``, and its encoded image, if it has one."""
+
+
+class Questions:
+    """Finds problems in the gallery beside their samples, or makes them anew, as the store's header says.
+
+    Args:
+        gallery: The gallery's folder.
+        settings: The store's header.
+
+    Raises:
+        DataError: The gallery is damaged.
+    """
+
+    def __init__(self, gallery: Path, settings: Mapping[str, Any]) -> None:
+        self.gallery = gallery
+        self.unknown: dict[str, str] = {}
+        """Problems of which nothing is known, with the reasons."""
+        try:
+            entries = without_surrogates(read_entries(gallery))
+        except ValueError as error:
+            raise DataError(f"{gallery / 'problems.json'} is not valid JSON ({error})") from None
+        self._entries: dict[str, dict[str, Any]] = {str(entry["id"]): entry for entry in entries}
+        self._split: Any = settings.get("split", "test")
+        self._task, self._why = _task(settings)
+        self._last: tuple[str, Asked | None] = ("", None)
+
+    def find(self, problem: str, row: StoredProblem) -> Asked | None:
+        """Return what was asked in a line of the store; None where that cannot be known any more.
+
+        The image is called ``problem-INDEX.SUFFIX`` in the entry.
+
+        Raises:
+            DataError: The image of a problem in the gallery is missing.
+        """
+        if self._last[0] != problem:
+            known = self._entries.get(problem)
+            found = self._made(problem, row) if known is None else self._kept(problem, row, known)
+            self._last = problem, found
+        return self._last[1]
+
+    def _kept(self, problem: str, row: StoredProblem, entry: dict[str, Any]) -> Asked:
+        if not entry.get("image"):
+            return entry, None
+        file = file_inside(self.gallery, str(entry["image"]))
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise DataError(f"problem {problem}: the image {file} cannot be read: {error.strerror}") from None
+        return entry | {"image": f"problem-{row.index:06d}{file.suffix}"}, content
+
+    def _made(self, problem: str, row: StoredProblem) -> Asked | None:
+        if self._task is None:
+            self.unknown[problem] = self._why
+            return None
+        try:
+            made = self._task.problem(self._split, 0, row.index)
+        except SelfVerifyError as error:
+            self.unknown[problem] = str(error)
+            return None
+        if (made.id, made.digest()) != (problem, row.digest):
+            self.unknown[problem] = "it asks or wants something else now; the data has changed"
+            return None
+        name = f"problem-{row.index:06d}.png"
+        entry: dict[str, Any] = without_surrogates(shown_entry(self._task, made, name))
+        if not made.images:
+            return entry, None
+        buffer = io.BytesIO()
+        made.images[0].convert("RGB").save(buffer, "PNG")
+        return entry, buffer.getvalue()
+
+
+def _task(settings: Mapping[str, Any]) -> tuple[Task | None, str]:
+    """The task that a store's header names, or why there is none."""
+    try:
+        return make_task(str(settings.get("task")), **(settings.get("task_options") or {})), ""
+    except (SelfVerifyError, ValidationError, TypeError) as error:
+        return None, str(error).partition("\n")[0]

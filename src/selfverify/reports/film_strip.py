@@ -1,0 +1,100 @@
+"""Conversations as the page shows them: message by message, with each image embedded once."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from selfverify.core.errors import DataError
+from selfverify.core.trajectory import Finish
+from selfverify.data.images import FORMATS, file_inside
+from selfverify.evaluation.store import StoredSample
+
+_LONGEST_SIDE = 640
+"""Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
+
+
+class Pictures:
+    """The images that conversations show. Each is embedded in the page once, where it is shown first.
+
+    Args:
+        folder: Where their files are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """An image's size and ``id``, with its ``data`` where it is new; or a ``note`` why there is none."""
+        if name in self._known:
+            return {**self._known[name], "data": None}
+        data, note = embedded(self.folder, name)
+        found: dict[str, Any] = {"note": note}
+        if data is not None:
+            with Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))) as picture:
+                found["width"], found["height"] = picture.size
+            # Names of folders tell runs apart that are shown on one page.
+            digest = hashlib.blake2b(f"{self.folder.resolve()}/{name}".encode(), digest_size=8)
+            found["id"] = f"shown-{digest.hexdigest()}"
+        self._known[name] = found
+        return {**found, "data": data}
+
+
+def sample_strip(sample: StoredSample, pictures: Pictures) -> list[dict[str, Any]]:
+    """The messages of a conversation as the page shows them."""
+    return [
+        {
+            "own": step.author == "policy",
+            "who": f"policy, turn {step.turn + 1}" if step.author == "policy" else "environment",
+            "notes": [],
+            "text": step.text.strip(),
+            "images": [pictures.shown(name) for name in step.images],
+            "verdict": None if step.verdict is None else step.verdict.correct,
+            "answer": None if step.verdict is None else answer_text(step.verdict.answer),
+            "measured": [(name, f"{value:.3g}") for name, value in step.values.items()],
+            "cut": step.finish not in (None, Finish.STOP),
+        }
+        for step in sample.steps
+    ]
+
+
+def embedded(folder: Path, name: Any) -> tuple[str | None, str | None]:
+    """Return a picture as a PNG data URI, or a note why there is none.
+
+    Names that lead out of the folder are refused: a report is sent around, and must hold nothing but what it
+    shows. Decoding and encoding again makes sure that what is embedded is a picture.
+    """
+    if not name:
+        return None, None
+    try:
+        path = file_inside(folder, str(name))
+    except DataError as error:
+        return None, str(error)
+    if not path.is_file():
+        return None, f"image {str(name)[:80]} is missing or unreadable"
+    try:
+        with Image.open(path, formats=FORMATS) as picture:
+            picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+            buffer = io.BytesIO()
+            picture.convert("RGB").save(buffer, "PNG", optimize=True)
+    except Exception:  # PIL raises of many kinds for damaged files, also for images that are too large
+        return None, f"image {str(name)[:80]} is missing or unreadable"
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", None
+
+
+def answer_text(value: Any) -> str:
+    """Return an answer as text."""
+    if value is None:
+        return "unreadable"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, (int, float)) for item in value):
+        return "[" + ", ".join(f"{item:g}" for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,342 @@
+"""Samples and rollouts become files in ATIF, and come back as they were."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from atif_rules import Document
+from samples import sample, write_samples
+from selfverify.cli.main import app
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.journal import read_journal, write_journal
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.data.atif import read_atif
+from selfverify.evaluation.atif_samples import read_exported
+from selfverify.evaluation.store import StoredProblem, StoredSample, StoredStep, StoredVerdict, read_samples
+from selfverify.experiments.data_export import Exported, Portion, export_atif
+from selfverify.experiments.registry import TASKS
+from selfverify.rollouts.atif_rollouts import rollout_from_atif
+from selfverify.rollouts.recorded import RecordedGroup, record
+from selfverify.tasks.judged import Judged
+
+SETTINGS = {"task": "rooms", "weights": "w0", "model": "runs/é", "temperature": 0.7, "extractor": None}
+UNKNOWN = {"rooms/2": f"there is no task 'rooms'; tasks: {', '.join(TASKS)}"}
+CALL = (
+    '<think>Hm.</think><tool_call>{"name": "look", "arguments": {"what": "é\\ud800", "n": 1e-3}}</tool_call>'
+)
+
+
+def png(colour: str, folder: Path, size: tuple[int, int] = (20, 12)) -> str:
+    """A picture in a folder, named by its content."""
+    buffer = io.BytesIO()
+    Image.new("RGB", size, colour).save(buffer, "PNG")
+    name = f"{hashlib.blake2b(buffer.getvalue(), digest_size=16).hexdigest()}.png"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(buffer.getvalue())
+    return name
+
+
+def talk(*images: str) -> list[StoredStep]:
+    """A conversation of two turns with tools and one without."""
+    end = "<|im_end|>"
+    return [
+        StoredStep("policy", 0, "action", CALL + end, [], "stop", {"tool_calls": 1.0, "delta": 1 / 3}, None),
+        StoredStep(
+            "environment", 1, "observation", "\u2028<|image_pad|>two<|image_pad|>", [*images], None, {}, None
+        ),
+        StoredStep("policy", 1, "action", "I call nothing.", [], "stop", {}, None),
+        StoredStep("environment", 2, "observation", "A wall.", [], None, {}, None),
+        StoredStep("policy", 2, "answer", "42", [], "stop", {}, StoredVerdict([4, 2.5, None], None, False)),
+        StoredStep("environment", 3, "observation", "Sure?", [*images[:1]], None, {}, None),
+        StoredStep("policy", 3, "answer", "", [], "length", {}, StoredVerdict("43", "43", True)),
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """An evaluation: a problem with conversations, one with single answers, one that the gallery lacks."""
+    folder = tmp_path / "eval"
+    first, second = (png(colour, folder / "images") for colour in ("navy", "orange"))
+    png("black", folder / "images")  # nobody shows it
+    samples: list[StoredSample] = []
+    for number, images in enumerate(((first, second), (second, second))):
+        steps = talk(*images)
+        text = "".join(step.text for step in steps)
+        scores = {"soft": 0.25, "sampled": None, "greedy": 0.0}
+        samples.append(
+            sample("rooms/0", number, bool(number), 0.5, steps=steps, text=text, scores=scores, key=None)
+        )
+    samples += [
+        sample("rooms/1", n, True, 0.25 * n, text="<answer>é\n\u2028</answer>", answer=[1, 2.0, "x"])
+        for n in range(2)
+    ]
+    samples += [sample("rooms/2", n, False, None, finish=None, logprob=None, answer=None) for n in range(2)]
+    write_samples(folder / "samples.jsonl", SETTINGS, samples)
+    (folder / "gallery").mkdir()
+    Image.new("L", (8, 8), 77).save(folder / "gallery" / "00000.png")
+    entries = [
+        {
+            "id": "rooms/0", "question": "Where?\ud800", "target": [1.5, None], "image": "00000.png",
+            "frame": [8, 8], "regions": [],
+        },
+        {"id": "rooms/1", "question": "What?", "target": "é", "image": None},
+    ]  # fmt: skip
+    (folder / "gallery" / "problems.json").write_text(json.dumps(entries))
+    return folder
+
+
+def documents(folder: Path) -> dict[str, Any]:
+    """The exported files by name, each checked against the rules of the format."""
+    found = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*-*.json"))}
+    for text in found.values():
+        Document.model_validate_json(text)
+    return {name: json.loads(text) for name, text in found.items()}
+
+
+def test_samples_come_back(run: Path, tmp_path: Path) -> None:
+    """All of them, equal, with their settings; and those images that are shown, to the byte."""
+    out = tmp_path / "out"
+    assert export_atif(run, out) == Exported(6, 6, 3, UNKNOWN)
+    settings, samples = read_samples(run / "samples.jsonl")
+    back = read_exported(out)
+    assert [made for _, made in back] == samples
+    assert repr([made for _, made in back]) == repr(samples)
+    assert all(about.settings == settings for about, _ in back)
+    assert [about.index for about, _ in back] == [0, 0, 1, 1, 2, 2]
+    shown = {name for s in samples for step in s.steps for name in step.images}
+    for name in shown:
+        assert (out / "images" / name).read_bytes() == (run / "images" / name).read_bytes()
+    assert {path.name for path in (out / "images").iterdir()} == shown | {"problem-000000.png"}
+    assert (out / "images" / "problem-000000.png").read_bytes() == (
+        run / "gallery" / "00000.png"
+    ).read_bytes()
+    entry = back[0][0].entry
+    assert entry is not None and back[4][0].entry is None
+    assert (entry["question"], entry["target"], entry["image"]) == (
+        "Where??",
+        [1.5, None],
+        "problem-000000.png",
+    )
+    assert json.loads((out / "export.json").read_text())["complete"] is True
+
+
+def test_what_other_programs_read(run: Path, tmp_path: Path) -> None:
+    export_atif(run, tmp_path / "out")
+    made = documents(tmp_path / "out")
+    assert len(made) == 6
+    first = made["problem-000000-sample-00.json"]
+    assert first["trajectory_id"] == "rooms/0#0" and first["agent"]["model_name"] == "runs/é"
+    assert len({document["session_id"] for document in made.values()}) == 1
+    asked, looks, idle, answers, doubts, ends = first["steps"]
+    assert [step["source"] for step in first["steps"]] == ["user", "agent", "agent", "agent", "user", "agent"]
+    assert asked["message"][0]["source"]["media_type"] == "image/png"
+    assert asked["message"][1] == {"type": "text", "text": "Where??"}
+    [call] = looks["tool_calls"]
+    assert (call["function_name"], call["arguments"]) == ("look", {"what": "é?", "n": 0.001})
+    [result] = looks["observation"]["results"]
+    assert result["source_call_id"] == call["tool_call_id"]
+    assert [part["type"] for part in result["content"]] == ["text", "image", "image"]
+    for part in result["content"][1:]:
+        assert (tmp_path / "out" / part["source"]["path"]).is_file()
+    # What followed a turn without a call came of no call; what followed an answer was said by a user.
+    assert "tool_calls" not in idle and idle["observation"]["results"][0]["content"] == "A wall."
+    assert "observation" not in answers and doubts["message"][0]["text"] == "Sure?" and ends["message"] == ""
+    alone = made["problem-000002-sample-01.json"]["steps"]
+    assert [step["source"] for step in alone] == ["agent"] and alone[0]["metrics"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("portion", "names"),
+    [
+        (Portion(problems=2), ["0-sample-00", "0-sample-01", "1-sample-00", "1-sample-01"]),
+        (Portion(limit=3), ["0-sample-00", "0-sample-01", "1-sample-00"]),
+        (Portion(only=("rooms/2", "rooms/1"), problems=1), ["1-sample-00", "1-sample-01"]),
+    ],
+)
+def test_a_part_of_them(run: Path, tmp_path: Path, portion: Portion, names: list[str]) -> None:
+    export_atif(run, tmp_path / "out", portion)
+    assert [*documents(tmp_path / "out")] == [f"problem-00000{name}.json" for name in names]
+
+
+def test_it_goes_on_where_it_was_killed(run: Path, tmp_path: Path) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    export_atif(run, whole)
+
+    class Killed(Exception):
+        pass
+
+    def kill(number: int, total: int) -> None:
+        if number == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        export_atif(run, out, progress=kill)
+    assert json.loads((out / "export.json").read_text())["complete"] is False
+    (out / "problem-000000-sample-01.json").write_text("")  # as a power cut leaves it
+    for image in (out / "images").iterdir():
+        image.write_bytes(b"")
+    (out / "problem-000002-sample-00.json.partial").write_text("{")
+    assert export_atif(run, out) == Exported(6, 3, 3, UNKNOWN)
+    names = sorted(path.relative_to(whole) for path in whole.rglob("*"))
+    assert names == sorted(path.relative_to(out) for path in out.rglob("*"))
+    assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in names if name.suffix)
+    assert export_atif(run, out) == Exported(6, 0, 3, UNKNOWN)
+    with pytest.raises(ConfigError, match=r"an export of something else: limit was None and is now 3"):
+        export_atif(run, out, Portion(limit=3))
+
+
+def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
+    out, store = tmp_path / "out", run / "samples.jsonl"
+    with pytest.raises(ConfigError, match="there is no folder and no file"):
+        export_atif(tmp_path / "none", out)
+    with pytest.raises(ConfigError, match=r"holds no samples, neither samples\.jsonl nor samples-after"):
+        export_atif(run / "images", out)
+    with pytest.raises(ConfigError, match="holds no rollout log"):
+        export_atif(run, out, rollouts=True)
+    with pytest.raises(ConfigError, match=r"--only rooms/7: .* holds rooms/0, rooms/1, rooms/2"):
+        export_atif(run, out, Portion(only=("rooms/7",)))
+    assert not out.exists()
+    with pytest.raises(ConfigError, match="eval is not empty, and holds no export"):
+        export_atif(run, run)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file cannot be made"):
+        export_atif(run, tmp_path / "file")
+    header, first, *rest = store.read_text().split("\n")
+    image = json.loads(first)["samples"][0]["steps"][1]["images"][0]
+    (run / "gallery" / "00000.png").rename(run / "asked")
+    with pytest.raises(DataError, match=r"problem rooms/0: the image .*00000\.png cannot be read: No such"):
+        export_atif(run, tmp_path / "first")
+    (run / "asked").rename(run / "gallery" / "00000.png")
+    (run / "images" / image).rename(run / "kept")
+    with pytest.raises(DataError, match=f"rooms/0, sample 0: the image .*{image} is missing"):
+        export_atif(run, out)
+    export_atif(run, tmp_path / "other", Portion(only=("rooms/1",)))  # which shows no image
+    Image.new("RGB", (3, 3)).save(run / "images" / image)
+    with pytest.raises(DataError, match="is damaged: its content is not the one"):
+        export_atif(run, out)
+    store.write_text("\n".join([header, first.replace(image, "../kept"), *rest]))
+    with pytest.raises(DataError, match=r"sample 0: '\.\./kept' is no name of an image"):
+        export_atif(run, tmp_path / "third")
+    store.write_text("\n".join([header, first.replace('"turn": 0', '"turn": "0"', 1), *rest]))
+    with pytest.raises(DataError, match=r"samples.jsonl, line 2: samples.0.steps.0.turn: Input should be"):
+        export_atif(run, out)
+    store.write_text(header + "\n")
+    with pytest.raises(ConfigError, match="holds no samples yet"):
+        export_atif(run, out)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("extra", "selfverify", "sample", "tokens"), "3", r"selfverify\.sample\.tokens: Input should"),
+        (("extra", "selfverify", "index"), None, r"selfverify\.index: Input should be a valid int"),
+        (("steps", 1, "extra", "selfverify"), {}, r"step 2: extra\.selfverify says nothing of an author"),
+        (("steps", 1, "extra", "selfverify", "turn"), 1.5, r"extra\.selfverify\.sample\.steps\.0\.turn"),
+        (("steps", 0, "message"), 3, r"steps\.0\.message"),
+        (("schema_version",), "ATIF-v2.0", r"schema_version: .*versions 1\.x is read"),
+    ],
+)  # fmt: skip
+def test_damage_is_named(run: Path, tmp_path: Path, place: tuple[Any, ...], value: Any, said: str) -> None:
+    export_atif(run, tmp_path / "out", Portion(limit=1))
+    path = tmp_path / "out" / "problem-000000-sample-00.json"
+    document = json.loads(path.read_text("utf-8"))
+    *way, last = place
+    inner = document
+    for part in way:
+        inner = inner[part]
+    inner[last] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=rf"sample-00\.json: .*{said}"):
+        read_exported(tmp_path / "out")
+
+
+def test_problems_that_the_gallery_lacks_are_made_anew(tmp_path: Path) -> None:
+    """By the store's header; not where they ask something else now."""
+    task = TASKS["digits-pick"]()
+    problems = [task.problem("test", 0, index) for index in range(3)]
+    rows = [
+        StoredProblem(index, problem.digest() if index else "other", [sample(problem.id, 0, True, 0.5)])
+        for index, problem in enumerate(problems)
+    ]
+    settings = {"task": task.name, "task_options": task.config.model_dump(mode="json"), "split": "test"}
+    write_journal(tmp_path / "samples.jsonl", StoredProblem, settings, rows)
+    done = export_atif(tmp_path / "samples.jsonl", tmp_path / "out")
+    assert [*done.unknown] == [problems[0].id] and "the data has changed" in done.unknown[problems[0].id]
+    assert [about.entry is None for about, _ in read_exported(tmp_path / "out")] == [True, False, False]
+    made = documents(tmp_path / "out")
+    for index, problem in enumerate(problems[1:], start=1):
+        picture, words = made[f"problem-00000{index}-sample-00.json"]["steps"][0]["message"]
+        assert words["text"] == problem.meta["question"]
+        with Image.open(tmp_path / "out" / picture["source"]["path"]) as image:
+            assert image.tobytes() == problem.images[0].convert("RGB").tobytes()
+    assert Exported(3, 0, 2, done.unknown) == export_atif(tmp_path / "samples.jsonl", tmp_path / "out")
+
+
+def test_the_command(run: Path, tmp_path: Path) -> None:
+    words = ["data", "export", str(run), "--output", str(tmp_path / "out"), "--only", "rooms/0", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"trajectories": 2, "new": 2, "images": 3, "unknown": {}}
+    shutil.rmtree(tmp_path / "out")
+    told = CliRunner().invoke(app, words[:-3])
+    assert "6 trajectories (6 new), 3 images" in told.stdout
+    assert "1 problems are without their questions; rooms/2: there is no task 'rooms'" in told.stderr
+    wrong = CliRunner().invoke(app, [*words[:-3], "--problems", "1"])
+    assert wrong.exit_code == 2 and "problems was None and is now 1" in " ".join(wrong.stderr.split())
+
+
+def test_rollouts_come_back(tmp_path: Path) -> None:
+    """To the last bit: tokens, log-probabilities, channels, verdicts; a lost one, too."""
+    picture = Image.new("RGB", (6, 4), "teal")
+    verdict = Judged(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "reader")
+    segments = [
+        Segment("action", [5, 6], [-0.5, -1 / 3], CALL + "<|im_end|>", finish=Finish.STOP),
+        Segment("observation", [7, 8, 9], [0.0] * 3, "seen", "environment", 1, images=[picture, picture]),
+        Segment("answer", [10], [-0.0], "a\u2028", turn=1, parsed=verdict, values={"doubt": 1 / 7}),
+        Segment("score", [11, 12], [-2.5e-9, -30.0], "0.5", turn=1, finish=Finish.LENGTH),
+    ]
+    whole = Trajectory(segments, {"sampled": 0.5}, {"answer": 2 / 3}, {"own": [1, {"x": None}]})
+    bare = Trajectory([Segment("answer", [1, 2], [], "no log-probs", finish=Finish.STOP, parsed=verdict)])
+    lost = Trajectory([Segment("observation", [], author="environment", finish=Finish.ERROR)])
+    images: dict[str, Image.Image] = {}
+    row = record(3, Group(Problem("p/1", []), [whole, bare, lost]), images)
+    header = {"step": 12, "problems": 2, "weights": "w", "seed": 0}
+    log = tmp_path / "run" / "rollouts" / "step-000012.process-0-of-1.jsonl"
+    rows = [RecordedGroup(0, "p/0", skipped="it has no image"), row]
+    write_journal(log, RecordedGroup, header, rows)
+    log.with_suffix("").mkdir()
+    for name, image in images.items():
+        image.save(log.with_suffix("") / f"{name}.png")
+
+    out = tmp_path / "out"
+    assert export_atif(tmp_path / "run", out, rollouts=True) == Exported(3, 3, 1)
+    made = documents(out)
+    assert [*made] == [f"step-000012-problem-0003-sample-0{n}.json" for n in range(3)]
+    written = read_journal(log, RecordedGroup)[1][3].trajectories
+    for number, name in enumerate(made):
+        back = rollout_from_atif(read_atif(out / name))
+        assert back is not None
+        about, trajectory = back
+        assert trajectory == written[number] and repr(trajectory) == repr(written[number])
+        assert (about["problem"], about["index"], about["number"], about["settings"]) == (
+            "p/1",
+            3,
+            number,
+            header,
+        )
+    acts, answers = made["step-000012-problem-0003-sample-00.json"]["steps"]
+    assert acts["metrics"]["completion_token_ids"] == [5, 6] and acts["metrics"]["logprobs"] == [-0.5, -1 / 3]
+    assert answers["message"] == "a\u20280.5" and answers["metrics"]["completion_tokens"] == 3
+    (log.with_suffix("") / f"{next(iter(images))}.png").unlink()
+    with pytest.raises(DataError, match=r"step-000012.*: problem p/1, trajectory 0: the image .* is missing"):
+        export_atif(tmp_path / "run", out, rollouts=True)
