@@ -16,11 +16,11 @@ import aiohttp
 from aiohttp import web
 from PIL import Image
 
+from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.client import ServerSettings
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.counters import Metrics
-from selfverify.serving.security import Keys
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start, upstream_of
 

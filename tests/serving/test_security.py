@@ -1,4 +1,4 @@
-"""Keys, rates, and images that are meant to do harm."""
+"""Rates, and images that are meant to do harm."""
 
 from __future__ import annotations
 
@@ -8,39 +8,18 @@ import struct
 import zlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from selfverify.core.errors import ConfigError
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.remote_images import RemoteImages, is_public
 from selfverify.serving.request_images import Picture, take_images
-from selfverify.serving.security import MOST_BUCKETS, Keys, RateLimit, read_keys
+from selfverify.serving.security import MOST_BUCKETS, RateLimit
 from selfverify.serving.serve_settings import ImageLimits
 from serving_servers import data_url, png
-
-
-def test_keys() -> None:
-    keys = Keys(["one", "two"])
-    assert keys.find("Bearer two") == keys.find("bearer  two ") is not None
-    assert keys.find("Bearer two") != keys.find("Bearer one")
-    for wrong in (None, "", "two", "Bearer", "Bearer ", "Bearer three", "Basic two", "Bearer tw\udcff"):
-        assert keys.find(wrong) is None
-    assert not Keys([])
-
-
-def test_keys_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text("# ours\none\n\n two \n")
-    assert read_keys(path) == ["one", "two"]
-    path.write_text("# none\n")
-    for wrong in (path, tmp_path / "missing"):
-        with pytest.raises(ConfigError):
-            read_keys(wrong)
 
 
 def test_rate() -> None:

@@ -141,20 +141,29 @@ def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Ima
     raise ValueError(f"tries={tries}: at least one is needed")
 
 
-def decode_image(encoded: bytes) -> Image.Image:
+def decode_image(encoded: bytes, most_pixels: int | None = None) -> Image.Image:
     """Decode an image.
 
+    Args:
+        encoded: The encoded bytes.
+        most_pixels: The most pixels that are decoded; None leaves it to PIL.
+
     Raises:
-        DataError: The bytes are no image, are cut off, or the image is larger than PIL allows.
+        DataError: The bytes are no image, are cut off, or the image is larger than allowed (seen in its
+            header, before it is decoded).
     """
     try:
-        return _decoded(encoded)
+        return _decoded(encoded, most_pixels)
     except Exception as error:
         raise _unreadable(encoded, error) from None
 
 
-def _decoded(encoded: bytes) -> Image.Image:
+def _decoded(encoded: bytes, most_pixels: int | None = None) -> Image.Image:
     image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+    if most_pixels is not None and image.width * image.height > most_pixels:
+        raise Image.DecompressionBombError(
+            f"it has {image.width} x {image.height} pixels, and {most_pixels:,} are allowed"
+        )
     image.load()
     return image
 

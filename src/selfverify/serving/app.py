@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from selfverify.core.errors import ConfigError, ServerError
+from selfverify.remote.bearer_keys import Keys
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, api_error, error_response, invalid_value
 from selfverify.serving.backend import Ask, Backend, Chunks, Tell
@@ -25,7 +26,7 @@ from selfverify.serving.page import PAGE_PATHS, Example, add_page
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
-from selfverify.serving.security import Keys, RateLimit
+from selfverify.serving.security import RateLimit
 from selfverify.serving.selecting import Selection, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID, EventStream

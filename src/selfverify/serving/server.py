@@ -13,14 +13,14 @@ from typing import Any
 from aiohttp import web
 
 from selfverify.core.errors import ConfigError
+from selfverify.remote.bearer_keys import find_keys
 from selfverify.remote.client import OpenAIClient, ServerSettings
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.backend import Backend
 from selfverify.serving.counters import Metrics
 from selfverify.serving.page import digits_example
-from selfverify.serving.security import find_keys
-from selfverify.serving.serve_settings import BackendSettings, ListeningSettings, ServeSettings
+from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
@@ -34,7 +34,7 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         DataError: The calibration cannot be read.
     """
     asked = settings.gateway
-    keys = find_keys(asked.api_keys)
+    keys = find_keys(KEYS_VARIABLE, asked.api_keys)
     calibration = Calibration.load(asked.calibration) if asked.calibration else None
     metrics, example = Metrics(), None
     backend: Backend

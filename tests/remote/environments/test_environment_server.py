@@ -1,0 +1,306 @@
+"""The server by itself: limits, who is let in, lost sessions, and the Model Context Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+
+from environment_servers import serve, with_server
+from selfverify.core.environment import Call
+from selfverify.core.errors import ConfigError
+from selfverify.remote.bearer_keys import Keys
+from selfverify.remote.environments.content import ContentLimits
+from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
+from selfverify.remote.environments.sessions import Session, SessionLimits, SessionTable
+from tiny_environment import Counter
+
+RESET = {"type": "reset", "data": {"goal": 9, "seed": 1}}
+HANG = {"type": "step", "data": {"type": "call_tool", "tool_name": "fail", "arguments": {"how": "hang"}}}
+
+
+def talk(*messages: Any, limits: SessionLimits | None = None, wait: bool = True) -> list[dict[str, Any]]:
+    """The replies to raw messages on one socket; the last is ``closed`` if the server closes it."""
+
+    async def use(url: str, server: EnvironmentServer) -> list[dict[str, Any]]:
+        got: list[dict[str, Any]] = []
+        async with aiohttp.ClientSession() as http, http.ws_connect(url + "/ws") as socket:
+            for message in messages:
+                await socket.send_str(message if isinstance(message, str) else json.dumps(message))
+                if wait:
+                    got.append(await socket.receive_json(timeout=5))
+            try:
+                while (message := await socket.receive(timeout=0.6)).type is aiohttp.WSMsgType.TEXT:
+                    got.append(json.loads(message.data))
+            except TimeoutError:
+                return got
+        return [*got, {"type": "closed", "data": {}}]
+
+    return with_server(use, limits)  # type: ignore[no-any-return]
+
+
+def codes(replies: list[dict[str, Any]]) -> list[Any]:
+    return [reply["data"].get("code", reply["type"]) for reply in replies]
+
+
+def test_garbage_is_answered_and_the_session_goes_on() -> None:
+    step = {"type": "step", "data": {"number": 1}}
+    early = {"type": "step", "data": {"type": "call_tool", "tool_name": "add"}}
+    replies = talk(
+        "{", {"type": "dance"}, step, early, {"type": "reset", "data": {}}, RESET, {"type": "state"}
+    )
+    assert codes(replies) == [
+        "INVALID_JSON",
+        "UNKNOWN_TYPE",
+        "VALIDATION_ERROR",
+        "VALIDATION_ERROR",
+        "VALIDATION_ERROR",
+        "observation",
+        "state",
+    ]
+    assert "reset comes before" in replies[3]["data"]["message"]
+    assert replies[-1]["data"] == {"count": 1}
+
+
+def test_silence_and_slowness_end_a_session() -> None:
+    [_, last, closed] = talk(RESET, limits=SessionLimits(idle_s=0.2))
+    assert last["data"] == {"message": "nothing was asked for 0.2 s", "code": "SESSION_ERROR"}
+    [_, last, ended] = talk(RESET, HANG, limits=SessionLimits(busy_s=0.2))
+    assert last["data"] == {"message": "fail took longer than 0.2 s", "code": "SESSION_ERROR"}
+    assert closed["type"] == ended["type"] == "closed"
+
+
+def test_who_speaks_out_of_turn_is_cut_off() -> None:
+    assert codes(talk(RESET, HANG, RESET, wait=False)) == ["closed"]
+
+
+def test_a_message_that_is_too_large_is_not_read() -> None:
+    limits = SessionLimits(content=ContentLimits(message_bytes=1000))
+    assert (
+        talk({"type": "reset", "data": {"x": "y" * 2000}}, limits=limits, wait=False)[0]["type"] == "closed"
+    )
+
+
+def test_an_environment_that_does_not_close_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Counter):
+        async def close(self) -> None:
+            await super().close()
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        table = SessionTable("stuck", Stuck, SessionLimits(close_s=0.1))
+        session = table.open()
+        await session.reset({"goal": 1}, 0)
+        await table.close(session)
+        await table.close(session)
+        assert len(table) == 0 and session.lost
+
+    asyncio.run(main())
+    assert "environment stuck could not be closed: it takes longer than 0.1 s" in caplog.text
+
+
+def test_one_session_does_one_thing_at_a_time() -> None:
+    async def main() -> None:
+        session = Session(Counter(delay_s=0.01), SessionLimits())
+        await session.reset({"goal": 100}, 0)
+        calls = (session.act(Call("add", {"number": 1})) for _ in range(5))
+        shown = await asyncio.gather(*calls)
+        assert [(s.round, s.text) for s in shown] == [(n, f"{n} of 100") for n in range(1, 6)]
+        await session.environment.close()
+
+    asyncio.run(main())
+
+
+def test_browsers_and_strangers_are_not_let_in() -> None:
+    async def use(url: str, _: Any) -> None:
+        async with aiohttp.ClientSession() as http:
+            for path, headers, status in (
+                ("/health", {}, 200),
+                ("/schema", {}, 401),
+                ("/counter/schema", {"Authorization": "Bearer right"}, 200),
+                ("/health", {"Origin": url}, 403),
+                ("/ws", {"Authorization": "Bearer right", "Origin": "http://evil.example"}, 403),
+            ):
+                async with http.get(url + path, headers=headers) as reply:
+                    assert reply.status == status, path
+
+    with_server(use, keys=["right"])
+
+
+def test_a_server_for_other_machines_needs_keys() -> None:
+    async def start(host: str, keys: list[str]) -> int:
+        async with AsyncExitStack() as stack:
+            return await start_server(EnvironmentServer({"a": Counter}, keys=Keys(keys)), stack, host)
+
+    with pytest.raises(ConfigError, match="SELFVERIFY_ENVIRONMENT_KEYS"):
+        asyncio.run(start("0.0.0.0", []))
+    assert asyncio.run(start("0.0.0.0", ["key"])) > 0
+    for names in ({}, {"a/b": Counter}, {"": Counter}):
+        with pytest.raises(ConfigError, match="names of letters"):
+            EnvironmentServer(names)
+
+
+def test_several_environments_stand_below_their_names() -> None:
+    async def use(url: str, _: Any) -> list[int]:
+        async with aiohttp.ClientSession() as http:
+            found = []
+            for path in ("/one/schema", "/two-b/schema", "/schema"):
+                async with http.get(url + path) as reply:
+                    found.append(reply.status)
+            return found
+
+    assert with_server(use, one=Counter, **{"two-b": Counter}) == [200, 200, 404]
+
+
+def test_shutting_down_ends_sessions_in_the_middle_of_a_call() -> None:
+    async def main() -> None:
+        async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
+            _, url = await serve(stack)
+            socket = await stack.enter_async_context(http.ws_connect(url + "/ws"))
+            await socket.send_json(RESET)
+            await socket.receive_json()
+            await socket.send_json(HANG)
+            await asyncio.sleep(0.05)
+            assert len(Counter.opened) == 1
+        assert Counter.opened == []
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+
+
+class Rpc:
+    """Asks ``/mcp``; keeps the session that it is given."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self.http, self.url, self.headers, self.status = http, url, dict[str, str](), 0
+
+    async def __call__(self, method: str, notify: bool = False, **params: Any) -> Any:
+        request = {"jsonrpc": "2.0", "method": method, "params": params} | ({} if notify else {"id": 3})
+        async with self.http.post(self.url, json=request, headers=self.headers) as reply:
+            self.status = reply.status
+            if session := reply.headers.get("Mcp-Session-Id"):
+                self.headers["Mcp-Session-Id"] = session
+            return await reply.json() if reply.content_type == "application/json" else None
+
+
+def with_rpc(
+    use: Callable[[Rpc, EnvironmentServer], Awaitable[Any]],
+    query: str = "",
+    limits: SessionLimits | None = None,
+) -> Any:
+    async def main(url: str, server: EnvironmentServer) -> Any:
+        async with aiohttp.ClientSession() as http:
+            return await use(Rpc(http, f"{url}/counter/mcp{query}"), server)
+
+    return with_server(main, limits)
+
+
+def test_mcp_over_http() -> None:
+    async def use(ask: Rpc, server: EnvironmentServer) -> None:
+        welcome = (await ask("initialize", protocolVersion="2025-06-18"))["result"]
+        assert welcome["protocolVersion"] == "2025-06-18" and "begin" in welcome["instructions"]
+        assert await ask("notifications/initialized", notify=True) is None and ask.status == 202
+        tools = (await ask("tools/list"))["result"]["tools"]
+        assert [tool["name"] for tool in tools] == ["begin", "add", "fail"]
+        early = (await ask("tools/call", name="add", arguments={"number": 2}))["result"]
+        assert early["isError"] and "call begin first" in early["content"][0]["text"]
+        wrong = await ask("tools/call", name="begin", arguments={"task": {}})
+        assert wrong["error"] == {"code": -32602, "message": "task: goal is no number"}
+        first = (await ask("tools/call", name="begin", arguments={"task": {"goal": 3}, "seed": 1}))["result"]
+        assert [block["type"] for block in first["content"]] == ["text", "image"]
+        again = (await ask("tools/call", name="begin", arguments={"task": {"goal": 3}}))["result"]
+        assert again["isError"]
+        refused = (await ask("tools/call", name="dance"))["result"]
+        assert refused["isError"] and refused["content"][0]["text"] == "there is no dance like that"
+        done = (await ask("tools/call", name="add", arguments={"number": 2}))["result"]
+        assert done["content"][0]["text"] == "3 of 3" and not done["isError"]
+        assert done["_meta"] == {
+            "selfverify/round": 2,
+            "selfverify/reward": 2.0,
+            "selfverify/done": True,
+            "selfverify/truncated": False,
+        }
+        assert (await ask("ping"))["result"] == {}
+        assert (await ask("resources/list"))["error"]["code"] == -32601
+        lost = await ask("tools/call", name="fail", arguments={"how": "lose"})
+        assert lost["error"] == {"code": -32000, "message": "the counter is broken"}
+        assert "error" in await ask("tools/list") and ask.status == 404
+        assert len(server.tables["counter"]) == 0
+
+    with_rpc(use)
+
+
+def test_the_task_can_stand_in_the_address() -> None:
+    async def use(ask: Rpc, _: Any) -> str:
+        await ask("initialize")
+        tools = (await ask("tools/list"))["result"]["tools"]
+        assert tools[0]["inputSchema"]["properties"] == {}
+        text = (await ask("tools/call", name="begin"))["result"]["content"][0]["text"]
+        async with ask.http.delete(ask.url, headers=ask.headers) as reply:
+            assert reply.status == 204
+        async with ask.http.delete(ask.url, headers=ask.headers) as reply:
+            assert reply.status == 404
+        return str(text)
+
+    assert with_rpc(use, '?task={"goal":7}&seed=4') == "4 of 7"
+
+    async def wrong(ask: Rpc, _: Any) -> Any:
+        return await ask("initialize"), ask.status
+
+    for query in ("?task=7", "?task={}&seed=a"):
+        reply, status = with_rpc(wrong, query)
+        assert status == 400 and reply["error"]["code"] == -32602
+
+
+def test_mcp_sessions_are_bounded_and_closed_when_idle() -> None:
+    async def use(ask: Rpc, server: EnvironmentServer) -> None:
+        await ask("initialize")
+        full = await Rpc(ask.http, ask.url)("initialize")
+        assert "all 1 sessions" in full["error"]["message"]
+        await asyncio.sleep(0.3)
+        assert len(server.tables["counter"]) == 0
+        await ask("tools/list")
+        assert ask.status == 404
+
+    with_rpc(use, limits=SessionLimits(sessions=1, idle_s=0.2))
+
+
+def test_openenvs_sessions_over_http_join_a_socket() -> None:
+    async def use(ask: Rpc, server: EnvironmentServer) -> None:
+        session = (await ask("openenv/session/create"))["result"]["session_id"]
+        tools = (await ask("tools/list", session_id=session))["result"]["tools"]
+        assert [tool["name"] for tool in tools] == ["add", "fail"]
+        address = f"{ask.url.removesuffix('/mcp')}/ws?session_id="
+        async with ask.http.ws_connect(address + session) as socket:
+            await socket.send_json(RESET)
+            await socket.receive_json()
+            shown = await ask("tools/call", name="add", arguments={"number": 3}, session_id=session)
+            assert shown["result"]["content"][0]["text"] == "4 of 9"
+            rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+            await socket.send_json({"type": "mcp", "data": rpc})
+            assert len((await socket.receive_json())["data"]["result"]["tools"]) == 2
+            for wrong in (session, "other"):
+                async with ask.http.ws_connect(address + wrong) as second:
+                    assert (await second.receive_json())["data"]["code"] == "SESSION_ERROR"
+        assert len(server.tables["counter"]) == 1
+        assert (await ask("openenv/session/close", session_id=session))["result"]["closed"]
+        assert "error" in await ask("openenv/session/close", session_id=session)
+        assert "error" in await ask("openenv/session/dance")
+
+    with_rpc(use)
+
+
+@pytest.mark.parametrize(
+    "body", ["", "[1]", "{", '{"id": 1}', '{"jsonrpc": "1.0", "id": 1, "method": "ping"}']
+)
+def test_requests_that_are_none(body: str) -> None:
+    async def use(ask: Rpc, _: Any) -> int:
+        await ask("initialize")
+        async with ask.http.post(ask.url, data=body, headers=ask.headers) as reply:
+            return int((await reply.json())["error"]["code"])
+
+    assert with_rpc(use) in (-32700, -32600)

@@ -1,0 +1,272 @@
+"""A client and our server are an environment like any other; a session that breaks off is lost for good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from aiohttp import WSMsgType, web
+
+from environment_servers import answering, opened, with_server
+from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.remote.environments.content import ContentLimits
+from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings, base_url
+from selfverify.remote.environments.sessions import SessionLimits
+from tiny_environment import TOOLS, Counter
+
+ADD = Call("add", {"number": 2})
+
+
+async def acted(environment: Any) -> list[Any]:
+    """What an environment shows in two episodes with every kind of answer."""
+    seen: list[Any] = []
+    for goal in (5, 3):
+        seen.append(await environment.reset({"goal": goal}, seed=1))
+        seen += [
+            await environment.act(call) for call in (ADD, Call("nothing"), Call("add", {"number": "x"}), ADD)
+        ]
+        seen.append(await environment.state())
+    with pytest.raises(DataError, match="goal is no number"):
+        await environment.reset({}, seed=1)
+    seen.append(await environment.reset({"goal": 0}, seed=4))
+    seen.append(await environment.state())
+    await environment.close()
+    return seen
+
+
+def plain(seen: list[Any]) -> list[Any]:
+    def one(item: Any) -> Any:
+        if not isinstance(item, Observation):
+            return item
+        images = [(image.mode, image.size, image.tobytes()) for image in item.images]
+        return item.round, item.text, images, item.error, item.done, item.truncated, item.reward, item.info
+
+    return [one(item) for item in seen]
+
+
+def test_an_environment_elsewhere_is_as_one_here() -> None:
+    async def there(url: str, _: Any) -> list[Any]:
+        environment = RemoteEnvironment(RemoteSettings(url + "/counter"))
+        with pytest.raises(DataError, match=r"open\(\)"):
+            environment.tools  # noqa: B018
+        await environment.open()
+        assert environment.tools == TOOLS
+        return await acted(environment)
+
+    here = plain(asyncio.run(acted(Counter())))
+    assert plain(with_server(there)) == here
+    assert [seen[4] for seen in (here[4], here[10])] == [True, False] and here[10][5]  # done; truncated
+
+
+def test_sessions_do_not_mix() -> None:
+    async def use(url: str, server: Any) -> list[str]:
+        async with AsyncExitStack() as stack:
+            clients = [await opened(stack, url) for _ in range(20)]
+
+            async def one(number: int, client: RemoteEnvironment) -> str:
+                await client.reset({"goal": 1000 + number}, seed=number)
+                for _ in range(3):
+                    shown = await client.act(ADD)
+                return shown.text
+
+            texts = await asyncio.gather(*(one(*pair) for pair in enumerate(clients)))
+            assert len(server.tables["counter"]) == 20
+            return texts
+
+    limits = SessionLimits(sessions=20)
+    assert with_server(use, limits) == [f"{n + 6} of {1000 + n}" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("lose", "the counter is broken"),
+        ("raise", "ZeroDivisionError"),
+        ("hang", "no answer to fail within 0.3 s"),
+    ],
+)
+def test_a_lost_session_stays_lost_and_its_server_closes_it(how: str, message: str) -> None:
+    async def use(url: str, server: Any) -> str:
+        async with AsyncExitStack() as stack:
+            client = await opened(stack, url, act_s=0.3)
+            await client.reset({"goal": 9}, seed=0)
+            with pytest.raises(EnvironmentLost, match=message) as lost:
+                await client.act(Call("fail", {"how": how}))
+            for again in (client.act(ADD), client.state(), client.reset({"goal": 9}, 0), client.open()):
+                with pytest.raises(EnvironmentLost, match=message):
+                    await again
+            for _ in range(100):
+                if not Counter.opened:
+                    return str(lost.value)
+                await asyncio.sleep(0.02)
+            raise AssertionError("the server has kept the session")
+
+    said = with_server(use)
+    assert said.startswith("http://127.0.0.1:") and "secret" not in said
+
+
+def test_a_call_that_is_cancelled_loses_the_session() -> None:
+    async def use(url: str, _: Any) -> None:
+        async with AsyncExitStack() as stack:
+            client = await opened(stack, url)
+            await client.reset({"goal": 9}, seed=0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await client.act(Call("fail", {"how": "hang"}))
+            with pytest.raises(EnvironmentLost, match="fail was broken off"):
+                await client.act(ADD)
+
+    with_server(use)
+
+
+def test_a_reply_that_is_too_large_loses_the_session() -> None:
+    async def use(url: str, _: Any) -> None:
+        async with AsyncExitStack() as stack:
+            client = await opened(stack, url, limits=ContentLimits(message_bytes=2**20))
+            await client.reset({"goal": 9}, seed=0)
+            with pytest.raises(EnvironmentLost, match="closed before fail was answered"):
+                await client.act(Call("fail", {"how": "huge"}))
+
+    with_server(use)
+
+
+def test_what_the_caller_gets_wrong_is_said() -> None:
+    async def use(url: str, _: Any) -> None:
+        async with AsyncExitStack() as stack:
+            client = await opened(stack, url)
+            for early in (client.act(ADD), client.state()):
+                with pytest.raises(DataError, match="comes"):
+                    await early
+            with pytest.raises(DataError, match="'seed'"):
+                await client.reset({"seed": 1}, seed=0)
+            await client.reset({"goal": 9}, seed=0)
+            with pytest.raises(DataError, match="JSON"):
+                await client.act(Call("add", {"number": object()}))
+            assert (await client.act(ADD)).round == 1
+
+    with_server(use)
+
+
+def test_a_full_server_and_a_wrong_key_are_said() -> None:
+    async def use(url: str, _: Any) -> None:
+        async with AsyncExitStack() as stack:
+            for key in (None, "wrong"):
+                with pytest.raises(EnvironmentLost, match=r"answered 401.*SELFVERIFY_ENVIRONMENT_KEY"):
+                    await (await opened(stack, url, key=key)).open()
+            with pytest.raises(EnvironmentLost, match="answered 404"):
+                await (await opened(stack, url + "/phone", key="right")).open()
+            first = await opened(stack, url, key="right")
+            await first.open()
+            with pytest.raises(EnvironmentLost, match=r"all 1 sessions are in use .CAPACITY_REACHED"):
+                await (await opened(stack, url, key="right")).open()
+            await first.close()
+            for _ in range(50):
+                second = await opened(stack, url, key="right")
+                try:
+                    await second.open()
+                    return
+                except EnvironmentLost:
+                    await asyncio.sleep(0.02)
+            raise AssertionError("the place was not given back")
+
+    with_server(use, SessionLimits(sessions=1), keys=["right"])
+    assert "right" not in repr(RemoteSettings("http://a", key="right"))
+
+
+def test_a_server_that_is_not_there_is_lost() -> None:
+    with pytest.raises(EnvironmentLost, match=r"http://127\.0\.0\.1:9: it cannot be reached"):
+        asyncio.run(RemoteEnvironment(RemoteSettings("http://127.0.0.1:9")).open())
+
+
+@pytest.mark.parametrize(
+    "url", ["", "a", "ftp://a", "http://", "http://u:p@a", "http://a?key=b", "http://[", "ws://a"]
+)
+def test_addresses_that_are_none_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        base_url(url)
+    assert "u:p" not in str(refused.value) and "key=b" not in str(refused.value)
+
+
+async def pings(socket: web.WebSocketResponse) -> None:
+    for _ in range(100_000):
+        await socket.ping()
+
+
+def says(*replies: Any) -> Callable[[web.WebSocketResponse], Awaitable[None]]:
+    """A server that lists no tools and then gives these replies, one a request; the last again and again."""
+
+    async def script(socket: web.WebSocketResponse) -> None:
+        tools = {"type": "observation", "data": {"observation": {"tools": []}}}
+        left = [tools, *replies]
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                reply = left.pop(0) if len(left) > 1 else left[0]
+                await (
+                    reply(socket)
+                    if callable(reply)
+                    else socket.send_str(reply if isinstance(reply, str) else json.dumps(reply))
+                )
+
+    return script
+
+
+FIRST = {"type": "observation", "data": {"observation": {}, "metadata": {"round": 0}}}
+BROKEN = {"result": {"content": [{"type": "image", "data": "A" * 99}]}}
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ([], "no JSON object"),
+        ({"type": "state", "data": {}}, "answered with 'state'"),
+        ({"type": "observation"}, "no observation"),
+        (FIRST, "round 0, and round 1 is due"),
+        ({"type": "observation", "data": {"observation": BROKEN}}, "block 0"),
+        ({"type": "error", "data": {"message": "e" * 10_000, "code": {}}}, "eeee"),
+        ({"type": "error"}, "no reason given"),
+        (pings, "no answer to add within 0.5 s"),
+        (lambda socket: socket.close(), "closed before add"),
+        (lambda socket: socket.send_bytes(b"\x80" * 100), "answered add with bytes"),
+        (lambda socket: socket.send_str("x" * 70_000), "closed before add was answered.*65536|65536"),
+    ],
+)
+def test_hostile_servers_lose_the_session(reply: Any, message: str) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            url = await answering(stack, says(FIRST, reply))
+            limits = ContentLimits(message_bytes=2**16 if message.endswith("65536") else 2**20)
+            client = await opened(stack, url, act_s=0.5, limits=limits)
+            await client.reset({}, seed=0)
+            started = time.monotonic()
+            with pytest.raises(EnvironmentLost, match=message) as lost:
+                await client.act(ADD)
+            assert str(lost.value).startswith(url) and len(str(lost.value)) < 1_000
+            assert time.monotonic() - started < 5
+
+    asyncio.run(main())
+
+
+def test_a_refused_action_is_the_agents_fault() -> None:
+    """A server without rounds that refuses the arguments: the agent is told, and the session goes on."""
+    refused = {"type": "error", "data": {"message": "x is missing", "code": "VALIDATION_ERROR"}}
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            url = await answering(
+                stack, says(FIRST, refused, {"type": "observation", "data": {"observation": {}}})
+            )
+            client = await opened(stack, url)
+            await client.reset({}, seed=0)
+            shown = await client.act(ADD)
+            assert (shown.round, shown.error) == (1, "x is missing (VALIDATION_ERROR)")
+            assert (await client.act(ADD)).round == 2
+
+    asyncio.run(main())

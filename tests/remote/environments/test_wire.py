@@ -1,0 +1,213 @@
+"""Messages of OpenEnv's wire and content blocks: they come back as they were, and garbage is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from selfverify.core.environment import Call, Observation
+from selfverify.core.errors import DataError
+from selfverify.remote.environments import wire
+from selfverify.remote.environments.content import ContentLimits, from_blocks, to_blocks
+from tiny_environment import TOOLS
+
+LIMITS = ContentLimits(images=3, image_pixels=5_000)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def sent(observation: Observation, tool: str = "add") -> Observation:
+    """The observation after its way over the wire."""
+    raw = wire.encode({"type": "observation", "data": wire.observation_data(observation, tool)})
+    kind, data = wire.decode(raw)
+    assert kind == "observation"
+    return wire.read_observation(data, observation.round, LIMITS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    round=st.integers(0, 10**6),
+    text=st.text(max_size=30),
+    error=st.text(max_size=9),
+    done=st.booleans(),
+    truncated=st.booleans(),
+    reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    info=st.dictionaries(st.text(max_size=5), JSON, max_size=3),
+)
+def test_an_observation_comes_back_as_it_was(**fields: Any) -> None:
+    observation = Observation(**fields)
+    assert sent(observation) == observation and sent(observation, tool="") == observation
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_images_lose_nothing(mode: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (13, 17, 4), dtype=np.uint8)
+    image = Image.fromarray(noise[..., 0].astype(np.uint16) * 250) if mode == "I;16" else None
+    image = image or Image.fromarray(noise).convert(mode)
+    [back] = sent(Observation(1, images=[image])).images
+    assert back.mode == mode and np.array_equal(np.asarray(back), np.asarray(image))
+
+
+def test_images_of_other_modes_become_rgb() -> None:
+    [back] = sent(Observation(1, images=[Image.new("CMYK", (4, 3), (10, 20, 30, 0))])).images
+    assert back.mode == "RGB" and back.size == (4, 3)
+
+
+def test_what_stock_clients_need_stands_where_they_look() -> None:
+    data = wire.observation_data(Observation(3, "here", truncated=True, reward=0.5), "add")
+    assert data["done"] is True and data["reward"] == 0.5
+    shown = data["observation"]
+    assert shown["tool_name"] == "add" and shown["error"] is None
+    assert shown["result"]["content"] == [{"type": "text", "text": "here"}]
+    assert data["metadata"] == shown["metadata"] == {"round": 3, "done": False, "truncated": True, "info": {}}
+
+
+def test_tools_and_calls_come_back() -> None:
+    assert wire.read_tools(wire.tools_data(TOOLS)["observation"]["tools"]) == TOOLS
+    assert wire.read_tools([wire.mcp_tool(tool) for tool in TOOLS]) == TOOLS
+    call = Call("add", {"number": 3})
+    kind, data = wire.decode(wire.encode(wire.call_message(call)))
+    assert (kind, wire.read_call(data)) == ("step", call)
+    assert wire.read_call(wire.decode(wire.encode(wire.LIST_TOOLS))[1]) is None
+    kind, data = wire.decode(wire.encode(wire.reset_message({"goal": 3}, 7)))
+    assert (kind, wire.read_reset(data)) == ("reset", ({"goal": 3}, 7))
+    assert wire.read_reset({"goal": 3}) == ({"goal": 3}, 0)
+
+
+def foreign(observation: Any, **more: Any) -> Observation:
+    return wire.read_observation({"observation": observation, **more}, 4, LIMITS)
+
+
+def test_observations_of_other_servers_are_read() -> None:
+    """Without rounds and blocks: a result of any kind, fields of any name, images as data URLs."""
+    assert foreign({"tool_name": "t", "result": "as text"}).text == "as text"
+    assert foreign({"tool_name": "t", "result": {"a": [1, None]}}).text == '{"a":[1,null]}'
+    assert foreign({"stdout": "hi", "exit_code": 0}, reward=1, done=True) == Observation(
+        4, '{"stdout":"hi","exit_code":0}', reward=1.0, done=True
+    )
+    assert foreign({}).text == "" and foreign({"result": None}).text == ""
+    assert foreign({"x": 1, "metadata": {"level": 2}}).info == {"level": 2}
+    failed = foreign({"result": {"content": [{"type": "text", "text": "no such file"}], "isError": True}})
+    assert (failed.text, failed.error) == ("", "no such file")
+    assert (
+        foreign({"error": {"error_type": "invalid_args", "message": "x is missing"}}).error == "x is missing"
+    )
+    [block] = to_blocks("", [Image.new("L", (3, 2))])
+    seen = foreign({"screen": f"data:image/png;base64,{block['data']}", "url": "a"})
+    assert seen.text == '{"url":"a"}' and seen.images[0].size == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "no observation"),
+        ({"observation": []}, "no observation"),
+        ({"observation": {}, "metadata": [1]}, "metadata"),
+        ({"observation": {}, "metadata": {"round": 5}}, "round 5, and round 4 is due"),
+        ({"observation": {}, "metadata": {"round": "4"}}, "round 4"),
+        ({"observation": {}, "done": "yes"}, "done"),
+        ({"observation": {}, "metadata": {"truncated": 1}}, "truncated"),
+        ({"observation": {}, "reward": "1"}, "reward"),
+        ({"observation": {}, "reward": float("nan")}, "reward"),
+        ({"observation": {}, "reward": 10**400}, "reward"),
+        ({"observation": {"error": {"error_type": "timeout", "message": "30 s"}}}, "timeout: 30 s"),
+        ({"observation": {"result": {"content": ["text"]}}}, "block 0"),
+        ({"observation": {"result": {"content": [{"type": "image", "data": "é"}]}}}, "base64"),
+        ({"observation": {"result": {"content": [{"type": "image", "data": "AAAA"}]}}}, "block 0"),
+        ({"observation": {"a": "data:image/png;base64,AAAA"}}, "^a: "),
+    ],
+)
+def test_observations_that_are_none_are_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        wire.read_observation(data, 4, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ["", "{", "[]", "7", '"x"', "{}", '{"type": 7}', '{"type": "step", "data": []}', "[" * 10_000, b"\xff"],
+)
+def test_messages_that_are_none_are_refused(raw: str | bytes) -> None:
+    with pytest.raises(DataError):
+        wire.decode(raw)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"type": "call_tool"}, {"type": "call_tool", "tool_name": "a", "arguments": []}, {"number": 3}],
+)
+def test_steps_that_are_none_are_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="call_tool"):
+        wire.read_call(data)
+
+
+def test_requests_that_are_none_are_refused() -> None:
+    with pytest.raises(DataError, match="seed"):
+        wire.reset_message({"seed": 3}, 3)
+    for seed in ("3", True, 1.5):
+        with pytest.raises(DataError, match="seed"):
+            wire.read_reset({"seed": seed})
+    with pytest.raises(DataError, match="JSON"):
+        wire.encode(wire.call_message(Call("add", {"number": object()})))
+    for tools in (None, {}, ["a"], [{"description": "without a name"}]):
+        with pytest.raises(DataError, match="tools"):
+            wire.read_tools(tools)
+    with pytest.raises(DataError, match="reward is inf"):
+        wire.observation_data(Observation(0, reward=float("inf")))
+
+
+def bomb(width: int, height: int) -> str:
+    """A PNG of a few bytes whose header promises many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    file = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes(100)))
+        + chunk(b"IEND", b"")
+    )
+    return base64.b64encode(file).decode()
+
+
+def test_images_that_are_bombs_are_not_decoded() -> None:
+    for size in ((100, 51), (60_000, 60_000)):
+        with pytest.raises(DataError, match=r"pixels|exceeds limit"):
+            from_blocks([{"type": "image", "data": bomb(*size)}], LIMITS)
+    with pytest.raises(DataError, match="block 0: the image cannot be read"):
+        from_blocks([{"type": "image", "data": bomb(50, 50)}], LIMITS)  # cut off inside
+    with pytest.raises(DataError, match="more than 3 images"):
+        from_blocks(to_blocks("", [Image.new("L", (1, 1))] * 4), LIMITS)
+
+
+def test_what_cannot_be_shown_leaves_a_note() -> None:
+    blocks = [
+        {"type": "text", "text": "a"},
+        {"type": "audio", "data": "", "mimeType": "audio/wav"},
+        {"type": "resource", "resource": {"uri": "x", "text": "b"}},
+    ]
+    assert from_blocks(blocks, LIMITS)[0] == "a\n(a block of type audio, which cannot be shown)\nb"
+
+
+def test_a_jpeg_is_an_image_too() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (6, 5)).save(file, "JPEG")
+    block = {"type": "image", "data": base64.b64encode(file.getvalue()).decode(), "mimeType": "image/jpeg"}
+    assert from_blocks([block], LIMITS)[1][0].size == (6, 5)
