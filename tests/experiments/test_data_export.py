@@ -80,7 +80,11 @@ def run(tmp_path: Path) -> Path:
         sample("rooms/1", n, True, 0.25 * n, text="<answer>é\n\u2028</answer>", answer=[1, 2.0, "x"])
         for n in range(2)
     ]
-    samples += [sample("rooms/2", n, False, None, finish=None, logprob=None, answer=None) for n in range(2)]
+    # One that was over before the policy spoke, and one that says nothing.
+    door = StoredStep("environment", 0, "observation", "A door.", [first], "stop", {}, None)
+    for number, given in enumerate(({"steps": [door], "text": door.text, "tokens": 0}, {"finish": None})):
+        own: dict[str, Any] = {"logprob": None, "answer": None} | given
+        samples.append(sample("rooms/2", number, False, None, **own))
     write_samples(folder / "samples.jsonl", SETTINGS, samples)
     (folder / "gallery").mkdir()
     Image.new("L", (8, 8), 77).save(folder / "gallery" / "00000.png")
@@ -151,6 +155,8 @@ def test_what_other_programs_read(run: Path, tmp_path: Path) -> None:
     # What followed a turn without a call came of no call; what followed an answer was said by a user.
     assert "tool_calls" not in idle and idle["observation"]["results"][0]["content"] == "A wall."
     assert "observation" not in answers and doubts["message"][0]["text"] == "Sure?" and ends["message"] == ""
+    [door] = made["problem-000002-sample-00.json"]["steps"]
+    assert door["source"] == "user" and door["message"][0]["text"] == "A door."
     alone = made["problem-000002-sample-01.json"]["steps"]
     assert [step["source"] for step in alone] == ["agent"] and alone[0]["metrics"]["completion_tokens"] == 3
 

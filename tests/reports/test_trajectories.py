@@ -53,7 +53,7 @@ def foreign(version: str = "ATIF-v1.6", **changes: Any) -> dict[str, Any]:
                     {"source_call_id": "c1", "content": [picture("images/clock.jpg", "image/jpeg")]},
                     {"content": None},
                 ]},
-                "metrics": {"prompt_tokens": 1234, "completion_tokens": 20, "cost_usd": 0.01},
+                "metrics": {"prompt_tokens": 1234, "completion_tokens": 20, "cost_usd": 0.029804999},
             },
             {"step_id": 4, "source": "agent", "message": [picture("images/home.png")]},
         ],
@@ -91,6 +91,7 @@ def test_another_agents_trajectory(trial: Path) -> None:
         "calls tap",
         "observation of tap",
         "prompt tokens 1,234",
+        "USD 0.0298",
     ):
         assert text in page
     assert page.count("<image ") == 2 and page.count("<use ") == 1

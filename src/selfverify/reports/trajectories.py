@@ -82,7 +82,8 @@ def _card(trajectory: AtifTrajectory, title: str, file: Path, pictures: Pictures
     facts = [f"{agent.name} {agent.version}", agent.model_name, trajectory.trajectory_id, trajectory.notes]
     numbers = {} if total is None else total.model_dump(exclude={"extra"}, exclude_none=True)
     facts += [
-        f"{name.removeprefix('total_').replace('_', ' ')}: {value:,}" for name, value in numbers.items()
+        f"{name.removeprefix('total_').replace('_', ' ')}: {_number(value)}"
+        for name, value in numbers.items()
     ]
     return {
         "title": title,
@@ -108,6 +109,10 @@ def _outcome(trajectory: AtifTrajectory) -> list[tuple[str, str]]:
         for name, value in found
         if value is not None
     ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _plain(value: Any) -> str:
@@ -174,7 +179,7 @@ def _measured(metrics: AtifMetrics | None) -> list[tuple[str, str]]:
         "tokens": metrics.completion_tokens,
         "USD": metrics.cost_usd,
     }
-    return [(name, f"{value:,}") for name, value in found.items() if value is not None]
+    return [(name, f"{_number(value)}") for name, value in found.items() if value is not None]
 
 
 def _values(extra: dict[str, Any] | None) -> list[tuple[str, str]]:
