@@ -166,11 +166,12 @@ def test_python_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
-    """Its environment runs as written: prices are asked for and paid, and mistakes are told."""
-    [block] = re.findall(r"```python\n(.*?)```", EPISODES_PAGE.read_text("utf-8"), re.DOTALL)
-    program = tmp_path / "shop.py"
-    program.write_text(block, encoding="utf-8")
-    task = runpy.run_path(str(program))["Shopping"]()
+    """Its environments run as written: a shop in which mistakes are told, and a remote one."""
+    blocks = re.findall(r"```python\n(.*?)```", EPISODES_PAGE.read_text("utf-8"), re.DOTALL)
+    shop, remote = (tmp_path / name for name in ("shop.py", "remote.py"))
+    for program, block in zip((shop, remote), blocks, strict=True):
+        program.write_text(block, encoding="utf-8")
+    task = runpy.run_path(str(shop))["Shopping"]()
     problem, policy = task.problem("train", 0, 0), load_policy()
     policy.tokenizer.chat_template = QWEN3
     turns = []
@@ -181,6 +182,10 @@ def test_episodes_page(load_policy: Callable[..., Policy], tmp_path: Path) -> No
     made = recite(policy, problem, task.open(problem, 0), turns)
     assert "there are only apple, pear" in made.text and "'crowns': Field required" in made.text
     assert made.rewards["correct"] == 1.0 and made.rewards["tool_errors"] == 2.0
+    found = runpy.run_path(str(remote))
+    made = recite(policy, problem, found["Remote"](), turns)
+    found["LOOP"].close()
+    assert "You said" in made.segments[1].text and len(made.segments) == 5
 
 
 def test_limits_of_episodes_are_explained() -> None:

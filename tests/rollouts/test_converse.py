@@ -15,7 +15,7 @@ from tests.updating import update
 from selfverify.core.credit import Credit, valid_trajectories
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.core.errors import SamplingError
+from selfverify.core.errors import HungError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
@@ -296,7 +296,7 @@ def test_too_many_hung_threads_end_the_rollout(
 ) -> None:
     policy = ending_policy()
     limits = EpisodeLimits(turns=2, reply_threads=6, reply_s=0.1, hung_threads=2)
-    with pytest.raises(SamplingError, match="threads hang in replies"):
+    with pytest.raises(HungError, match="threads of this process hang in episodes"):
         converse(policy, Chat(), asked, [3, 4], SAMPLING, lambda p, s: Failing(s, "hangs", True), limits)
     assert all(episode.closed == 1 for episode in opened)
 

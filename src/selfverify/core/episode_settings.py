@@ -32,7 +32,8 @@ class EpisodeLimits(BaseModel):
     hung_threads: int = Field(
         16,
         ge=1,
-        description="Threads that may hang in replies before a rollout fails. Nobody can end a hung thread.",
+        description="Threads that may hang in replies, in one process and over all its rollouts, before "
+        "the run ends. Nobody can end a hung thread; one that comes back is not counted.",
     )
 
 
@@ -52,7 +53,7 @@ class EpisodeConfig(BaseModel):
         None, gt=0, description="Seconds after which a rollout asks for no more replies."
     )
     hung_threads: int | None = Field(
-        None, ge=1, description="Threads that may hang in replies before a rollout fails."
+        None, ge=1, description="Threads of a process that may hang in replies before a run ends."
     )
 
     def changed(self, limits: EpisodeLimits) -> EpisodeLimits:

@@ -14,7 +14,11 @@ class CheckpointError(SelfVerifyError):
 
 
 class SamplingError(SelfVerifyError):
-    """The engine that samples, if it is not this library's own, has failed."""
+    """What samples has failed: the engine, if it is not this library's own, or the episodes' threads."""
+
+
+class HungError(SamplingError):
+    """Too many threads of a process hang in episodes for a run to go on."""
 
 
 class DataError(SelfVerifyError):

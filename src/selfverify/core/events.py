@@ -114,6 +114,8 @@ COUNTED = {
     "unjudged": ("answer that could not be judged", "answers that could not be judged"),
     "episode_failed": ("conversation lost to a failure", "conversations lost to failures"),
     "episode_not_closed": ("environment that could not be closed", "environments that could not be closed"),
+    "thread_hung": ("thread that hung in an environment", "threads that hung in environments"),
+    "thread_back": ("such thread that came back", "such threads that came back"),
     "vote_missing": ("vote that a judge did not give", "votes that judges did not give"),
     "no_verdict": ("submission without a verdict", "submissions without a verdict"),
     "context_full": ("conversation that filled the context", "conversations that filled the context"),

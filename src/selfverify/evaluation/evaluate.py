@@ -93,7 +93,8 @@ def evaluate(
             problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
             if problems.keys() <= sweep.rows.keys():
                 problems = {}  # all are stored; what else is in the share cannot be used
-            sweep.store(_sample(policy, task, problems, config, sampling, extractor, path))
+            sample = partial(_sample, policy, task, problems, config, sampling, extractor, path)
+            sweep.store(ranks.everywhere(sample))
         held_out.share()
         return ranks.on_first(lambda: _summary(task, held_out, sweep.rows))
 

@@ -14,7 +14,7 @@ import torch
 
 from selfverify.core import ranks
 from selfverify.core.credit import valid_trajectories
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, HungError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.machine import busy
 from selfverify.core.trajectory import Group
@@ -40,6 +40,8 @@ from selfverify.learner.weights import load_matching
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
+from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.hung import HUNG
 from selfverify.tasks.base import Judged
 
 Metrics = dict[str, float]
@@ -129,6 +131,7 @@ class Learner:
             KeyboardInterrupt: After Ctrl-C, when the checkpoint is written.
             CheckpointError: A checkpoint cannot be written or does not fit.
             DataError: No problem of several steps in a row can be used. A checkpoint is written before.
+            HungError: Too many episodes hang. A checkpoint is written before.
         """
         with self.events:
             resumed = self.training.resume and self._resume()
@@ -178,16 +181,23 @@ class Learner:
         self.events.step = self.step
         self._tell_busy()
         evaluated: Metrics = {}
+        hung: HungError | None = None
         if self.evaluate and self.config.evaluate_every and self.step % self.config.evaluate_every == 0:
-            evaluated = self.evaluate(self.policy)
+            try:
+                evaluated = self.evaluate(self.policy)
+            except HungError as error:
+                hung = error
             metrics |= {f"eval/{name}": value for name, value in evaluated.items()}
-        if evaluated or self.step == self.config.steps or self.step % self.config.log_every == 0:
+        if hung or evaluated or self.step == self.config.steps or self.step % self.config.log_every == 0:
             if ranks.index() == 0:
                 self.metrics_log.append({"step": self.step, **metrics})
                 self.timing_log.append({"step": self.step, **timing})
             if self.config.trackers:
                 self.accelerator.log({**metrics, **timing}, step=self.step)
         # After the log, because the checkpoint stores the log's length: a resumed run must keep this line.
+        if hung:
+            self.save()
+            raise hung
         if evaluated and self.config.best_metric:
             self._keep_best(evaluated, self.config.best_metric)
         if self.on_step and ranks.index() == 0:
@@ -207,13 +217,23 @@ class Learner:
                 self.save()
             raise DataError(f"no problem of {self.empty_steps} steps in a row can be used; the last: {last}")
 
+    def _roll_out(self) -> tuple[Rollout, list[int]]:
+        """Make the step's groups. A checkpoint is written before a run ends by episodes that hang."""
+        try:
+            return self.policy.whole(lambda: self.source.roll_out(self.step))
+        except HungError:
+            # All processes get here together (`GroupSource.roll_out`).
+            if self.step:
+                self.save()
+            raise
+
     def train_step(self) -> tuple[Metrics, Metrics]:
         """Roll out, credit and learn; return the step's metrics and timings."""
         lesson = self.lesson
         clock = [time.perf_counter()]
         if self.policy.engine is not None:
             self.policy.engine.send_weights()  # not inside `whole`: TRL gathers shards itself
-        rollout, makers = self.policy.whole(lambda: self.source.roll_out(self.step))
+        rollout, makers = self._roll_out()
         self._note_empty(not rollout.groups)
         clock.append(time.perf_counter())
 
@@ -244,6 +264,7 @@ class Learner:
             # are those of an unbroken run.
             **self.source.task.counters(),
             **{f"time/{name}_s": seconds for name, seconds in rollout.seconds.items()},
+            **({"threads/hung": float(HUNG.count())} if rollout.seconds else {}),
         }
         return metrics, timing
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from selfverify.core import ranks
 from selfverify.core.episode import Episode, Said
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.core.errors import DataError
+from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
@@ -79,11 +79,13 @@ def converse(
     Raises:
         ConfigError: The chat template cannot continue a conversation.
         DataError: A problem cannot be encoded.
-        SamplingError: Too many episodes hang, or the engine has failed.
+        HungError: Too many threads of this process hang in episodes.
+        SamplingError: The engine has failed.
     """
     limits = limits or task.limits
     prompts = policy.encode(problems)
-    replies, writer = Replies(limits), ReplyEncoder(policy.encoder)
+    writer = ReplyEncoder(policy.encoder)
+    replies = Replies(limits, lambda place: f"problem {problems[place[0]].id}, sample {place[1]}")
     room = longest_row(policy.model)
     talks: dict[Place, Talk] = {}
     try:
@@ -91,8 +93,9 @@ def converse(
             for g in range(sampling.group_size):
                 talks[b, g] = Talk(policy, writer, problem, len(prompt.ids), room)
                 talks[b, g].open(partial(open_episode or task.open, problem, derived_seed(seed, g)))
-        rounds = _Rounds(policy.threads(prompts, sampling, seeds=seeds), talks, replies, listener)
-        rounds.run(limits.turns, in_step=policy.engine is not None)
+        threads = policy.threads(prompts, sampling, seeds=seeds)
+        rounds = _Rounds(threads, talks, replies, listener, in_step=policy.engine is not None)
+        rounds.run(limits.turns)
         find_endings(task, talks)
     finally:
         close(talks, replies)
@@ -132,31 +135,36 @@ class _Rounds:
         talks: The conversations.
         replies: Asks the episodes.
         listener: See `converse`.
+        in_step: Whether an engine samples for all processes at once, so that all ask it equally often.
     """
 
     def __init__(
-        self, threads: Threads, talks: Mapping[Place, Talk], replies: Replies, listener: Listener | None
+        self,
+        threads: Threads,
+        talks: Mapping[Place, Talk],
+        replies: Replies,
+        listener: Listener | None,
+        in_step: bool,
     ) -> None:
-        self.threads, self.talks, self.replies, self.listener = threads, talks, replies, listener
+        self.threads, self.talks, self.replies = threads, talks, replies
+        self.listener, self.in_step = listener, in_step
         self.seconds = {"say": 0.0, "reply": 0.0, "hear": 0.0}
+        self._failed: SelfVerifyError | None = None
 
-    def run(self, turns: int, in_step: bool) -> None:
-        """Hold all conversations to their end.
-
-        Args:
-            turns: How often the policy speaks at most.
-            in_step: Whether an engine samples for all processes at once, so that all ask it equally often.
-        """
+    def run(self, turns: int) -> None:
+        """Hold all conversations to their end; the policy speaks at most ``turns`` times in each."""
         opened = {place: talk.begin for place, talk in self.talks.items() if not talk.over}
-        self._exchange(opened, Talk.start)
+        self._exchange(opened, Talk.start, "before the first turn")
         for turn in range(turns):
-            going = [place for place, talk in self.talks.items() if not talk.over]
-            if not (any(ranks.gather(bool(going))) if in_step else going):
+            going = [place for place, talk in self.talks.items() if not (talk.over or self._failed)]
+            if not (any(ranks.gather(bool(going))) if self.in_step else going):
                 break
             more = turn + 1 < turns
             said = self._say(going, turn, more)
             told = {place: partial(self.talks[place].reply, words) for place, words in said.items()}
-            self._exchange(told, partial(Talk.answer, more=more))
+            self._exchange(told, partial(Talk.answer, more=more), f"turn {turn}")
+        if self._failed:
+            raise self._failed
 
     def _say(self, places: Sequence[Place], turn: int, more: bool) -> dict[Place, Said]:
         """Let the policy go on in some conversations."""
@@ -168,31 +176,46 @@ class _Rounds:
         return said
 
     def _exchange(
-        self, calls: Mapping[Place, Callable[[], T]], take: Callable[[Talk, T], Continuation | None]
+        self,
+        calls: Mapping[Place, Callable[[], T]],
+        take: Callable[[Talk, T], Continuation | None],
+        what: str,
     ) -> None:
         """Ask episodes, and let the policy hear what they reply. A conversation whose episode fails is over.
 
         Args:
             calls: Ask the episodes.
             take: Takes a reply in a conversation, and returns what the policy hears of it.
+            what: What the calls are about.
         """
-        with self._timed("reply"):
-            replies = self.replies.ask(calls)
-        with self._timed("hear"):
-            heard: dict[Place, Continuation] = {}
-            for place, reply in replies.items():
-                talk = self.talks[place]
-                if isinstance(reply, Exception):
-                    talk.fail(reply)
-                    continue
-                try:
-                    piece = take(talk, reply)
-                except DataError as error:
-                    talk.fail(error)
-                else:
-                    if piece is not None:
-                        heard[place] = piece
-            self.threads.hear(heard)
+        try:
+            with self._timed("reply"):
+                replies = self.replies.ask(calls, what)
+            with self._timed("hear"):
+                self.threads.hear(self._heard(replies, take))
+        except SelfVerifyError as error:
+            if not self.in_step:
+                raise
+            # The others go on to ask the engine, which takes this process, too, if with nothing to say.
+            self._failed = error
+
+    def _heard(
+        self, replies: Mapping[Place, T | Exception], take: Callable[[Talk, T], Continuation | None]
+    ) -> dict[Place, Continuation]:
+        heard = {}
+        for place, reply in replies.items():
+            talk = self.talks[place]
+            if isinstance(reply, Exception):
+                talk.fail(reply)
+                continue
+            try:
+                piece = take(talk, reply)
+            except DataError as error:
+                talk.fail(error)
+            else:
+                if piece is not None:
+                    heard[place] = piece
+        return heard
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

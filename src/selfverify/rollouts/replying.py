@@ -11,13 +11,14 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.core.errors import SamplingError
 from selfverify.policy.threads import Place
+from selfverify.rollouts.hung import HUNG
 
 T = TypeVar("T")
 
@@ -25,26 +26,30 @@ T = TypeVar("T")
 class Replies:
     """Asks the episodes of one rollout for their replies.
 
-    A thread that hangs in a reply cannot be ended. It is abandoned and counted; its late reply is ignored.
-    An environment that may hang for good belongs in a process of its own (`selfverify.workers`).
+    A thread that hangs in a reply cannot be ended. It is abandoned and counted (`HUNG`); its late reply is
+    ignored. An environment that may hang for good belongs in a process of its own (`selfverify.workers`).
 
     Args:
         limits: How many threads there are, and how long replies may take.
+        name: The name of a conversation, which its threads get.
     """
 
-    def __init__(self, limits: EpisodeLimits) -> None:
-        self.limits = limits
-        self._abandoned: list[threading.Thread] = []
+    def __init__(self, limits: EpisodeLimits, name: Callable[[Place], str]) -> None:
+        self.limits, self.name = limits, name
         self._ends = None if limits.rollout_s is None else time.monotonic() + limits.rollout_s
 
-    def ask(self, calls: Mapping[Place, Callable[[], T]]) -> dict[Place, T | Exception]:
+    def ask(self, calls: Mapping[Place, Callable[[], T]], what: str) -> dict[Place, T | Exception]:
         """The outcomes of ``calls``, each of which asks an episode; in the same order.
 
+        Args:
+            calls: By conversation.
+            what: What they are about, such as the turn.
+
         Raises:
-            SamplingError: More threads hang than `EpisodeLimits.hung_threads`.
+            HungError: More threads hang than `EpisodeLimits.hung_threads`.
         """
         if self.limits.reply_threads:
-            return self._on_threads(calls, self.limits.reply_threads, self.limits.hung_threads)
+            return self._on_threads(calls, what, self.limits.reply_threads, self.limits.hung_threads)
         return {
             place: self._too_late() if self._is_over() else outcome(call) for place, call in calls.items()
         }
@@ -58,24 +63,31 @@ class Replies:
         self._ends = None
         calls = {place: episode.close for place, episode in episodes.items()}
         if self.limits.reply_threads and calls:
-            return self._on_threads(calls, len(calls), len(calls) + len(self._abandoned))
+            return self._on_threads(calls, "closing", len(calls))
         return {place: outcome(call) for place, call in calls.items()}
 
     def _on_threads(
-        self, calls: Mapping[Place, Callable[[], T]], threads: int, may_hang: int
+        self,
+        calls: Mapping[Place, Callable[[], T]],
+        what: str,
+        threads: int,
+        may_hang: int | None = None,
     ) -> dict[Place, T | Exception]:
         """The outcome of each call, in the order of ``calls``."""
         done: queue.SimpleQueue[tuple[Place, T | Exception]] = queue.SimpleQueue()
-        waiting, running = list(calls), dict[Place, tuple[float, threading.Thread]]()
+        waiting, running = deque(calls), dict[Place, tuple[float, threading.Thread]]()
         found: dict[Place, T | Exception] = {}
 
         def run(place: Place) -> None:
             done.put((place, outcome(calls[place])))
 
         while waiting or running:
+            if may_hang is not None:
+                HUNG.refuse_more_than(may_hang)
             while waiting and len(running) < threads:
-                place = waiting.pop(0)
-                thread = threading.Thread(target=run, args=(place,), daemon=True, name=f"reply-{place}")
+                place = waiting.popleft()
+                name = f"{self.name(place)}, {what}"
+                thread = threading.Thread(target=run, args=(place,), daemon=True, name=name)
                 running[place] = time.monotonic() + self.limits.reply_s, thread
                 thread.start()
             until = min(deadline for deadline, _ in running.values())
@@ -85,16 +97,17 @@ class Replies:
             except queue.Empty:
                 over, now = self._is_over(), time.monotonic()
                 for place in [p for p, (deadline, _) in running.items() if over or deadline <= now]:
-                    self._abandoned.append(running.pop(place)[1])
+                    HUNG.add(running.pop(place)[1])
                     reason = f"it took longer than {self.limits.reply_s} s"
                     found[place] = self._too_late() if over else TimeoutError(reason)
                 if over:
                     found |= {place: self._too_late() for place in waiting}
-                    waiting = []
-                self._refuse_many_hung(may_hang)
+                    waiting.clear()
             else:
                 if running.pop(place, None) is not None:
                     found[place] = came
+        if may_hang is not None:
+            HUNG.refuse_more_than(may_hang)
         return {place: found[place] for place in calls}
 
     def _is_over(self) -> bool:
@@ -102,15 +115,6 @@ class Replies:
 
     def _too_late(self) -> TimeoutError:
         return TimeoutError(f"the rollout has taken longer than {self.limits.rollout_s} s")
-
-    def _refuse_many_hung(self, may_hang: int) -> None:
-        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
-        if len(self._abandoned) > may_hang:
-            raise SamplingError(
-                f"{len(self._abandoned)} threads hang in replies of episodes, and at most "
-                f"{may_hang} may; give the environment time limits of its own, or a process "
-                "that can be killed"
-            )
 
 
 def begin(episode: Episode) -> Reply | None:

@@ -1,0 +1,77 @@
+"""An event loop in a thread of its own, by which code that waits, such as an episode, runs coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_GOODBYE_S = 5.0
+"""Seconds that cancelled coroutines have to clean up in `EventLoop.close`."""
+
+
+class EventLoop:
+    """Runs coroutines for other threads, all at the same time, on one loop that goes on between the calls.
+
+    A browser or a websocket belongs to the loop it was opened on. So all coroutines of one environment have
+    to run on the same loop, and all environments of a process can share one.
+
+    Args:
+        name: The thread's name.
+    """
+
+    def __init__(self, name: str = "event loop") -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=name)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+        """The result of a coroutine, whatever that may raise.
+
+        Args:
+            coroutine: Is run on the loop.
+            seconds: How long it may take. It is cancelled then, so that what it holds is given back.
+
+        Raises:
+            TimeoutError: It took longer.
+            RuntimeError: The loop is closed, or the call comes from a coroutine of the loop itself, which
+                would wait for itself.
+        """
+        if threading.current_thread() is self._thread or self._loop.is_closed():
+            coroutine.close()
+            raise RuntimeError(
+                f"{self._thread.name}: the loop is closed"
+                if self._loop.is_closed()
+                else f"{self._thread.name}: a coroutine of the loop cannot wait for the loop; await instead"
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            if not future.cancel():
+                raise  # the coroutine's own
+            raise TimeoutError(f"{self._thread.name}: it took longer than {seconds} s") from None
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the thread. A coroutine that blocks the loop is left behind."""
+        if self._loop.is_closed():
+            return
+        goodbye = asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
+        try:
+            goodbye.result(_GOODBYE_S)
+        except TimeoutError:
+            goodbye.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_GOODBYE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

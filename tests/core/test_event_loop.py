@@ -1,0 +1,109 @@
+"""Coroutines that other threads wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from selfverify.core.event_loop import EventLoop
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoop]:
+    made = EventLoop("test loop")
+    yield made
+    made.close()
+
+
+async def after(seconds: float, value: int) -> int:
+    await asyncio.sleep(seconds)
+    return value
+
+
+def test_results_and_errors_come_back(loop: EventLoop) -> None:
+    async def fails() -> None:
+        raise OSError("the socket is gone")
+
+    async def gives_up() -> None:
+        raise TimeoutError("its own")
+
+    assert loop.run(after(0.0, 3), 5.0) == 3
+    with pytest.raises(OSError, match="the socket is gone"):
+        loop.run(fails(), 5.0)
+    with pytest.raises(TimeoutError, match="its own"):
+        loop.run(gives_up(), 5.0)
+
+
+def test_all_coroutines_share_one_loop(loop: EventLoop) -> None:
+    """What was opened on it goes on between the calls."""
+    events: list[asyncio.Event] = []
+
+    async def opens() -> asyncio.AbstractEventLoop:
+        events.append(asyncio.Event())
+        asyncio.get_running_loop().call_later(0.01, events[0].set)
+        return asyncio.get_running_loop()
+
+    async def waits() -> asyncio.AbstractEventLoop:
+        await events[0].wait()
+        return asyncio.get_running_loop()
+
+    assert loop.run(opens(), 5.0) is loop.run(waits(), 5.0)
+
+
+def test_what_takes_too_long_is_cancelled(loop: EventLoop) -> None:
+    """It cleans up, and the loop serves others."""
+    ended = threading.Event()
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError, match=r"test loop: it took longer than 0.05 s"):
+        loop.run(hangs(), 0.05)
+    assert ended.wait(5.0)
+    assert loop.run(after(0.0, 1), 5.0) == 1
+
+
+def test_a_loop_that_waits_for_itself_is_refused(loop: EventLoop) -> None:
+    async def nests() -> int:
+        return loop.run(after(0.0, 1), 5.0)
+
+    with pytest.raises(RuntimeError, match="cannot wait for the loop; await instead"):
+        loop.run(nests(), 5.0)
+
+
+def test_closing_cancels_the_rest() -> None:
+    loop, ended = EventLoop("test loop"), threading.Event()
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    def wait() -> None:
+        with pytest.raises((asyncio.CancelledError, Exception)):
+            loop.run(hangs(), 30.0)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not loop.run(count(), 5.0):
+        time.sleep(0.001)
+    loop.close()
+    waiter.join(5.0)
+    assert ended.is_set() and not waiter.is_alive()
+    assert not any(thread.name == "test loop" and thread.is_alive() for thread in threading.enumerate())
+    loop.close()
+    with pytest.raises(RuntimeError, match="test loop: the loop is closed"):
+        loop.run(after(0.0, 1), 5.0)
+
+
+async def count() -> int:
+    """The other coroutines that run."""
+    return len(asyncio.all_tasks()) - 1

@@ -1,0 +1,123 @@
+"""Episodes whose environments are asynchronous, and share an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from tests.rollouts.test_converse import Chat, ending_policy
+from tests.rollouts.test_hung import hung
+
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.event_loop import EventLoop
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.converse import converse
+from selfverify.rollouts.hung import HungThreads
+from selfverify.tasks.base import user_turn
+
+__all__ = ["ending_policy", "hung"]  # fixtures
+
+MANY = 64
+PROBLEM = Problem("remote", user_turn("Say 7.", images=0), environment_begins=True)
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoop]:
+    made = EventLoop("environments")
+    yield made
+    made.close()
+
+
+class Desk:
+    """A remote environment in which all conversations of a rollout have to be at work at the same time."""
+
+    def __init__(self, everyone: int) -> None:
+        self.everyone = asyncio.Barrier(everyone)
+        self.open, self.cancelled = 0, 0
+
+    async def enter(self) -> str:
+        self.open += 1
+        await self.everyone.wait()
+        return "Welcome."
+
+    async def act(self, words: str, hangs: bool) -> str:
+        try:
+            await (asyncio.Event().wait() if hangs else asyncio.sleep(0.01))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return f"You said {len(words)} characters."
+
+    async def leave(self) -> None:
+        self.open -= 1
+
+
+class Remote(Episode):
+    """Waits for a coroutine in every reply, never longer than the reply's deadline."""
+
+    channel = "words"
+
+    def __init__(self, desk: Desk, loop: EventLoop, hangs: bool) -> None:
+        self.desk, self.loop, self.hangs = desk, loop, hangs
+
+    def begin(self) -> Reply | None:
+        return Reply(self.loop.run(self.desk.enter(), 20.0))
+
+    def reply(self, said: Said) -> Reply:
+        words = self.loop.run(self.desk.act(said.text, self.hangs), 0.5)
+        return Reply(words, done=said.turn == 1)
+
+    def ending(self) -> Ending:
+        return Ending({"answer": 1.0})
+
+    def close(self) -> None:
+        self.loop.run(self.desk.leave(), 5.0)
+
+
+def test_many_conversations_wait_at_once(
+    ending_policy: Callable[..., Policy], loop: EventLoop, hung: HungThreads
+) -> None:
+    """With as many reply threads as conversations none waits for another; one that hangs is cancelled, loses
+    its own conversation, and leaves no thread behind."""
+    desk = Desk(MANY)
+    count = iter(range(MANY))
+    limits = EpisodeLimits(turns=3, reply_threads=MANY, reply_s=30.0, hung_threads=1)
+    sampling = SamplingConfig(group_size=MANY, max_new_tokens=12, top_p=1.0)
+    rollout = converse(
+        ending_policy(), Chat(), [PROBLEM], [3], sampling,
+        lambda problem, seed: Remote(desk, loop, next(count) == 5), limits,
+    )  # fmt: skip
+    made = rollout.groups[0].trajectories
+    assert desk.everyone.n_waiting == 0 and desk.open == 0
+    lost = [t.finish == Finish.ERROR for t in made]
+    assert lost == [number == 5 for number in range(MANY)] and desk.cancelled == 1
+    assert all(t.segments[0].text.count("Welcome.") == 1 for t in made)
+    assert sum("characters." in s.text for t in made for s in t.segments) > MANY // 2
+    assert hung.count() == 0 and not any("remote" in t.name for t in threading.enumerate())
+
+
+def test_too_few_threads_are_no_deadlock(
+    ending_policy: Callable[..., Policy], loop: EventLoop, hung: HungThreads
+) -> None:
+    """Conversations that wait for each other and cannot all wait at once reach their deadlines."""
+    desk = Desk(3)
+    limits = EpisodeLimits(turns=2, reply_threads=2, reply_s=0.2)
+    sampling = SamplingConfig(group_size=3, max_new_tokens=12, top_p=1.0)
+
+    class Impatient(Remote):
+        def begin(self) -> Reply | None:
+            return Reply(self.loop.run(self.desk.enter(), 0.4))
+
+    rollout = converse(
+        ending_policy(), Chat(), [replace(PROBLEM)], [3], sampling,
+        lambda problem, seed: Impatient(desk, loop, False), limits,
+    )  # fmt: skip
+    ended = [t.finish == Finish.ERROR for t in rollout.groups[0].trajectories]
+    assert ended[:2] == [True, True]

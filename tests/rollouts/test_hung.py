@@ -1,0 +1,164 @@
+"""Threads that hang in episodes are counted over all rollouts of a process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rollouts.test_converse import Chat, Talkative, ending_policy
+
+from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import HungError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.events import read_events
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.store import read_samples
+from selfverify.experiments.registry import make_method
+from selfverify.experiments.run import learn
+from selfverify.learner.checkpoint import latest_checkpoint
+from selfverify.policy.policy import Policy
+from selfverify.rollouts import hung as module
+from selfverify.rollouts import replying
+from selfverify.rollouts.converse import converse
+from selfverify.rollouts.hung import HungThreads
+from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.digits.digits_sum import DigitsSum
+
+__all__ = ["ending_policy"]  # a fixture
+
+SAMPLING = SamplingConfig(group_size=2, max_new_tokens=8, top_p=1.0)
+LIMITS = EpisodeLimits(turns=2, reply_threads=2, reply_s=0.1, hung_threads=2)
+PROBLEM = Chat().problem("train", 0, 0)
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> HungThreads:
+    """A count of the test's own: threads of other tests may still hang."""
+    fresh = HungThreads()
+    for place in (module, replying):
+        monkeypatch.setattr(place, "HUNG", fresh)
+    monkeypatch.setattr("selfverify.learner.loop.HUNG", fresh)
+    return fresh
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hanging replies wait for."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+class Stuck(Talkative):
+    """Hangs until a gate opens."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__(0, images=False)
+        self.gate = gate
+
+    def reply(self, said: Said) -> Reply:
+        self.gate.wait(60.0)
+        return super().reply(said)
+
+
+def talk(policy: Policy, gate: threading.Event, stuck: int) -> None:
+    """A rollout of two conversations, of which the first ``stuck`` hang."""
+    count = iter(range(2))
+
+    def begin(problem: Problem, seed: int) -> Episode:
+        return Stuck(gate) if next(count) < stuck else Talkative(seed, images=False)
+
+    converse(policy, Chat(), [PROBLEM], [3], SAMPLING, begin, LIMITS)
+
+
+def test_threads_are_counted_over_rollouts(
+    ending_policy: Callable[..., Policy],
+    gate: threading.Event,
+    hung: HungThreads,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each rollout has fewer than may hang, and together they have too many; who comes back frees a place."""
+    policy = ending_policy()
+    talk(policy, gate, 1)
+    talk(policy, gate, 1)
+    assert hung.count() == 2
+    talk(policy, gate, 0)
+    with pytest.raises(HungError, match=r"3 threads .* at most 2 may .* problem chat/0, sample 0, turn 0"):
+        talk(policy, gate, 1)
+    # The next rollout does not begin.
+    with pytest.raises(HungError, match="3 threads"):
+        talk(policy, gate, 0)
+    told = [r.__dict__["fields"] for r in caplog.records if r.__dict__.get("event") == "thread_hung"]
+    assert [fields["hung"] for fields in told] == [1, 2, 3]
+    assert told[0]["thread"] == "problem chat/0, sample 0, turn 0"
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("problem chat/0"):
+            thread.join(5.0)
+    assert hung.count() == 0
+    assert sum(r.__dict__.get("event") == "thread_back" for r in caplog.records) == 3
+    talk(policy, gate, 2)
+
+
+class Sticking(AnswerOnce):
+    """Answers once; the environment never takes some of the answers."""
+
+    def __init__(self, task: DigitsSum, problem: Problem, gate: threading.Event | None) -> None:
+        super().__init__(problem, task.tags, task.verdict)
+        self.gate = gate
+
+    def reply(self, said: Said) -> Reply:
+        if self.gate is not None:
+            self.gate.wait(60.0)
+        return super().reply(said)
+
+
+class Sums(DigitsSum):
+    """`digits-sum`, in which the first conversation of every problem hangs from the second step on."""
+
+    limits = EpisodeLimits(turns=2, reply_threads=4, reply_s=0.1, hung_threads=2)
+    gate: threading.Event
+    opened = 0
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        self.opened += 1
+        hangs = int(problem.id.split("/")[-1]) >= 2 and self.opened % 2 == 0
+        return Sticking(self, problem, self.gate if hangs else None)
+
+
+def test_a_run_keeps_what_it_has_learnt(gate: threading.Event, hung: HungThreads, tmp_path: Path) -> None:
+    """A step whose threads hang within the limit is learnt; the one that goes beyond it ends the run."""
+    task = Sums()
+    task.gate = gate
+    config = LearnerConfig(
+        steps=5, groups_per_step=2, learning_rate=1e-4, checkpoint_every=0, drop_zero_advantage=False
+    )
+    arguments: dict[str, Any] = {"output": tmp_path, "seed": 0}
+    with pytest.raises(HungError, match="of this process hang in episodes"):
+        learn(Policy.load("builtin:digits"), task, make_method("grpo"), config, SAMPLING, **arguments)
+    latest = latest_checkpoint(tmp_path / "checkpoints")
+    assert latest is not None and latest.name == "checkpoint-000002"
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert [row["threads/hung"] for row in timing] == [0.0, 2.0]
+    events = [event["event"] for event in read_events(tmp_path / "events.jsonl")]
+    assert events.count("thread_hung") >= 3
+
+
+def test_an_evaluation_keeps_its_batches(gate: threading.Event, hung: HungThreads, tmp_path: Path) -> None:
+    task = Sums()
+    task.gate = gate
+    store = tmp_path / "samples.jsonl"
+    config = EvaluationConfig(problems=5, samples=2, batch_problems=2)
+    with pytest.raises(HungError, match="of this process hang in episodes"):
+        evaluate(Policy.load("builtin:digits"), task, config, store, max_new_tokens=8)
+    stored = read_samples(store)[1]
+    assert len(stored) == 8 and sum(sample.finish == "error" for sample in stored) == 2
