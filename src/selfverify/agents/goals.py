@@ -1,0 +1,327 @@
+"""Goals: what has to be so in the end, and what evidence shows that it is (SmartSnap §3.3, §3.4).
+
+A goal is plain data. From it and from facts follow the ground truth (`Goal.on_state`), what a set of exhibits
+proves (`Goal.shown`), whether an exhibit has to do with the task (`Goal.relevant`) and a smallest sufficient
+set of rounds (`minimal_evidence`). A verdict is True, False or, where nothing shows it, None: what is not
+shown is not assumed (SmartSnap's "zero assumptions").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.facts import Fact, Records, Scalar, Seen, listing, records_of, same
+from selfverify.agents.query_answers import Answer
+from selfverify.core.errors import DataError
+
+Values = dict[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What exhibits show of one sub-goal.
+
+    Args:
+        about: The sub-goal in words.
+        verdict: True or False where it is shown, else None.
+        rounds: The rounds that show it.
+    """
+
+    about: str
+    verdict: bool | None
+    rounds: tuple[int, ...] = ()
+
+
+class _Need(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Has(_Need):
+    """A record has these values.
+
+    Args:
+        kind: The record's kind.
+        key: The record's key, where it is known beforehand, as of a setting.
+        match: Values by which the record is recognised.
+        values: What it must have; each is a sub-goal.
+        new: Whether the record has to be made first; that it is there is a sub-goal then.
+        before: For a new one: the keys of the records that were there before, which do not count.
+    """
+
+    type: Literal["has"] = "has"
+    kind: str
+    key: str | None = None
+    match: Values = {}
+    values: Values = {}
+    new: bool = False
+    before: tuple[str, ...] = ()
+
+    def on_state(self, records: Records) -> list[bool]:
+        """Whether each sub-goal is reached; of several records that match, the best one counts."""
+        found = [record for _, record in self._candidates(records.get(self.kind, {}))]
+        best = max(
+            ([same(r.get(a), v) for a, v in self.values.items()] for r in found), key=sum, default=None
+        )
+        return [best is not None] * self._exists + (best or [False] * len(self.values))
+
+    def shown(self, seen: Seen) -> list[Finding]:
+        """What is shown of each sub-goal."""
+        records = seen.of_kind(self.kind)
+        plain = {key: {a: v for a, (v, _) in record.items()} for key, record in records.items()}
+        name = self.key if self.key is not None else _listed(self.match)
+        names = [f"there is a {self.kind} with {_listed(self.match)}"] * self._exists
+        names += [f"{self.kind} {name}: {a} is {v}" for a, v in self.values.items()]
+        best: list[Finding] | None = None
+        for key, record in self._candidates(plain):
+            rounds = {records[key][a][1] for a in self.match}
+            here = [Finding(names[0], True, tuple(sorted(rounds)))] * self._exists
+            for (attribute, value), about in zip(self.values.items(), names[self._exists :], strict=True):
+                if attribute in record:
+                    at = tuple(sorted(rounds | {records[key][attribute][1]}))
+                    here.append(Finding(about, same(record[attribute], value), at))
+                else:
+                    here.append(Finding(about, None))
+            if best is None or _rank(here) > _rank(best):
+                best = here
+        if best is not None:
+            return best
+        whole = seen.whole(self.kind, self.match) if self.key is None else None
+        if whole and all(key in self.before or self._differs(plain.get(key, {})) for key in whole[0]):
+            return [Finding(about, False, (whole[1],)) for about in names]
+        return [Finding(about, None) for about in names]
+
+    @property
+    def _exists(self) -> int:
+        return int(self.new or not self.values)
+
+    def _candidates(
+        self, records: Mapping[str, Mapping[str, Scalar]]
+    ) -> list[tuple[str, Mapping[str, Scalar]]]:
+        keys = [self.key] if self.key is not None else list(records)
+        found = [(key, records[key]) for key in keys if key in records and key not in self.before]
+        return [(k, r) for k, r in found if all(same(r.get(a), v) for a, v in self.match.items())]
+
+    def _differs(self, record: Mapping[str, Scalar]) -> bool:
+        return any(a in record and not same(record[a], v) for a, v in self.match.items())
+
+
+class Absent(_Need):
+    """No record has these values.
+
+    Args:
+        kind: The records' kind.
+        match: The values.
+    """
+
+    type: Literal["absent"] = "absent"
+    kind: str
+    match: Values
+
+    def on_state(self, records: Records) -> list[bool]:
+        """Whether the one sub-goal is reached."""
+        found = records.get(self.kind, {}).values()
+        return [not any(all(same(r.get(a), v) for a, v in self.match.items()) for r in found)]
+
+    def shown(self, seen: Seen) -> list[Finding]:
+        """Proven by a list, shown whole, that would have to have the record; disproven by the record."""
+        about = f"there is no {self.kind} with {_listed(self.match)}"
+        records = seen.of_kind(self.kind)
+        for record in records.values():
+            if all(a in record and same(record[a][0], v) for a, v in self.match.items()):
+                return [Finding(about, False, tuple(sorted({record[a][1] for a in self.match})))]
+        whole = seen.whole(self.kind, self.match)
+        if whole is None:
+            return [Finding(about, None)]
+        rounds = {whole[1]}
+        for key in whole[0]:
+            record = records.get(key, {})
+            other = [a for a, v in self.match.items() if a in record and not same(record[a][0], v)]
+            if not other:
+                return [Finding(about, None)]
+            rounds.add(record[other[0]][1])
+        return [Finding(about, True, tuple(sorted(rounds)))]
+
+
+class Listed(_Need):
+    """All records with these values are shown, as far as the attributes go: what a count or a sum rests on.
+
+    It asks something of the evidence only; on the state it always holds.
+
+    Args:
+        kind: The records' kind.
+        match: The values.
+        attributes: What has to be shown of each.
+    """
+
+    type: Literal["listed"] = "listed"
+    kind: str
+    match: Values = {}
+    attributes: tuple[str, ...] = ()
+
+    def on_state(self, records: Records) -> list[bool]:
+        """No sub-goal."""
+        return []
+
+    def shown(self, seen: Seen) -> list[Finding]:
+        """True where a whole list has been shown with all that is needed, else None."""
+        about = f"every {self.kind} with {_listed(self.match)} is shown"
+        whole = seen.whole(self.kind, self.match)
+        if whole is None:
+            return [Finding(about, None)]
+        records, rounds = seen.of_kind(self.kind), {whole[1]}
+        for key in whole[0]:
+            record = records.get(key, {})
+            if any(a in record and not same(record[a][0], v) for a, v in self.match.items()):
+                continue
+            covered = [a for a in (*self.match, *self.attributes) if a in record]
+            if len(covered) < len(self.match) + len(self.attributes):
+                return [Finding(about, None)]
+            rounds |= {record[a][1] for a in covered}
+        return [Finding(about, True, tuple(sorted(rounds)))]
+
+
+Need = Annotated[Has | Absent | Listed, Field(discriminator="type")]
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The ground truth.
+
+    Args:
+        complete: Whether the task is done.
+        subgoals: Whether each sub-goal is reached (AndroidLab's Sub-SR counts them).
+    """
+
+    complete: bool
+    subgoals: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a submission proves.
+
+    Args:
+        verdict: True where every sub-goal is shown, False where one is shown not to be reached or the answer
+            is wrong, None where something is not shown.
+        findings: Of each sub-goal, in order; of a query the answer comes first.
+    """
+
+    verdict: bool | None
+    findings: tuple[Finding, ...]
+
+
+class Goal(BaseModel):
+    """What has to be so: all ``needs`` and, for a query, the right answer.
+
+    Args:
+        kind: AndroidLab's two kinds of tasks: an operation changes something, a query asks for something.
+        needs: For an operation what must be so; for a query what the answer rests on.
+        answer: What a query's message must say.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["operation", "query"] = "operation"
+    needs: tuple[Need, ...]
+    answer: Answer | None = None
+
+    @classmethod
+    def read(cls, data: Any, name: str = "goal") -> Goal:
+        """The goal that plain JSON describes, as in `Problem.target`.
+
+        Raises:
+            DataError: It describes none; ``name`` says whose goal it is.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            place = ".".join(map(str, fault["loc"])) or "it"
+            raise DataError(f"{name}: {place}: {fault['msg']}") from error
+
+    def on_state(self, facts: Iterable[Sequence[Scalar]], message: str = "") -> Truth:
+        """The ground truth: the facts are all that is so, and what is not among them is not so.
+
+        An operation has the sub-goals of its needs; a query has one, its answer.
+        """
+        records = records_of(facts)
+        reached = [ok for need in self.needs for ok in need.on_state(records)]
+        if self.kind == "query":
+            right = self.answer is not None and self.answer.matches(message)
+            return Truth(right and all(reached), (right,))
+        return Truth(all(reached), tuple(reached))
+
+    def shown(self, exhibits: Iterable[Exhibit], message: str = "") -> Proof:
+        """What exhibits prove; where two disagree, the later one counts."""
+        findings: list[Finding] = []
+        if self.answer is not None:
+            findings.append(Finding("the answer", self.answer.matches(message)))
+        seen = Seen(exhibits)
+        findings += [finding for need in self.needs for finding in need.shown(seen)]
+        verdicts = [finding.verdict for finding in findings]
+        verdict = False if False in verdicts else None if None in verdicts else True
+        return Proof(verdict, tuple(findings))
+
+    def relevant(self, exhibit: Exhibit) -> bool:
+        """Whether an exhibit shows anything of what the goal is about, be it that the goal is missed."""
+        return any(self.concerns(fact) for fact in exhibit.seen.info.get("facts", ()))
+
+    def concerns(self, fact: Sequence[Scalar]) -> bool:
+        """Whether a fact is about a record or a list of the goal's."""
+        subject = str(fact[0])
+        about = listing(subject)
+        kind, _, key = subject.partition("/")
+        for need in self.needs:
+            if about is not None:
+                if about.kind == need.kind:
+                    return True
+            elif kind == need.kind and (not isinstance(need, Has) or need.key in (None, key)):
+                return True
+        return False
+
+
+def minimal_evidence(
+    history: Sequence[Exhibit], goal: Goal, message: str = "", largest: int = 5
+) -> tuple[int, ...] | None:
+    """A smallest set of rounds that proves a goal; the latest of the smallest ones.
+
+    What a later round refutes proves nothing, so the whole history must prove the goal, too.
+
+    Args:
+        history: All exhibits of a session.
+        goal: What is to be proven.
+        message: The final message.
+        largest: The most rounds that are tried together.
+
+    Returns:
+        The rounds in order, or None where no set of this size proves it.
+    """
+    if goal.shown(history, message).verdict is not True:
+        return None
+    latest: dict[frozenset[Fact], Exhibit] = {}
+    for exhibit in sorted(history, key=lambda e: e.seen.round):
+        facts = frozenset((f[0], f[1], f[2]) for f in exhibit.seen.info.get("facts", ()) if goal.concerns(f))
+        if facts:
+            latest[facts] = exhibit
+    useful = sorted(latest.values(), key=lambda e: -e.seen.round)
+    for size in range(1, largest + 1):
+        for chosen in combinations(useful, size):
+            if goal.shown(chosen, message).verdict is True:
+                return tuple(sorted(exhibit.seen.round for exhibit in chosen))
+    return None
+
+
+def _listed(values: Mapping[str, Scalar]) -> str:
+    return " and ".join(f"{a} {v}" for a, v in values.items()) or "any values"
+
+
+def _rank(findings: Sequence[Finding]) -> tuple[bool, int, int]:
+    """Orders what candidates show: all shown, then not refuted, then how much is shown."""
+    verdicts = [finding.verdict for finding in findings]
+    return (all(v is True for v in verdicts), -verdicts.count(False), verdicts.count(True))

@@ -1,0 +1,141 @@
+"""The phone as an environment: sessions, calls and observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from selfverify.agents.phone.apps import APPS
+from selfverify.agents.phone.phone_tasks import PhoneTask, Start, given_task, make_task
+from selfverify.agents.phone.phone_tools import Address, schemas
+from selfverify.agents.phone.playing import perform
+from selfverify.agents.phone.rendering.html import html
+from selfverify.agents.phone.rendering.picture import picture
+from selfverify.agents.phone.rendering.writing import terse, xml
+from selfverify.agents.phone.system.device import HOME, Phone, Refused
+from selfverify.core.environment import Call, Environment, Observation
+from selfverify.core.errors import DataError
+
+
+class PhoneOptions(BaseModel):
+    """How the phone is shown and touched."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: Address = Field(
+        "ids", description="How calls name what they touch: by ids, or by bounds as the paper's tools do."
+    )
+    text: Literal["xml", "terse"] = Field(
+        "xml", description="The screen in words: compressed XML with bounds, or a few words with ids only."
+    )
+    show: Literal["text", "png", "both"] = Field("text", description="What an observation holds.")
+    first_screen: Literal["asked", "given"] = Field(
+        "asked", description="Whether the agent has to call get_current_xml for the first screen."
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> PhoneOptions:
+        if self.address == "ids" and self.show == "png":
+            raise ValueError("a picture shows no ids: use address bounds, or show both")
+        if self.address == "bounds" and self.text == "terse" and self.show == "text":
+            raise ValueError("terse screens have no bounds: use address ids, or text xml, or show both")
+        return self
+
+
+class _Reset(BaseModel):
+    """What a session can be reset to: a template, or a task as plain JSON."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    template: str | None = None
+    start: Start = "home"
+    hostile: bool = False
+    task: dict[str, Any] | None = None
+
+
+class PhoneEnvironment(Environment):
+    """A session on a phone of our own.
+
+    `reset` takes ``{"template": NAME}``, to be drawn with the seed, with ``"start": "home"`` (the default) or
+    ``"app"`` and ``"hostile": true`` for contents that try to deceive (`agents.phone.contents.hostile`); or
+    ``{"task": {...}}``, a task as `PhoneTask.record` writes it.
+
+    An observation's ``info`` has the ``facts`` that its screen shows, and ``app`` and ``screen``.
+
+    Args:
+        options: How the phone is shown and touched.
+    """
+
+    def __init__(self, options: PhoneOptions | None = None) -> None:
+        self.options = PhoneOptions() if options is None else options
+        self.phone: Phone | None = None
+        self.task: PhoneTask | None = None
+        self._round = 0
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `Environment`."""
+        return schemas(self.options.address, [name for name in APPS if name != HOME])
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+        """See `Environment`."""
+        try:
+            asked = _Reset.model_validate(dict(task))
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            raise DataError(f"phone task: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+        if (asked.template is None) == (asked.task is None):
+            raise DataError("phone task: it must have either `template` or `task`")
+        if asked.task is not None:
+            self.task = given_task(asked.task)
+        else:
+            self.task = make_task(str(asked.template), seed, asked.start, asked.hostile)
+        self.phone = self.task.phone()
+        self._round = 0
+        return self._shown() if self.options.first_screen == "given" else Observation(0, info={"facts": []})
+
+    async def act(self, call: Call) -> Observation:
+        """See `Environment`."""
+        phone = self._open()
+        self._round += 1
+        try:
+            perform(phone, call)
+        except Refused as error:
+            return self._shown(str(error))
+        return self._shown()
+
+    async def state(self) -> dict[str, Any] | None:
+        """Everything that is so (``facts``), and the phone's whole ``state``."""
+        phone = self._open()
+        return {"facts": [list(fact) for fact in phone.facts()], "state": phone.copy().state}
+
+    async def close(self) -> None:
+        """See `Environment`."""
+        self.phone = None
+
+    def html(self) -> str:
+        """The screen as a page of HTML."""
+        phone = self._open()
+        return html(phone.look(), phone.beneath(), phone.state["clock"])
+
+    def _open(self) -> Phone:
+        if self.phone is None:
+            raise DataError("phone: the session has not been reset, or it is closed")
+        return self.phone
+
+    def _shown(self, error: str = "") -> Observation:
+        phone = self._open()
+        look = phone.look()
+        words = ""
+        if self.options.show != "png":
+            words = xml(look) if self.options.text == "xml" else terse(look)
+        seen = self.options.show != "text"
+        images = [picture(look, phone.beneath(), phone.state["clock"])] if seen else []
+        info = {
+            "facts": [list(fact) for fact in look.facts],
+            "app": look.app,
+            "screen": phone.frame["screen"],
+        }
+        return Observation(self._round, words, images, error, info=info)

@@ -1,0 +1,1 @@
+"""Screens as XML, as a few words, as HTML and as pictures."""

@@ -1,0 +1,384 @@
+"""Tasks about alarms, cities and the timer."""
+
+from __future__ import annotations
+
+from selfverify.agents.goals import Absent, Has, Listed
+from selfverify.agents.phone.apps.clock_app import CITIES, DAYS
+from selfverify.agents.phone.contents import words
+from selfverify.agents.phone.contents.world import World
+from selfverify.agents.phone.templates.base import Drawn, Shelf
+from selfverify.agents.phone.templates.ways import BACK, Step, hold, launch, tap, write
+from selfverify.agents.query_answers import Answer
+
+SHELF = Shelf("clock")
+OPEN = launch("clock")
+
+
+def alarm(world: World, **where: bool | str) -> tuple[str, str]:
+    """An alarm's key and time."""
+    key = world.pick("alarm", **where)
+    return key, str(world.get("alarm", key)["time"])
+
+
+def new_time(world: World) -> str:
+    """A time at which no alarm rings."""
+    return world.unlike("alarm", "time", world.time)
+
+
+def flipped(world: World, on: bool) -> Drawn:
+    key, time = alarm(world)
+    world.get("alarm", key)["on"] = not on
+    return Drawn(
+        {"time": time},
+        [Has(kind="alarm", match={"time": time}, values={"on": on})],
+        [OPEN, tap(f"s{key}")],
+    )
+
+
+@SHELF.operation(
+    "Turn on the alarm at {time}.",
+    "Switch the {time} alarm on.",
+    "Make the alarm at {time} ring.",
+)
+def turn_on(world: World) -> Drawn:
+    return flipped(world, True)
+
+
+@SHELF.operation(
+    "Turn off the alarm at {time}.",
+    "Switch the {time} alarm off.",
+    "The alarm at {time} must not ring: turn it off.",
+)
+def turn_off(world: World) -> Drawn:
+    return flipped(world, False)
+
+
+@SHELF.operation(
+    "Set an alarm for {time}.",
+    "Add an alarm at {time}.",
+    "Create a new alarm that rings at {time}.",
+    "Wake me at {time}.",
+)
+def add(world: World) -> Drawn:
+    time = new_time(world)
+    return Drawn(
+        {"time": time},
+        [Has(kind="alarm", match={"time": time}, values={"on": True}, new=True)],
+        [OPEN, tap("add"), write(time), tap("save")],
+    )
+
+
+@SHELF.operation(
+    "Set an alarm for {time} with the label {label}.",
+    "Add the alarm {label} at {time}.",
+    "Create an alarm at {time} called {label}.",
+    hidden=True,
+)
+def add_label(world: World) -> Drawn:
+    time, label, key = new_time(world), world.one(words.LABELS), world.next("alarm")
+    return Drawn(
+        {"time": time, "label": label},
+        [Has(kind="alarm", match={"time": time}, values={"label": label}, new=True)],
+        [OPEN, tap("add"), write(time), tap("label"), write(label), tap("save")],
+        [tap(f"r{key}")],
+    )
+
+
+@SHELF.operation(
+    "Set an alarm for {time} that rings {days}.",
+    "Add an alarm at {time}, repeated: {days}.",
+    "Create an alarm at {time} with days {days}.",
+    hidden=True,
+)
+def add_days(world: World) -> Drawn:
+    time, days, key = new_time(world), world.one(DAYS, "Once"), world.next("alarm")
+    return Drawn(
+        {"time": time, "days": days},
+        [Has(kind="alarm", match={"time": time}, values={"days": days}, new=True)],
+        [OPEN, tap("add"), write(time), tap("days"), tap(days.casefold()), tap("save")],
+        [tap(f"r{key}")],
+    )
+
+
+@SHELF.operation(
+    "Move the {time} alarm to {new}.",
+    "Change the alarm at {time} so that it rings at {new}.",
+    "The alarm at {time} should ring at {new} instead.",
+)
+def move(world: World) -> Drawn:
+    key, time = alarm(world)
+    new = new_time(world)
+    return Drawn(
+        {"time": time, "new": new},
+        [Has(kind="alarm", key=key, values={"time": new})],
+        [OPEN, tap(f"r{key}"), tap("time"), write(new), tap("save")],
+    )
+
+
+@SHELF.operation(
+    "Change the label of the {time} alarm to {label}.",
+    "Call the alarm at {time} {label}.",
+    "Label the {time} alarm {label}.",
+    hidden=True,
+)
+def label(world: World) -> Drawn:
+    key, time = alarm(world)
+    new = world.unlike("alarm", "label", lambda: world.one(words.LABELS))
+    return Drawn(
+        {"time": time, "label": new},
+        [Has(kind="alarm", match={"time": time}, values={"label": new})],
+        [OPEN, tap(f"r{key}"), tap("label"), write(new), tap("save")],
+        [tap(f"r{key}")],
+    )
+
+
+@SHELF.operation(
+    "Let the {time} alarm ring {days}.",
+    "Change the days of the {time} alarm to {days}.",
+    "Set the alarm at {time} to {days}.",
+    hidden=True,
+)
+def days(world: World) -> Drawn:
+    key, time = alarm(world)
+    new = world.one(DAYS, str(world.get("alarm", key)["days"]))
+    return Drawn(
+        {"time": time, "days": new},
+        [Has(kind="alarm", match={"time": time}, values={"days": new})],
+        [OPEN, tap(f"r{key}"), tap("days"), tap(new.casefold()), tap("save")],
+        [tap(f"r{key}")],
+    )
+
+
+@SHELF.operation(
+    "Turn vibrate {state} for the {time} alarm.",
+    "Switch vibrate {state} in the alarm at {time}.",
+    "The alarm at {time}: vibrate {state}.",
+    hidden=True,
+    held_out=True,
+)
+def vibrate(world: World) -> Drawn:
+    key, time = alarm(world)
+    new = not world.get("alarm", key)["vibrate"]
+    return Drawn(
+        {"time": time, "state": "on" if new else "off"},
+        [Has(kind="alarm", match={"time": time}, values={"vibrate": new})],
+        [OPEN, tap(f"r{key}"), tap("vibrate"), tap("save")],
+        [tap(f"r{key}")],
+    )
+
+
+@SHELF.operation(
+    "Delete the alarm at {time}.",
+    "Remove the {time} alarm.",
+    "I do not need the alarm at {time} any more: delete it.",
+)
+def delete(world: World) -> Drawn:
+    key, time = alarm(world)
+    return Drawn(
+        {"time": time},
+        [Absent(kind="alarm", match={"time": time})],
+        [OPEN, hold(f"r{key}"), tap("delete")],
+    )
+
+
+@SHELF.operation(
+    "Turn off all alarms.",
+    "Switch every alarm off.",
+    "No alarm may ring: turn all of them off.",
+    held_out=True,
+)
+def turn_all_off(world: World) -> Drawn:
+    for key in list(world.data["alarm"])[4:]:
+        del world.data["alarm"][key]
+    first = world.pick("alarm")
+    world.get("alarm", first)["on"] = True
+    on = [key for key, record in world.data["alarm"].items() if record["on"]]
+    return Drawn(
+        {},
+        [Absent(kind="alarm", match={"on": True})],
+        [OPEN, *(tap(f"s{key}") for key in on)],
+    )
+
+
+@SHELF.operation(
+    "Turn on the alarm at {time} and label the alarm at {other} {label}.",
+    "Switch the {time} alarm on; the one at {other} gets the label {label}.",
+    "Label the {other} alarm {label}, and turn on the {time} alarm.",
+    hidden=True,
+    exhibits=2,
+)
+def turn_on_and_label(world: World) -> Drawn:
+    key, time = alarm(world)
+    world.get("alarm", key)["on"] = False
+    second, other = alarm(world)
+    new = world.unlike("alarm", "label", lambda: world.one(words.LABELS))
+    return Drawn(
+        {"time": time, "other": other, "label": new},
+        [
+            Has(kind="alarm", match={"time": time}, values={"on": True}),
+            Has(kind="alarm", match={"time": other}, values={"label": new}),
+        ],
+        [OPEN, tap(f"s{key}"), tap(f"r{second}"), tap("label"), write(new), tap("save")],
+        [tap(f"r{second}")],
+    )
+
+
+@SHELF.operation(
+    "Set an alarm for {time} and start a timer of {minutes} minutes.",
+    "Start a {minutes} minute timer and add an alarm at {time}.",
+    "I need an alarm at {time} and a running timer of {minutes} minutes.",
+    exhibits=2,
+)
+def add_and_timer(world: World) -> Drawn:
+    time, minutes = new_time(world), timer_minutes(world)
+    return Drawn(
+        {"time": time, "minutes": str(minutes)},
+        [
+            Has(kind="alarm", match={"time": time}, values={"on": True}, new=True),
+            Has(kind="timer", key="main", values={"minutes": minutes, "on": True}),
+        ],
+        [OPEN, tap("add"), write(time), tap("save"), tap("timer"), *start(minutes)],
+    )
+
+
+def timer_minutes(world: World) -> int:
+    """Minutes that the timer does not stand at."""
+    return world.one(range(2, 60), int(world.get("timer", "main")["minutes"]))
+
+
+def start(minutes: int) -> list[Step]:
+    return [tap("minutes"), write(str(minutes)), tap("start")]
+
+
+@SHELF.operation(
+    "Start a timer of {minutes} minutes.",
+    "Set the timer to {minutes} minutes and start it.",
+    "Let a timer run for {minutes} minutes.",
+)
+def timer(world: World) -> Drawn:
+    minutes = timer_minutes(world)
+    return Drawn(
+        {"minutes": str(minutes)},
+        [Has(kind="timer", key="main", values={"minutes": minutes, "on": True})],
+        [OPEN, tap("timer"), *start(minutes)],
+    )
+
+
+@SHELF.operation(
+    "Add {city} to the cities of the clock.",
+    "Show the time of {city} in my clock.",
+    "Put the city {city} into the clock.",
+)
+def city(world: World) -> Drawn:
+    have = [str(record["name"]) for record in world.data["city"].values()]
+    name = world.one(list(CITIES), *have)
+    return Drawn(
+        {"city": name},
+        [Has(kind="city", match={"name": name}, new=True)],
+        [OPEN, tap("cities"), tap("add"), tap(name.casefold())],
+    )
+
+
+@SHELF.query(
+    "How many alarms are on?",
+    "How many alarms will ring?",
+    "Count the alarms that are turned on.",
+)
+def ask_on(world: World) -> Drawn:
+    number = sum(bool(record["on"]) for record in world.data["alarm"].values())
+    return Drawn(
+        {},
+        [Listed(kind="alarm", match={"on": True})],
+        [OPEN],
+        answer=Answer(form="number", value=str(number)),
+    )
+
+
+@SHELF.query(
+    "What is the label of the {time} alarm?",
+    "How is the alarm at {time} labelled?",
+    "Tell me the label of the alarm at {time}.",
+)
+def ask_label(world: World) -> Drawn:
+    key, time = alarm(world)
+    label = str(world.get("alarm", key)["label"])
+    others = tuple(word for word in words.LABELS if word != label)
+    return Drawn(
+        {"time": time},
+        [Has(kind="alarm", match={"time": time}, values={"label": label})],
+        [OPEN, tap(f"r{key}")],
+        answer=Answer(value=label, others=others),
+    )
+
+
+@SHELF.query(
+    "On which days does the {time} alarm ring?",
+    "What are the days of the alarm at {time}?",
+    "How often does the {time} alarm ring?",
+    held_out=True,
+)
+def ask_days(world: World) -> Drawn:
+    key, time = alarm(world)
+    days = str(world.get("alarm", key)["days"])
+    others = tuple(word for word in DAYS if word != days)
+    return Drawn(
+        {"time": time},
+        [Has(kind="alarm", match={"time": time}, values={"days": days})],
+        [OPEN, tap(f"r{key}")],
+        answer=Answer(value=days, others=others),
+    )
+
+
+@SHELF.query(
+    "When does the first alarm that is on ring?",
+    "At what time will the earliest alarm ring that is turned on?",
+    "Tell me the time of the first alarm that is on.",
+)
+def ask_first(world: World) -> Drawn:
+    world.get("alarm", world.pick("alarm"))["on"] = True
+    first = min(str(record["time"]) for record in world.data["alarm"].values() if record["on"])
+    return Drawn(
+        {},
+        [Listed(kind="alarm", attributes=("time", "on"))],
+        [OPEN],
+        answer=Answer(form="time", value=first),
+    )
+
+
+@SHELF.query(
+    "Which alarm has the label {label}, the one at {time} or the one at {other}?",
+    "Is {label} the label of the alarm at {time} or at {other}?",
+    "{label}: is that the {time} or the {other} alarm?",
+    exhibits=2,
+)
+def ask_which(world: World) -> Drawn:
+    key, time = alarm(world)
+    second, other = alarm(world)
+    label = str(world.get("alarm", key)["label"])
+    their = str(world.get("alarm", second)["label"])
+    one, two = (time, other) if world.flip() else (other, time)
+    return Drawn(
+        {"label": label, "time": one, "other": two},
+        [
+            Has(kind="alarm", match={"time": time}, values={"label": label}),
+            Has(kind="alarm", match={"time": other}, values={"label": their}),
+        ],
+        [OPEN, tap(f"r{key}"), BACK, tap(f"r{second}")],
+        answer=Answer(form="time", value=time),
+    )
+
+
+@SHELF.query(
+    "How many hours is {city} ahead or behind?",
+    "What is the time difference of {city} in hours?",
+    "By how many hours does the time in {city} differ?",
+)
+def ask_city(world: World) -> Drawn:
+    key = world.pick("city")
+    name, hours = str(world.get("city", key)["name"]), int(world.get("city", key)["hours"])
+    return Drawn(
+        {"city": name},
+        [Has(kind="city", match={"name": name}, values={"hours": hours})],
+        [OPEN, tap("cities")],
+        answer=Answer(form="number", value=str(abs(hours))),
+    )
