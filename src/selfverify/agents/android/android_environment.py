@@ -1,0 +1,271 @@
+"""An Android device as an environment: `Environment` over adb."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from selfverify.agents.android.android_settings import AndroidConfig
+from selfverify.agents.android.androidlab import AndroidTask, device_question, read_task
+from selfverify.agents.android.apps import Apps
+from selfverify.agents.android.device import CommandFailed, Device
+from selfverify.agents.android.hands import Hands
+from selfverify.agents.android.reset_device import is_emulator, reset_device
+from selfverify.agents.android.trace import Trace
+from selfverify.agents.android.views import View, Viewer
+from selfverify.agents.screen_tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
+from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.errors import ConfigError
+from selfverify.tasks.tools import ToolError
+
+Confirm = Callable[[str], Awaitable[bool]]
+"""Asks a person, or a policy of theirs, whether something may be done on a real device; in words."""
+
+T = TypeVar("T")
+
+SUBMIT = "submit"
+"""The call that ends a session. It asks nothing of the device, but the trace ends with it."""
+
+
+class FirstScreens:
+    """The first screen of each task, which all sessions share that are to begin alike."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, str] = {}
+
+    def differs(self, task: str, words: str) -> bool:
+        """Whether a session of this task has begun with another screen; the first one is kept."""
+        return self._words.setdefault(task, words) != words
+
+
+class AndroidEnvironment(Environment):
+    """One session after another on one device.
+
+    An emulator may be used freely. On a real device (one that does not say that it is an emulator) three
+    things hold: the reset and every call that does something is asked about first (``confirm``), only apps in
+    ``config.allowed`` may be opened and used, and no screen of another app is shown or kept.
+
+    Args:
+        config: The device and how it is used.
+        confirm: Asked before anything is done on a real device; without it a real device is refused.
+        first_screens: Shared by environments whose sessions are compared, such as those of one group.
+    """
+
+    def __init__(
+        self,
+        config: AndroidConfig,
+        confirm: Confirm | None = None,
+        first_screens: FirstScreens | None = None,
+    ) -> None:
+        self.config, self.confirm = config, confirm
+        self.first_screens = FirstScreens() if first_screens is None else first_screens
+        self._tools = ScreenTools(config.targets)
+        self._device = Device(config.serial, *config.address, seconds=config.command_seconds)
+        self._viewer = Viewer(self._device, config.display, config.settle_pause)
+        self._hands = Hands(self._device, config.display, config.keyboard, Apps(config.apps))
+        self._real = False
+        self._lost = ""
+        self._task: AndroidTask | None = None
+        self._view: View | None = None
+        self._trace: Trace | None = None
+        self._round = 0
+        self._over = ""
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `Environment`; schemas as SmartSnap released them, without ``submit``."""
+        return self._tools.schemas
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+        """Begin a task anew.
+
+        Args:
+            task: An `AndroidTask` as plain JSON.
+            seed: Names the trace's folder; a device does nothing random.
+
+        Raises:
+            DataError: The task is wrong, or its app cannot be opened.
+            ConfigError: The device is a real one without allowed apps or ``confirm``, or is refused.
+            EnvironmentLost: The device is gone, or the reset does not hold.
+        """
+        wanted = read_task(task)
+        return await self._guarded(self._begin(wanted, seed))
+
+    async def act(self, call: Call) -> Observation:
+        """See `Environment`. ``submit`` with a ``message`` ends the session, and its trace."""
+        if self._view is None:
+            raise ConfigError("reset the environment before the first call")
+        self._round += 1
+        return await self._guarded(self._answer(call))
+
+    async def state(self) -> dict[str, Any] | None:
+        """The app in front, and what the device answers to the task's questions."""
+        if self._task is None:
+            return None
+        return await self._guarded(self._facts(self._task))
+
+    async def close(self) -> None:
+        """See `Environment`. The device stays as it is."""
+        self._device.close()
+        self._lost = self._lost or f"{self._device} was closed"
+
+    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
+        """``work``, unless the session is lost; what is cut off in the middle of something is lost, too."""
+        if self._lost:
+            work.close()
+            raise EnvironmentLost(self._lost)
+        try:
+            return await work
+        except EnvironmentLost as error:
+            self._lost = str(error)
+            self._device.close()
+            raise
+        except asyncio.CancelledError:
+            self._lost = f"{self._device}: a call was cancelled while it was carried out"
+            self._device.close()
+            raise
+
+    async def _begin(self, task: AndroidTask, seed: int) -> Observation:
+        await self._device.open()
+        await self._admit(task)
+        await reset_device(self._device, self._hands, self.config.reset, task)
+        await self._viewer.measure()
+        self._task, self._round, self._over = task, 0, ""
+        view = await self._settled()
+        self._check_first(task, view)
+        self._view = view
+        if self.config.traces is not None:
+            self._trace = Trace(self.config.traces, task, seed)
+            self._trace.seen(view, await self._answers(task))
+        return self._shown(view) if self.config.first_screen == "given" else Observation(0, info=_info(view))
+
+    async def _admit(self, task: AndroidTask) -> None:
+        """See that a real device may be used."""
+        self._real = not await is_emulator(self._device)
+        if not self._real:
+            return
+        if not self.config.allowed or self.confirm is None:
+            raise ConfigError(
+                f"{self._device} is a real device: list the packages that may be used (`allowed`) and pass "
+                "`confirm`, which is asked before anything is done"
+            )
+        package = self._hands.apps.package(task.package) or self._hands.apps.package(task.app) or task.package
+        if package not in self.config.allowed:
+            raise ConfigError(f"task {task.task_id} uses {package}, which is not in `allowed`")
+        reset = self.config.reset.model_dump(exclude_defaults=True)
+        if not await self.confirm(f"reset {self._device} for task {task.task_id} of {package}: {reset}"):
+            raise ConfigError(f"the reset of {self._device} was not confirmed")
+
+    async def _answer(self, call: Call) -> Observation:
+        assert self._view is not None and self._task is not None
+        if self._over:
+            return Observation(self._round, error=self._over)
+        if call.name == SUBMIT:
+            self._over = "the session has ended: its evidence was handed in"
+            if self._trace is not None:
+                self._trace.finished(str(call.arguments.get("message", "")))
+            return Observation(self._round, done=True)
+        try:
+            boxes = self._view.screen.boxes if self._view.screen is not None else {}
+            action = self._tools.read(call, self._view.size, boxes)
+            await self._allow(action)
+            await self._hands.do(action, self._view.size)
+        except ToolError as error:
+            return self._limited(Observation(self._round, error=str(error), info=_info(self._view)))
+        if self._trace is not None and not isinstance(action, Look):
+            self._trace.done(action)
+        self._view = await (self._look() if isinstance(action, Look) else self._settled())
+        if self._trace is not None:
+            self._trace.seen(self._view, await self._answers(self._task))
+        return self._limited(self._shown(self._view))
+
+    async def _allow(self, action: ScreenAction) -> None:
+        """See that an action may be carried out on a real device."""
+        if not self._real or isinstance(action, Look | WaitFor):
+            return
+        assert self._view is not None and self.confirm is not None
+        front = self._view.focus.package
+        if isinstance(action, LaunchApp):
+            package = self._hands.apps.package(action.app)
+            if package is not None and package not in self.config.allowed:
+                raise ToolError(f"{package} may not be used on this phone")
+        elif front not in self.config.allowed and not isinstance(action, PressKey):
+            raise ToolError(f"{front or 'what is in front'} may not be used on this phone; go back or home")
+        if not await self.confirm(f"{action} on {self._device}, in {front}"):
+            raise ToolError("the phone's owner does not allow this")
+
+    async def _look(self) -> View:
+        words = self.config.observations != "png" or self.config.traces is not None
+        picture = self.config.observations != "xml" or self.config.traces is not None
+        if not self._real:
+            return await self._viewer.look(words, picture)
+        # Asked before and after: another app that comes to the front meanwhile is not shown.
+        focus, view = await self._viewer.focus(), None
+        if focus.package in self.config.allowed:
+            view = await self._viewer.look(words, picture)
+            focus = await self._viewer.focus()
+        if view is not None and focus.package == view.focus.package:
+            return view
+        hidden = (f"{focus.package or 'what is in front'} may not be shown on this phone",)
+        return View(focus, b"", None, None, hidden, self._viewer.size)
+
+    async def _settled(self) -> View:
+        """The screen, as soon as two looks in a row see the same, or after the time for it."""
+        end = time.monotonic() + self.config.settle_seconds
+        view = await self._look()
+        while time.monotonic() < end:
+            await asyncio.sleep(self.config.settle_pause)
+            before, view = view, await self._look()
+            if view.same(before):
+                break
+        return view
+
+    def _check_first(self, task: AndroidTask, view: View) -> None:
+        reset = self.config.reset
+        package = self._hands.apps.package(task.package) or self._hands.apps.package(task.app)
+        if reset.start == "app" and view.focus.package != package:
+            raise EnvironmentLost(
+                f"{self._device}, task {task.task_id}: the reset does not hold: "
+                f"{view.focus.package or 'nothing'} is in front, not {package}"
+            )
+        if reset.same_first_screen and view.words and self.first_screens.differs(task.task_id, view.words):
+            raise EnvironmentLost(
+                f"{self._device}, task {task.task_id}: the reset does not hold: the first screen differs "
+                "from that of an earlier session; reset with a snapshot, or set same_first_screen: false"
+            )
+
+    async def _answers(self, task: AndroidTask) -> dict[str, str]:
+        """The device's answers to a task's questions; ``ERROR`` where a command fails, as in AndroidLab."""
+        answers = {}
+        for query in task.queries:
+            try:
+                answers[query] = (await self._device.shell(device_question(query))).strip()
+            except CommandFailed:
+                answers[query] = "ERROR"
+        return answers
+
+    async def _facts(self, task: AndroidTask) -> dict[str, Any]:
+        focus = await self._viewer.focus()
+        return {"package": focus.package, "activity": focus.activity, "answers": await self._answers(task)}
+
+    def _shown(self, view: View) -> Observation:
+        """A view as the agent sees it."""
+        words, pictures = self.config.observations != "png", self.config.observations != "xml"
+        text = "\n".join(
+            [*([view.words] if words and view.words else []), *(f"({why})" for why in view.lacking)]
+        )
+        images = [view.picture] if pictures and view.picture is not None else []
+        return Observation(self._round, text, images, info=_info(view))
+
+    def _limited(self, observation: Observation) -> Observation:
+        """The observation, truncated where the session has made all its calls."""
+        if self._round >= self.config.steps:
+            self._over = f"the session has ended after {self.config.steps} calls"
+            observation.truncated = True
+        return observation
+
+
+def _info(view: View) -> dict[str, Any]:
+    return {"package": view.focus.package, "activity": view.focus.activity, "size": list(view.size)}

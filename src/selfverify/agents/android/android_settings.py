@@ -1,0 +1,112 @@
+"""Settings of Android devices."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from selfverify.agents.android.apps import PACKAGE
+from selfverify.agents.screen_tools import Targets
+from selfverify.core.settings import Settings
+
+
+class AndroidReset(Settings):
+    """What makes every session of a task begin alike."""
+
+    how: Literal["snapshot", "clear", "none"]
+    """``snapshot`` loads an emulator's snapshot; only this brings back all that a session has changed.
+    ``clear`` deletes the data of the task's app (``pm clear``). ``none`` keeps what is there."""
+    snapshot: str = Field("", max_length=100, pattern=r"^[\w.-]*$")
+    """Name of the snapshot that ``how: snapshot`` loads."""
+    start: Literal["app", "home"] = "app"
+    """Where a session begins: in the task's app, opened anew, or on the home screen."""
+    root: bool = False
+    """Restart adb's daemon as root first, which setting date and locale needs."""
+    date: str | None = None
+    """The phone's date, such as ``2024-05-10 12:00:00``, AndroidLab's; null leaves the clock alone."""
+    real_time_for: tuple[str, ...] = ()
+    """Apps (as in the tasks' ``app``) that keep the true date; in AndroidLab ``map.me`` does."""
+    locale: str | None = Field(None, pattern=r"^[a-zA-Z]{2,3}(-[A-Za-z0-9]{2,8})*$")
+    """The system's language, such as ``en-US``. Where it differs it is set, and the phone starts anew."""
+    place: tuple[float, float] | None = None
+    """Longitude and latitude of an emulator."""
+    same_first_screen: bool = True
+    """Whether all sessions of a task must begin with the same screen; else the environment counts as lost."""
+    console_token: Path = Path("~/.emulator_console_auth_token")
+    """The file in which an emulator keeps the word that its console asks for, as for snapshots and places."""
+    boot_seconds: float = Field(120.0, gt=0)
+    """How long a phone may take to start."""
+
+    @field_validator("date")
+    @classmethod
+    def _is_a_date(cls, date: str | None) -> str | None:
+        if date is not None:
+            datetime.strptime(date, "%Y-%m-%d %H:%M:%S")
+        return date
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if (self.how == "snapshot") != bool(self.snapshot):
+            raise ValueError("how: snapshot needs the name of a snapshot, and nothing else takes one")
+        return self
+
+
+class AndroidConfig(Settings):
+    """One device and how it is used."""
+
+    serial: str = Field(min_length=1)
+    """The device's serial number, as ``adb devices`` lists it."""
+    reset: AndroidReset
+    """How a session begins."""
+    server: str = "127.0.0.1:5037"
+    """Host and port of the adb server."""
+    observations: Literal["xml", "png", "both"] = "xml"
+    """What the agent is shown: the screen in words, as a picture, or both."""
+    first_screen: Literal["asked", "given"] = "asked"
+    """``asked``: a session begins without a screen, and the agent calls ``get_current_xml`` (SmartSnap).
+    ``given``: it begins with the first screen."""
+    targets: Targets = "coordinates"
+    """How calls name a place: by coordinates (as released), or by elements' ids."""
+    steps: int = Field(30, ge=1)
+    """Calls that a session may make; the last one is answered as truncated. SmartSnap has 30."""
+    display: int | None = Field(None, ge=0)
+    """Which display is used, on a device with several; null is the default one."""
+    keyboard: Literal["adbkeyboard", "input"] = "adbkeyboard"
+    """How texts are typed. The app ADBKeyboard types anything; Android's own ``input`` types ASCII only."""
+    apps: dict[str, str] = {}
+    """Packages by further names of apps, for ``launch``."""
+    allowed: tuple[str, ...] = ()
+    """Packages that may be used on a real device; an emulator needs none. See `AndroidEnvironment`."""
+    command_seconds: float = Field(20.0, gt=0)
+    """How long one command to the device may take."""
+    settle_seconds: float = Field(6.0, ge=0)
+    """After a call, how long to wait for the screen to stop changing (AndroidWorld waits as long)."""
+    settle_pause: float = Field(0.5, ge=0)
+    """Seconds between two looks at a screen that may still change."""
+    traces: Path | None = None
+    """Folder for traces in AndroidLab's form, one folder in it for each session; null writes none."""
+
+    @field_validator("server")
+    @classmethod
+    def _is_an_address(cls, server: str) -> str:
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError("it must be HOST:PORT")
+        return server
+
+    @field_validator("allowed")
+    @classmethod
+    def _are_packages(cls, allowed: tuple[str, ...]) -> tuple[str, ...]:
+        for package in allowed:
+            if not PACKAGE.fullmatch(package):
+                raise ValueError(f"{package!r} is no package, such as com.android.settings")
+        return allowed
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the adb server."""
+        host, _, port = self.server.rpartition(":")
+        return host, int(port)

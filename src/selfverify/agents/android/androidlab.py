@@ -1,0 +1,177 @@
+"""AndroidLab's tasks from its YAML files: 138 for validation, and 726 for training in SmartSnap's release."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+
+from selfverify.core.errors import DataError
+
+MOST_BYTES = 4 * 2**20
+"""Length of a task file beyond which it is not read."""
+MOST_DEPTH = 10
+"""How many lists and mappings of a task file may stand in each other."""
+
+_WORD = re.compile(r"[\w.:-]+")
+_NAMES = {"instruction": "task", "queries": "adb_query"}
+_WRITTEN = {"task_id", "task", "category", "metric_type", "metric_func", "adb_query"}
+
+
+class AndroidTask(BaseModel):
+    """One task, as plain JSON: what `AndroidEnvironment.reset` takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    task_id: str = Field(min_length=1, max_length=200, pattern=r"^[\w.-]+$")
+    instruction: str = Field(min_length=1)
+    app: str = Field(min_length=1)
+    package: str = Field(min_length=1)
+    category: str = ""
+    metric_type: str = ""
+    """``operation`` or ``query_detect``: whether the state or the answer is judged."""
+    metric_func: str = ""
+    """Which of AndroidLab's programs judges it; a name, never imported."""
+    queries: tuple[str, ...] = Field((), strict=False)
+    """Questions to the device that AndroidLab's judge needs answered after each step (``adb_query``)."""
+
+    @field_validator("queries")
+    @classmethod
+    def _only_questions(cls, queries: tuple[str, ...]) -> tuple[str, ...]:
+        for query in queries:
+            device_question(query)
+        return queries
+
+
+def read_task(task: Mapping[str, Any]) -> AndroidTask:
+    """A task from plain JSON.
+
+    Raises:
+        DataError: A field is missing, unknown or wrong.
+    """
+    try:
+        return AndroidTask.model_validate(dict(task))
+    except ValidationError as error:
+        raise DataError(f"Android task {task.get('task_id')!r}: {_faults(error, {})}") from None
+
+
+def read_tasks(paths: Path | Iterable[Path]) -> list[AndroidTask]:
+    """The tasks of YAML files, in order.
+
+    Args:
+        paths: Files, or folders whose ``*.yaml`` files are read in the order of their names. Training and
+            validation tasks have the same ids, so that they cannot be read together. An id that is a number,
+            as in one file of SmartSnap's, gets the file's name before it: ``pi_music_player_0``.
+
+    Raises:
+        DataError: A file cannot be read, a task is wrong, or two have one id; it names file and task.
+    """
+    given = [paths] if isinstance(paths, Path) else list(paths)
+    files = [file for path in given for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
+    if not files:
+        raise DataError(f"{', '.join(map(str, given)) or 'no path'}: there is no task file (*.yaml)")
+    tasks: list[AndroidTask] = []
+    homes: dict[str, Path] = {}
+    for file in files:
+        for task in _tasks_of(file):
+            if (other := homes.setdefault(task.task_id, file)) is not file:
+                raise DataError(f"{file}, task {task.task_id}: {other} has a task of this id already")
+            tasks.append(task)
+    return tasks
+
+
+def device_question(query: str) -> str:
+    """The shell command of an ``adb_query``, such as ``adb shell settings get global airplane_mode_on``.
+
+    Raises:
+        ValueError: It is none that only asks: ``settings get``, ``settings list | grep``, ``getprop``,
+            ``pm list packages | grep``. A task file cannot make a device do anything.
+    """
+    try:
+        words = shlex.split(query)
+        if words[:2] == ["adb", "shell"] and len(words) == 3:
+            words[2:] = shlex.split(words[2])
+    except ValueError:
+        words = []
+    match words[2:] if words[:2] == ["adb", "shell"] else []:
+        case (
+            ["settings", "get", ("system" | "global" | "secure"), word]
+            | ["settings", "list", ("system" | "global" | "secure"), "|", "grep", word]
+            | ["pm", "list", "packages", "|", "grep", word]
+            | ["getprop", word]
+        ) if _WORD.fullmatch(word) and word[0] != "-":
+            return " ".join(words[2:])
+    raise ValueError(f"{query[:200]!r} is no question to a device that is known (settings get, getprop, ...)")
+
+
+def _tasks_of(file: Path) -> list[AndroidTask]:
+    content = _load(file)
+    if not isinstance(content, dict) or not isinstance(content.get("tasks"), list):
+        raise DataError(f"{file}: a task file has APP, package and a list of tasks")
+    for key in ("APP", "package"):
+        if not isinstance(content.get(key), str):
+            raise DataError(f"{file}: {key} must be a text")
+    tasks: list[AndroidTask] = []
+    for number, written in enumerate(content["tasks"], start=1):
+        name = written.get("task_id") if isinstance(written, dict) else None
+        place = f"{file}, task {name if isinstance(name, str) else f'number {number}'}"
+        if not isinstance(written, dict):
+            raise DataError(f"{place}: it is no mapping")
+        if unknown := sorted(str(key) for key in written if key not in _WRITTEN):
+            raise DataError(f"{place}: unknown key {unknown[0]!r}; there are {', '.join(sorted(_WRITTEN))}")
+        number_id = isinstance(name, int) and not isinstance(name, bool) and name >= 0
+        asked = written.get("adb_query")
+        fields = {key: written[key] for key in ("category", "metric_type", "metric_func") if key in written}
+        try:
+            task = AndroidTask(
+                task_id=f"{file.stem}_{name}" if number_id else name,  # type: ignore[arg-type]  # checked here
+                instruction=written.get("task"),  # type: ignore[arg-type]
+                app=content["APP"],
+                package=content["package"],
+                queries=() if asked is None else tuple(asked) if isinstance(asked, list) else (asked,),
+                **fields,
+            )
+        except ValidationError as error:
+            raise DataError(f"{place}: {_faults(error, _NAMES)}") from None
+        if any(task.task_id == other.task_id for other in tasks):
+            raise DataError(f"{place}: the id stands in the file twice")
+        tasks.append(task)
+    return tasks
+
+
+def _load(file: Path) -> Any:
+    """A file's content as plain values: safe YAML without aliases, which can repeat without end."""
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise DataError(f"{file}: a task file has at most {MOST_BYTES:,} bytes")
+        text = file.read_text(encoding="utf-8")
+        depth = 0
+        for event in YAML(typ="safe", pure=True).parse(text):
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if isinstance(event, AliasEvent) or depth > MOST_DEPTH:
+                what = "aliases (*name)" if isinstance(event, AliasEvent) else f"{MOST_DEPTH} levels"
+                raise DataError(f"{file}, line {event.start_mark.line + 1}: a task file has no {what}")
+        return YAML(typ="safe", pure=True).load(text)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from None
+    except MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise DataError(f"{file}{line}: no valid YAML: {error.problem}") from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: no valid YAML: {' '.join(str(error).split())[:300]}") from None
+
+
+def _faults(error: ValidationError, named: Mapping[str, str]) -> str:
+    """What is wrong with a task; ``named`` has other names of fields, as the task's author knows them."""
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(
+        f"{'.'.join(named.get(str(part), str(part)) for part in fault['loc'])}: {fault['msg']}"
+        for fault in faults[:3]
+    )

@@ -1,0 +1,577 @@
+"""An Android device as an environment, through the real client and a server that speaks adb's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("adbutils")
+
+from PIL import Image
+from pydantic import ValidationError
+
+from agents.android.fake_adb import Server, adb_server
+from agents.android.hierarchies import SAID, hierarchy, view
+from agents.android.phones import HOME, NOTES, SECRET, SETTINGS, Phone, png
+from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
+from selfverify.agents.android.android_settings import AndroidConfig
+from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.errors import ConfigError, DataError
+
+SERIAL = "emulator-5554"
+TASK = {"task_id": "setting_1", "instruction": "Turn Wi-Fi on.", "app": "Settings", "package": SETTINGS}
+NOTE = {"task_id": "notes_1", "instruction": "Write it down.", "app": "Notes", "package": NOTES}
+FAST: dict[str, Any] = {"settle_pause": 0.0, "settle_seconds": 0.0, "command_seconds": 5.0}
+
+
+@pytest.fixture
+def phone() -> Phone:
+    return Phone()
+
+
+@pytest.fixture
+def server(phone: Phone) -> Iterator[Server]:
+    with adb_server({SERIAL: phone}) as running:
+        yield running
+
+
+def config(server: Server, **more: Any) -> AndroidConfig:
+    values = {"serial": SERIAL, "server": server.address, "reset": {"how": "clear"}, **FAST, **more}
+    return AndroidConfig.model_validate(values)
+
+
+def play(environment: AndroidEnvironment, task: dict[str, Any], *calls: Call) -> list[Observation]:
+    """What a session shows, from its reset on."""
+
+    async def run() -> list[Observation]:
+        try:
+            return [await environment.reset(task, 7), *[await environment.act(call) for call in calls]]
+        finally:
+            await environment.close()
+
+    return asyncio.run(run())
+
+
+def call(name: str, **arguments: Any) -> Call:
+    return Call(name, arguments)
+
+
+LOOK = call("get_current_xml")
+TAP_SWITCH = call("tap", x1=900, y1=200, x2=1040, y2=280)
+TAP_FIELD = call("tap", x1=40, y1=100, x2=1040, y2=200)
+
+
+def test_a_session(server: Server, phone: Phone) -> None:
+    """The paper's: nothing is shown at first, then each call shows the screen after it."""
+    phone.wifi = True
+    shown = play(AndroidEnvironment(config(server)), TASK, LOOK, TAP_SWITCH, call("back"))
+    assert [o.round for o in shown] == [0, 1, 2, 3] and all(o.error == "" and not o.images for o in shown)
+    first, off, on, home = (o.text for o in shown)
+    assert first == ""
+    assert off.split("\n")[0] == 'App "com.android.settings", screen 1080 x 2400'
+    assert "Switch (click, check; unchecked)" in off and "Switch (click, check; checked)" in on
+    assert off.replace("unchecked", "checked") == on
+    assert home.startswith('App "com.android.launcher"') and '"Home"' in home
+    assert shown[2].info == {"package": SETTINGS, "activity": f"{SETTINGS}.Main", "size": [1080, 2400]}
+    assert not any(o.done or o.truncated or o.reward is not None for o in shown)
+    assert "input tap 970 240; echo selfverify-exit:$?" in phone.commands
+
+
+def test_every_action_reaches_the_phone(server: Server, phone: Phone) -> None:
+    """As AndroidLab's commands."""
+    play(
+        AndroidEnvironment(config(server)), TASK,
+        call("long_press", x1=100, y1=100, x2=200, y2=200),
+        call("swipe", x1=500, y1=1180, x2=580, y2=1220, direction="up", dist="medium"),
+        call("wait", seconds=0), call("enter"), call("home"), call("launch", app="settings"),
+    )  # fmt: skip
+    done = [c.partition(";")[0] for c in phone.commands if c.startswith(("input", "monkey"))]
+    assert done[-5:] == [
+        "input swipe 150 150 150 150 1000",
+        "input swipe 540 1200 540 768 400",
+        "input keyevent KEYCODE_ENTER",
+        "input keyevent KEYCODE_HOME",
+        "monkey -p com.android.settings -c android.intent.category.LAUNCHER 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["Zürich 北京 नमस्ते", "👩‍🚀 'q' \"d\" $(reboot) `x`; rm -rf / | cat & %s \\", "two\nlines"]
+)
+def test_any_text_is_typed(server: Server, phone: Phone, text: str) -> None:
+    """Through ADBKeyboard, instead of what was in the field, and nothing of it is a command."""
+    shown = play(AndroidEnvironment(config(server)), NOTE, TAP_FIELD, call("type", text_input=text))
+    assert phone.typed == [text] and phone.notes == [text]
+    assert shown[-1].error == "" and len(shown[-1].text.split("\n")) == 3
+
+
+def test_the_plain_keyboard_types_ascii(server: Server, phone: Phone) -> None:
+    """Without ADBKeyboard; other texts are refused with the reason."""
+    environment = AndroidEnvironment(config(server, keyboard="input"))
+    typed = "it's 100%s $(x) a b"
+    shown = play(environment, NOTE, TAP_FIELD, call("type", text_input=typed), call("type", text_input="ü"))
+    assert phone.notes == [typed] and "printable ASCII" in shown[-1].error
+
+
+def test_pictures(server: Server) -> None:
+    """`png` shows no words, `both` shows both, and the first screen is given where it is asked for."""
+    only = play(
+        AndroidEnvironment(config(server, observations="png", first_screen="given")), TASK, TAP_SWITCH
+    )
+    assert [o.text for o in only] == ["", ""] and [o.images[0].size for o in only] == [(1080, 2400)] * 2
+    assert [o.images[0].getpixel((0, 0)) for o in only] == [(1, 1, 1), (255, 255, 255)]
+    both = play(AndroidEnvironment(config(server, observations="both", first_screen="given")), TASK)
+    assert "Wi-Fi" in both[0].text and both[0].images[0].mode == "RGB"
+
+
+def test_elements_by_id(server: Server, phone: Phone) -> None:
+    """A call names an element of the last screen."""
+    environment = AndroidEnvironment(config(server, targets="elements"))
+
+    async def run() -> Observation:
+        await environment.reset(TASK, 0)
+        screen = await environment.act(LOOK)
+        line = next(line for line in screen.text.split("\n") if "Switch" in line)
+        toggled = await environment.act(call("tap", element=line.split("]")[0].removeprefix("[")))
+        gone = await environment.act(call("tap", element="n0000x"))
+        assert "no element" in gone.error
+        await environment.close()
+        return toggled
+
+    assert "; checked)" in asyncio.run(run()).text and phone.wifi
+
+
+def test_wrong_calls_are_answered(server: Server, phone: Phone) -> None:
+    """They count as calls; nothing is done."""
+    shown = play(
+        AndroidEnvironment(config(server, steps=4)), TASK,
+        call("tap", x1=5000, y1=0, x2=5001, y2=1), call("fly"), call("launch", app="Solitaire"),
+        call("launch", app="org.not.there"), LOOK,
+    )  # fmt: skip
+    assert "outside the screen" in shown[1].error and "no tool 'fly'" in shown[2].error
+    assert "no app is known as 'Solitaire'; known are" in shown[3].error
+    assert "monkey failed" in shown[4].error and "No activities found" in shown[4].error
+    assert [o.truncated for o in shown] == [False, False, False, False, True, False]
+    assert shown[5].error == "the session has ended after 4 calls" and shown[5].round == 5
+    assert not any(c.startswith("input tap") for c in phone.commands)
+
+
+def test_submit_ends_a_session(server: Server) -> None:
+    """It asks nothing of the phone."""
+    end = call("submit", message="done", evidences=[1])
+    shown = play(AndroidEnvironment(config(server)), TASK, LOOK, end, LOOK)
+    assert [o.done for o in shown] == [False, False, True, False] and "has ended" in shown[3].error
+
+
+def test_a_screen_that_moves_is_waited_for(server: Server, phone: Phone) -> None:
+    """Two looks in a row have to see the same."""
+    moving = [
+        (SAID + hierarchy(view("TextView", (0, 0, 9, 9), text=f"frame {i}"))).encode() for i in (1, 2, 3)
+    ]
+    environment = AndroidEnvironment(config(server, settle_seconds=5, reset={"how": "none", "start": "home"}))
+
+    async def run() -> str:
+        await environment.reset(TASK, 0)
+        phone.dumps = [*moving, moving[2]]
+        shown = await environment.act(call("back"))
+        await environment.close()
+        return shown.text
+
+    assert '"frame 3"' in asyncio.run(run()) and phone.dumps == []
+
+
+@pytest.mark.parametrize(
+    ("dump", "said"),
+    [
+        (b"", "could not get idle state"),
+        (b"\x00\xff nothing", "gave no hierarchy"),
+        (SAID.encode() + b"<hierarchy><node", "broken XML"),
+        (b"<?xml version='1.0'?><!DOCTYPE x><hierarchy/>", "document types"),
+    ],
+)
+def test_screens_that_cannot_be_read(server: Server, phone: Phone, dump: bytes, said: str) -> None:
+    """The call was carried out; the agent reads why nothing is shown. A later look may see more."""
+    environment = AndroidEnvironment(config(server))
+
+    async def run() -> list[Observation]:
+        await environment.reset(TASK, 0)
+        phone.dumps = [dump] * 3
+        shown = [await environment.act(TAP_SWITCH), await environment.act(LOOK)]
+        await environment.close()
+        return shown
+
+    broken, later = asyncio.run(run())
+    assert broken.error == "" and said in broken.text and "cannot be described" in broken.text
+    assert "; checked)" in later.text
+
+
+@pytest.mark.parametrize("dump", [hierarchy(), hierarchy('<node bounds="[0,0][0,0]"/>')])
+def test_screens_of_nothing(server: Server, phone: Phone, dump: str) -> None:
+    """They are screens."""
+    phone.on_command = lambda command: phone.dumps.append(dump.encode()) if "uiautomator" in command else None
+    reset = {"how": "none", "start": "home"}
+    shown = play(AndroidEnvironment(config(server, reset=reset)), TASK, LOOK)
+    assert shown[1].text.endswith("(nothing to be read or used)")
+
+
+def black() -> bytes:
+    return png((1080, 2400), (0, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("picture", "said", "images"),
+    [
+        (black, "the screenshot is black", 1),
+        (lambda: b"", "no screenshot", 0),
+        (lambda: b"\x89PNG\r\n\x1a\nbroken", "no screenshot", 0),
+        (lambda: black()[:200], "no screenshot", 0),
+    ],
+)
+def test_secure_windows(server: Server, phone: Phone, picture: Any, said: str, images: int) -> None:
+    """An app that forbids screenshots is told of; its words may still be there."""
+    phone.picture = picture
+    shown = play(AndroidEnvironment(config(server, observations="both")), TASK, LOOK)
+    assert said in shown[1].text and len(shown[1].images) == images and "Wi-Fi" in shown[1].text
+
+
+@pytest.mark.parametrize("rotation", [0, 1])
+def test_rotation(server: Server, phone: Phone, rotation: int) -> None:
+    """Held sideways, places right of the upright screen can be touched."""
+    phone.rotation = rotation
+    far = call("tap", x1=2000, y1=200, x2=2100, y2=300)
+    shown = play(AndroidEnvironment(config(server, observations="both")), TASK, far)
+    assert ("outside" in shown[1].error) == (rotation == 0)
+    if rotation:
+        assert "screen 2400 x 1080" in shown[1].text and shown[1].images[0].size == (2400, 1080)
+
+
+def test_several_displays(server: Server, phone: Phone) -> None:
+    """The default one of several; the second one; one that is not there. An override of the size counts."""
+    phone.displays, phone.override = 2, "Override size: 540x1200\n"
+    shown = play(AndroidEnvironment(config(server, observations="both")), TASK, LOOK)
+    assert shown[1].images and "screen 540 x 1200" in shown[1].text
+    second = config(server, display=1, observations="both", reset={"how": "none", "start": "home"})
+    play(AndroidEnvironment(second), TASK, call("tap", x1=1, y1=1, x2=9, y2=9))
+    assert "input -d 1 tap 5 5; echo selfverify-exit:$?" in phone.commands
+    assert "screencap -p -d 4619827259835644673 2>/dev/null" in phone.commands
+    assert any("uiautomator dump --windows" in c for c in phone.commands)
+    with pytest.raises(EnvironmentLost, match="no display 5: Error: Display not found"):
+        play(AndroidEnvironment(config(server, display=5)), TASK)
+
+
+# Losses
+
+
+def test_no_server() -> None:
+    """None is started."""
+    environment = AndroidEnvironment(AndroidConfig.model_validate(
+        {"serial": SERIAL, "server": "127.0.0.1:9", "reset": {"how": "none"}, **FAST}))  # fmt: skip
+    with pytest.raises(EnvironmentLost, match="no adb server at 127.0.0.1:9 .*adb start-server"):
+        play(environment, TASK)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda s, p: setattr(s, "version", 31), "speaks version 31; 39 or newer is needed"),
+        (lambda s, p: setattr(s, "garbage", True), "is lost: Unknown data"),
+        (lambda s, p: s.phones.clear(), f"device '{SERIAL}' not found"),
+        (lambda s, p: setattr(p, "state", "offline"), "is offline; it must be started"),
+        (lambda s, p: setattr(p, "state", "unauthorized"), "is unauthorized"),
+        (lambda s, p: setattr(p, "cut_off", True), "was cut off while it ran getprop"),
+    ],
+)
+def test_devices_that_cannot_be_used(server: Server, phone: Phone, break_it: Any, message: str) -> None:
+    """Each is a loss that says what to do."""
+    break_it(server, phone)
+    with pytest.raises(EnvironmentLost, match=message):
+        play(AndroidEnvironment(config(server)), TASK)
+
+
+def test_an_older_server_is_spoken_to(phone: Phone) -> None:
+    """Version 40 knows no host:tport."""
+    with adb_server({SERIAL: phone}, version=40) as old:
+        play(AndroidEnvironment(config(old)), TASK, TAP_SWITCH)
+        assert phone.wifi and "host:transport:emulator-5554" in old.requests
+
+
+@pytest.mark.parametrize("when", ["input tap", "mCurrentFocus"])
+def test_a_device_that_vanishes(server: Server, phone: Phone, when: str) -> None:
+    """In the middle of a call: the session is lost for good, closing it is not."""
+    environment = AndroidEnvironment(config(server))
+
+    async def run() -> None:
+        await environment.reset(TASK, 0)
+        phone.on_command = lambda command: server.phones.clear() if when in command else None
+        with pytest.raises(EnvironmentLost, match="not found"):
+            await environment.act(TAP_SWITCH)
+        server.phones[SERIAL] = phone
+        for again in (environment.act(LOOK), environment.reset(TASK, 0), environment.state()):
+            with pytest.raises(EnvironmentLost, match="not found"):
+                await again
+        await environment.close()
+        await environment.close()
+
+    asyncio.run(run())
+
+
+def test_a_hanging_device_blocks_nothing(server: Server, phone: Phone) -> None:
+    """Its deadline passes while the event loop goes on, and other devices answer."""
+    other = Phone()
+    server.phones["emulator-5556"] = other
+    hanging = AndroidEnvironment(config(server, command_seconds=0.6))
+    well = AndroidEnvironment(config(server, serial="emulator-5556"))
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            ticks.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        await hanging.reset(TASK, 0)
+        await well.reset(TASK, 0)
+        phone.deaf = 30
+        ticking = asyncio.create_task(tick())
+        lost = asyncio.create_task(hanging.act(LOOK))
+        assert "Wi-Fi" in (await well.act(LOOK)).text and not lost.done()
+        with pytest.raises(EnvironmentLost, match="did not answer in time"):
+            await lost
+        ticking.cancel()
+        await well.close()
+
+    asyncio.run(run())
+    assert max(b - a for a, b in zip(ticks, ticks[1:], strict=False)) < 0.4
+
+
+def test_a_cancelled_call_loses_the_session(server: Server, phone: Phone) -> None:
+    """Nobody knows how far it came."""
+    environment = AndroidEnvironment(config(server))
+
+    async def run() -> None:
+        await environment.reset(TASK, 0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(environment.act(call("wait", seconds=30)), 0.05)
+        with pytest.raises(EnvironmentLost, match="was cancelled"):
+            await environment.act(LOOK)
+
+    asyncio.run(run())
+
+
+def test_one_session_for_one_device(server: Server) -> None:
+    """A second one is refused until the first one is closed."""
+    first, second = AndroidEnvironment(config(server)), AndroidEnvironment(config(server))
+
+    async def run() -> None:
+        await first.reset(TASK, 0)
+        with pytest.raises(ConfigError, match="used by another session"):
+            await second.reset(TASK, 0)
+        await first.close()
+        with pytest.raises(EnvironmentLost, match="was closed"):
+            await first.act(LOOK)
+        await second.reset(TASK, 0)
+        await second.close()
+
+    asyncio.run(run())
+
+
+def test_calls_need_a_reset(server: Server) -> None:
+    """Said to the programmer."""
+    with pytest.raises(ConfigError, match="reset the environment"):
+        asyncio.run(AndroidEnvironment(config(server)).act(LOOK))
+
+
+# Real devices
+
+
+def allowing(answer: bool, asked: list[str]) -> Any:
+    async def confirm(what: str) -> bool:
+        asked.append(what)
+        return answer
+
+    return confirm
+
+
+def test_real_devices_need_leave(server: Server) -> None:
+    """Allowed apps, somebody who confirms, and a task of an allowed app; nothing is done before."""
+    server.phones[SERIAL] = phone = Phone(emulator=False)
+    asked: list[str] = []
+    for settings, confirm, message in (
+        ({}, allowing(True, asked), "is a real device"),
+        ({"allowed": [SETTINGS]}, None, "is a real device"),
+        ({"allowed": [NOTES]}, allowing(True, asked), "com.android.settings, which is not in `allowed`"),
+        ({"allowed": [SETTINGS]}, allowing(False, asked), "was not confirmed"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            play(AndroidEnvironment(config(server, **settings), confirm), TASK)
+    assert len(asked) == 1 and "reset" in asked[0] and "clear" in asked[0]
+    assert all(command.startswith("getprop") for command in phone.commands)
+
+
+def test_other_apps_of_a_real_device_are_neither_used_nor_shown(server: Server, tmp_path: Path) -> None:
+    """Not even when they come to the front by themselves."""
+    server.phones[SERIAL] = phone = Phone(emulator=False)
+    asked: list[str] = []
+    environment = AndroidEnvironment(
+        config(server, allowed=[SETTINGS], observations="both", traces=tmp_path), allowing(True, asked)
+    )
+
+    async def run() -> list[Observation]:
+        await environment.reset(TASK, 0)
+        shown = [await environment.act(TAP_SWITCH), await environment.act(call("launch", app=SECRET))]
+        phone.focus = SECRET
+        shown += [
+            await environment.act(c) for c in (LOOK, TAP_SWITCH, call("back"), call("launch", app="settings"))
+        ]
+        await environment.close()
+        return shown
+
+    toggled, launched, looked, tapped, home, again = asyncio.run(run())
+    assert "; checked)" in toggled.text and phone.wifi
+    assert "com.bank may not be used" in launched.error and "com.bank may not be used" in tapped.error
+    assert looked.text == "(com.bank may not be shown on this phone)" and not looked.images
+    assert home.text == f"({HOME} may not be shown on this phone)" and "Wi-Fi" in again.text
+    assert [question.split("(")[0].split(" ")[0] for question in asked] == [
+        "reset",
+        "Tap",
+        "PressKey",
+        "LaunchApp",
+    ]
+    kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*.xml"))
+    assert b"12,345" not in kept and b"Wi-Fi" in kept
+
+
+def test_an_owner_may_refuse(server: Server) -> None:
+    """The agent is told, and the session goes on."""
+    server.phones[SERIAL] = phone = Phone(emulator=False)
+    answers = iter([True, False, True])
+
+    async def confirm(what: str) -> bool:
+        return next(answers)
+
+    shown = play(
+        AndroidEnvironment(config(server, allowed=[SETTINGS]), confirm), TASK, TAP_SWITCH, TAP_SWITCH
+    )
+    assert "owner does not allow" in shown[1].error and shown[2].error == "" and phone.wifi
+
+
+# Traces
+
+
+def test_traces_are_androidlabs(server: Server, tmp_path: Path) -> None:
+    """A line for each action with the screen before it, and the end; looks are no lines."""
+    query = "adb shell settings get global airplane_mode_on"
+    task = {**TASK, "queries": [query]}
+    calls = [LOOK, TAP_SWITCH, call("fly"), call("type", text_input="ü\n"), call("launch", app="Settings"),
+             call("swipe", x1=0, y1=0, x2=9, y2=9, direction="down", dist="short"), call("wait", seconds=0),
+             call("back"), call("submit", message="Wi-Fi is on", evidences=[2])]  # fmt: skip
+    play(AndroidEnvironment(config(server, traces=tmp_path)), task, *calls)
+    home = tmp_path / "setting_1_7"
+    lines = [json.loads(line) for line in (home / "traces" / "trace.jsonl").read_text().splitlines()]
+    assert [(line["index"], line["parsed_action"]) for line in lines] == list(enumerate([
+        {"operation": "do", "action": "Tap", "kwargs": {"element": [900, 200, 1040, 280]}},
+        {"operation": "do", "action": "Type", "kwargs": {"text": "ü\n"}},
+        {"operation": "do", "action": "Launch", "kwargs": {"package": "Settings"}},
+        {"operation": "do", "action": "Swipe",
+         "kwargs": {"element": [0, 0, 9, 9], "direction": "down", "dist": "short"}},
+        {"operation": "do", "action": "Wait"},
+        {"operation": "do", "action": "Press Back"},
+        {"operation": "finish", "action": "finish", "kwargs": {"message": "Wi-Fi is on"}},
+    ]))  # fmt: skip
+    first, second, last = lines[0], lines[1], lines[-1]
+    assert first["prompt"] == first["target"] == "Turn Wi-Fi on." and first["trace_id"] == "setting_1_7"
+    assert (
+        first["window"] == [1080, 2400] and first["current_activity"] == SETTINGS and first["ac_xml"] is None
+    )
+    assert first["command"] == {query: "0"}
+    xmls = [Path(line["xml"]).read_text() for line in (first, second, last)]
+    assert all(xml.startswith("<?xml") for xml in xmls)
+    assert ['checked="true"' in xml for xml in xmls] == [False, True, False] and "Home" in xmls[2]
+    assert all(Image.open(line["image"]).size == (1080, 2400) for line in lines)
+    assert second["current_response"] == "do(action='Type', text='ü\\n')"
+    play(AndroidEnvironment(config(server, traces=tmp_path)), task, LOOK)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["setting_1_7", "setting_1_7-2"]
+
+
+def test_traces_need_a_folder(server: Server, tmp_path: Path) -> None:
+    """The message names it."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"traces: .*file/setting_1_7 cannot be made"):
+        play(AndroidEnvironment(config(server, traces=tmp_path / "file")), TASK)
+
+
+def test_state(server: Server) -> None:
+    """Which app is in front, and the answers to the task's questions."""
+    environment = AndroidEnvironment(config(server))
+    query = "adb shell settings get global airplane_mode_on"
+
+    async def run() -> Any:
+        before = await environment.state()
+        await environment.reset({**TASK, "queries": [query]}, 0)
+        state = await environment.state()
+        await environment.close()
+        return before, state
+
+    state = {"package": SETTINGS, "activity": f"{SETTINGS}.Main", "answers": {query: "0"}}
+    assert asyncio.run(run()) == (None, state)
+
+
+# The program
+
+
+@pytest.mark.parametrize("words", [["devices"], ["shell", "getprop ro.hardware"]])
+def test_the_program_adb_understands_the_server(server: Server, words: list[str]) -> None:
+    """What these tests rest on: adb itself takes the fake server for one of its own."""
+    import adbutils
+
+    port = server.address.rpartition(":")[2]
+    command = [adbutils.adb_path(), "-P", port, *(["-s", SERIAL] if words[0] == "shell" else []), *words]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert ("ranchu" if words[0] == "shell" else f"{SERIAL}\tdevice") in said.stdout, said.stderr
+
+
+def test_settings_are_checked() -> None:
+    """Before a device is touched."""
+    good = {"serial": "x", "reset": {"how": "none"}}
+    resets = (
+        {}, {"how": "snapshot"}, {"how": "clear", "snapshot": "x"}, {"how": "snapshot", "snapshot": "a b"},
+        {"how": "none", "date": "10 May"}, {"how": "none", "locale": "en;reboot"},
+    )  # fmt: skip
+    others: tuple[dict[str, Any], ...] = ({"server": "5037"}, {"server": "h:0"}, {"allowed": ["Settings"]})
+    for wrong in (*others, *({"reset": reset} for reset in resets)):
+        with pytest.raises(ValidationError):
+            AndroidConfig.model_validate({**good, **wrong})
+
+
+def test_tasks_are_checked(server: Server) -> None:
+    """A task of an app that is not known, or not there."""
+    for task, message in (
+        (
+            {**TASK, "package": "Nowhere", "app": "Nothing"},
+            "neither its package 'Nowhere' nor its app 'Nothing'",
+        ),
+        ({"task_id": "x"}, "Android task 'x': instruction: Field required"),
+    ):
+        with pytest.raises(DataError, match=message):
+            play(AndroidEnvironment(config(server)), task)
+    with pytest.raises(DataError, match="org.not.there cannot be opened"):
+        none = {"how": "none"}
+        play(AndroidEnvironment(config(server, reset=none)), {**TASK, "package": "org.not.there"})
+
+
+def test_no_thread_is_left(server: Server) -> None:
+    """A closed session keeps none."""
+    play(AndroidEnvironment(config(server)), TASK, LOOK)
+    for thread in threading.enumerate():
+        if thread.name.startswith(f"adb-{SERIAL}"):
+            thread.join(10)
+            assert not thread.is_alive()
+    assert FirstScreens().differs("a", "b") is False

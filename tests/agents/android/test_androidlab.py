@@ -1,0 +1,152 @@
+"""AndroidLab's task files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfverify.agents.android.androidlab import device_question, read_task, read_tasks
+from selfverify.core.errors import DataError
+
+CLOCK = """\
+APP: clock
+package: com.google.android.deskclock
+tasks:
+  # those that are judged by the state
+  - task_id: clock_1
+    category: Alarm set
+    task: Set an alarm for 3PM with the label "meeting" using Clock.
+    metric_type: operation
+    metric_func: evaluation.tasks.clock
+  - task_id: clock_2
+    task: Wake me up at
+      6:45.
+    metric_type: query_detect
+    metric_func: evaluation.tasks.clock
+    adb_query: adb shell settings get global airplane_mode_on
+"""
+
+
+def test_tasks_are_read(tmp_path: Path) -> None:
+    """Files of a folder in the order of their names, tasks in the order of the file."""
+    (tmp_path / "b.yaml").write_text(CLOCK)
+    (tmp_path / "a.yaml").write_text(CLOCK.replace("clock_", "watch_"))
+    tasks = read_tasks(tmp_path)
+    assert [task.task_id for task in tasks] == ["watch_1", "watch_2", "clock_1", "clock_2"]
+    assert tasks[2].model_dump() == {
+        "task_id": "clock_1",
+        "instruction": 'Set an alarm for 3PM with the label "meeting" using Clock.',
+        "app": "clock",
+        "package": "com.google.android.deskclock",
+        "category": "Alarm set",
+        "metric_type": "operation",
+        "metric_func": "evaluation.tasks.clock",
+        "queries": (),
+    }
+    assert tasks[3].instruction == "Wake me up at 6:45."
+    assert tasks[3].queries == ("adb shell settings get global airplane_mode_on",)
+    assert read_task(tasks[3].model_dump(mode="json")) == tasks[3]
+    assert read_tasks([tmp_path / "b.yaml"]) == tasks[2:]
+
+
+def test_ids_that_are_numbers_get_the_name_of_the_file(tmp_path: Path) -> None:
+    """One of SmartSnap's files numbers its tasks."""
+    (tmp_path / "pi_music.yaml").write_text(CLOCK.replace("clock_", ""))
+    assert [task.task_id for task in read_tasks(tmp_path)] == ["pi_music_1", "pi_music_2"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("APP: clock", "APP: 3", r"clock.yaml: APP must be a text"),
+        ("tasks:", "jobs:", r"clock.yaml: a task file has APP, package and a list of tasks"),
+        (CLOCK, "- x", "a task file has APP"),
+        (CLOCK, "", "a task file has APP"),
+        ("task_id: clock_2", "task_id: clock_1", "task clock_1: the id stands in the file twice"),
+        ("task_id: clock_2", "task_id: -2", "task number 2: task_id: Input should be a valid string"),
+        ("task_id: clock_2", "task_id: ../../x", "task ../../x: task_id: String should match"),
+        ("task_id: clock_2", "name: clock_2", "task number 2: unknown key 'name'"),
+        ("    task: Wake me up at\n      6:45.\n", "", "task clock_2: task: Input should be a valid string"),
+        ("  - task_id: clock_2", "  - 7\n  - task_id: clock_2", "task number 2: it is no mapping"),
+        ("adb shell settings get global airplane_mode_on", "adb shell rm -rf /sdcard",
+         "task clock_2: adb_query: Value error, 'adb shell rm -rf /sdcard' is no question"),
+        ("category: Alarm set", "category: !!python/object/apply:os.system [ls]", "line 6: no valid YAML"),
+        ("category: Alarm set", "category: *x", "line 6: a task file has no aliases"),
+        ("category: Alarm set", "category: 'open", "no valid YAML"),
+        ("APP: clock", "\0", "no valid YAML"),
+        (CLOCK, "[" * 5000, "line 1: a task file has no 10 levels"),
+    ],
+)  # fmt: skip
+def test_faults_name_file_and_task(tmp_path: Path, old: str, new: str, message: str) -> None:
+    """Nothing of a faulty file is used."""
+    file = tmp_path / "clock.yaml"
+    assert old in CLOCK
+    file.write_text(CLOCK.replace(old, new))
+    with pytest.raises(DataError, match=message) as error:
+        read_tasks(file)
+    assert str(file) in str(error.value)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    """An empty folder, a missing file, one id in two files, a file of bytes."""
+    with pytest.raises(DataError, match="there is no task file"):
+        read_tasks(tmp_path)
+    with pytest.raises(DataError, match=r"x\.yaml: cannot be read"):
+        read_tasks(tmp_path / "x.yaml")
+    (tmp_path / "a.yaml").write_text(CLOCK)
+    (tmp_path / "b.yaml").write_text(CLOCK)
+    with pytest.raises(DataError, match=r"b\.yaml, task clock_1: .*a\.yaml has a task of this id"):
+        read_tasks(tmp_path)
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match=r"c\.yaml: no valid YAML"):
+        read_tasks(tmp_path / "c.yaml")
+    (tmp_path / "d.yaml").write_bytes(b"#" * (4 * 2**20 + 1))
+    with pytest.raises(DataError, match="at most 4,194,304 bytes"):
+        read_tasks(tmp_path / "d.yaml")
+
+
+@pytest.mark.parametrize(
+    ("query", "command"),
+    [
+        ("adb shell settings get global bluetooth_on", "settings get global bluetooth_on"),
+        ("adb shell 'getprop persist.sys.timezone'", "getprop persist.sys.timezone"),
+        ("adb shell pm list packages | grep 'com.booking'", "pm list packages | grep com.booking"),
+        ("adb shell settings list system | grep volume_ring_speaker",
+         "settings list system | grep volume_ring_speaker"),
+    ],
+)  # fmt: skip
+def test_questions_are_known(query: str, command: str) -> None:
+    """All that AndroidLab's files ask."""
+    assert device_question(query) == command
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "adb shell settings put global airplane_mode_on 1",
+        "adb shell getprop x; reboot",
+        "adb shell 'getprop x; reboot'",
+        "adb shell getprop $(reboot)",
+        "adb shell getprop `reboot`",
+        "adb shell pm list packages | grep -f",
+        "adb shell getprop 'x y'",
+        "adb shell getprop 'x",
+        "adb reboot",
+        "getprop x",
+        "",
+    ],
+)
+def test_everything_else_is_refused(query: str) -> None:
+    """A task file cannot make a device do anything."""
+    with pytest.raises(ValueError, match="no question"):
+        device_question(query)
+
+
+def test_tasks_as_json_are_checked() -> None:
+    """As they come over a wire."""
+    good = {"task_id": "a_1", "instruction": "i", "app": "a", "package": "p"}
+    assert read_task(good).queries == ()
+    for wrong in ({}, {**good, "extra": 1}, {**good, "instruction": ""}, {**good, "queries": ["adb reboot"]}):
+        with pytest.raises(DataError, match="Android task"):
+            read_task(wrong)
