@@ -99,7 +99,7 @@ def test_calls_are_read() -> None:
     assert sorted(schemas) == sorted(
         ["tap", "long_press", "swipe", "get_current_xml", "type", "back", "home", "enter", "wait", "launch"]
     )
-    assert schemas["swipe"]["required"] == ["x1", "y1", "x2", "y2", "direction", "dist"]
+    assert schemas["swipe"]["required"] == ["x1", "y1", "x2", "y2", "direction"]
     assert schemas["swipe"]["properties"]["direction"]["enum"] == ["up", "down", "left", "right"]
     assert schemas["type"]["properties"]["text_input"]["type"] == "string"
 
@@ -121,11 +121,11 @@ def test_swipes_end_on_the_screen(direction: Any, distance: Any, end: tuple[int,
 
 def test_elements_are_named_by_option() -> None:
     """An id is one of the last screen; another one is told to the agent."""
-    tools = ScreenTools("elements")
+    tools = ScreenTools("ids")
     boxes = {"n2181": Box(40, 200, 400, 280)}
-    assert tools.read(call("tap", element="n2181"), SIZE, boxes) == Tap(boxes["n2181"])
+    assert tools.read(call("tap", id="n2181"), SIZE, boxes) == Tap(boxes["n2181"])
     with pytest.raises(ToolError, match="no element 'n0000'"):
-        tools.read(call("swipe", element="n0000", direction="up", dist="long"), SIZE, boxes)
+        tools.read(call("swipe", id="n0000", direction="up", dist="long"), SIZE, boxes)
     with pytest.raises(ToolError, match="do not fit"):
         tools.read(call("tap", x1=1, y1=1, x2=2, y2=2), SIZE, boxes)
 

@@ -20,8 +20,8 @@ from selfverify.tasks.tools import Tool, ToolError
 
 Direction = Literal["up", "down", "left", "right"]
 Distance = Literal["short", "medium", "long"]
-Targets = Literal["coordinates", "elements"]
-"""How calls name a place: by four coordinates (as released), or by an element of the last screen shown."""
+Address = Literal["bounds", "ids"]
+"""How calls name a place: by four coordinates (as released), or by an element's id on the last screen."""
 
 LONGEST_WAIT = 60.0
 """Seconds that one call may wait."""
@@ -104,7 +104,7 @@ X2 = Annotated[int, Field(description="Right edge of the rectangle, in pixels.")
 Y2 = Annotated[int, Field(description="Lower edge of the rectangle, in pixels.")]
 ElementId = Annotated[str, Field(description="Id of an element, as it stands in brackets on the screen.")]
 Towards = Annotated[Direction, Field(description="Where the finger moves.")]
-HowFar = Annotated[Distance, Field(description="How far the finger moves.")]
+HowFar = Annotated[Distance, Field(description="How far the finger moves; medium if left out.")]
 
 
 class _Anywhere:
@@ -144,7 +144,7 @@ class _Anywhere:
         return LaunchApp(app)
 
 
-class _ByCoordinates:
+class _ByBounds:
     """Tools that name a place by a rectangle."""
 
     def tap(self, x1: X1, y1: Y1, x2: X2, y2: Y2) -> Tap:
@@ -155,32 +155,32 @@ class _ByCoordinates:
         """Hold a finger on the middle of a rectangle. Returns the screen afterwards."""
         return LongPress(Box(x1, y1, x2, y2))
 
-    def swipe(self, x1: X1, y1: Y1, x2: X2, y2: Y2, direction: Towards, dist: HowFar) -> Swipe:
+    def swipe(self, x1: X1, y1: Y1, x2: X2, y2: Y2, direction: Towards, dist: HowFar = "medium") -> Swipe:
         """Move a finger from the middle of a rectangle. Returns the screen afterwards."""
         return Swipe(Box(x1, y1, x2, y2), direction, dist)
 
 
-class _ByElements:
+class _ById:
     """Tools that name a place by an element's id."""
 
     def __init__(self, boxes: Mapping[str, Box]) -> None:
         self.boxes = boxes
 
-    def tap(self, element: ElementId) -> Tap:
+    def tap(self, id: ElementId) -> Tap:
         """Tap an element. Returns the screen afterwards."""
-        return Tap(self._box(element))
+        return Tap(self._box(id))
 
-    def long_press(self, element: ElementId) -> LongPress:
+    def long_press(self, id: ElementId) -> LongPress:
         """Hold a finger on an element. Returns the screen afterwards."""
-        return LongPress(self._box(element))
+        return LongPress(self._box(id))
 
-    def swipe(self, element: ElementId, direction: Towards, dist: HowFar) -> Swipe:
+    def swipe(self, id: ElementId, direction: Towards, dist: HowFar = "medium") -> Swipe:
         """Move a finger from the middle of an element. Returns the screen afterwards."""
-        return Swipe(self._box(element), direction, dist)
+        return Swipe(self._box(id), direction, dist)
 
-    def _box(self, element: str) -> Box:
-        if (box := self.boxes.get(element)) is None:
-            raise ToolError(f"the last screen shown has no element {short_name(element)}")
+    def _box(self, id: str) -> Box:
+        if (box := self.boxes.get(id)) is None:
+            raise ToolError(f"the last screen shown has no element {short_name(id)}")
         return box
 
 
@@ -188,9 +188,9 @@ _PLAIN = {
     name: Tool(vars(_Anywhere)[name])
     for name in ("get_current_xml", "type", "back", "home", "enter", "wait", "launch")
 }
-_PLACED: dict[Targets, dict[str, Tool]] = {
-    "coordinates": {name: Tool(vars(_ByCoordinates)[name]) for name in ("tap", "long_press", "swipe")},
-    "elements": {name: Tool(vars(_ByElements)[name]) for name in ("tap", "long_press", "swipe")},
+_PLACED: dict[Address, dict[str, Tool]] = {
+    "bounds": {name: Tool(vars(_ByBounds)[name]) for name in ("tap", "long_press", "swipe")},
+    "ids": {name: Tool(vars(_ById)[name]) for name in ("tap", "long_press", "swipe")},
 }
 
 
@@ -198,12 +198,11 @@ class ScreenTools:
     """The tools of one session.
 
     Args:
-        targets: How calls name a place.
+        address: How calls name a place.
     """
 
-    def __init__(self, targets: Targets = "coordinates") -> None:
-        self.targets = targets
-        self._tools = {**_PLACED[targets], **_PLAIN}
+    def __init__(self, address: Address = "bounds") -> None:
+        self._tools = {**_PLACED[address], **_PLAIN}
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -226,7 +225,7 @@ class ScreenTools:
         arguments, fault = tool.check(dict(call.arguments))
         if fault:
             raise ToolError(fault)
-        action: ScreenAction = tool.function(_ByElements(boxes), **arguments)
+        action: ScreenAction = tool.function(_ById(boxes), **arguments)
         if isinstance(action, Tap | LongPress | Swipe):
             _check_place(action.box, size)
         if isinstance(action, TypeText) and "\0" in action.text:

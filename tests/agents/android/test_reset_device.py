@@ -75,7 +75,7 @@ def test_another_first_screen_is_a_loss(server: Server, phone: Phone) -> None:
     begin(environment(server, first))
     begin(environment(server, first))
     phone.notes = ["left behind"]
-    with pytest.raises(EnvironmentLost, match="task notes_1: .* first screen differs"):
+    with pytest.raises(EnvironmentLost, match=r"task notes_1: .* first screen differs"):
         begin(environment(server, first))
     begin(environment(server, first), {**TASK, "task_id": "notes_2"})
     begin(environment(server, first, same_first_screen=False))
@@ -125,7 +125,7 @@ def test_the_locale_is_set_and_checked(server: Server, phone: Phone) -> None:
 def test_no_adbkeyboard_is_a_loss(server: Server, phone: Phone) -> None:
     """Else texts would be lost without a word."""
     phone.adbkeyboard = False
-    with pytest.raises(EnvironmentLost, match="has no ADBKeyboard .*keyboard: input"):
+    with pytest.raises(EnvironmentLost, match=r"has no ADBKeyboard .*keyboard: input"):
         begin(environment(server))
 
 
@@ -199,7 +199,7 @@ def test_a_phone_that_does_not_start_is_a_loss(phone: Phone, token: Path) -> Non
             "secret", lambda name: phone.properties.update({"sys.boot_completed": ""})
         ) as running,
         adb_server({f"emulator-{running.port}": phone}) as server,
-        pytest.raises(EnvironmentLost, match="not ready after 0.2 seconds: it has not finished starting"),
+        pytest.raises(EnvironmentLost, match=r"not ready after 0.2 seconds: it has not finished starting"),
     ):
         begin(environment(server, how="snapshot", snapshot="start", console_token=token, boot_seconds=0.2))
 

@@ -7,14 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from selfverify.agents.android.adb_device import AdbDevice, CommandFailed
 from selfverify.agents.android.android_settings import AndroidConfig
 from selfverify.agents.android.androidlab import AndroidTask, device_question, read_task
 from selfverify.agents.android.apps import Apps
-from selfverify.agents.android.device import CommandFailed, Device
 from selfverify.agents.android.hands import Hands
 from selfverify.agents.android.reset_device import is_emulator, reset_device
 from selfverify.agents.android.trace import Trace
-from selfverify.agents.android.views import View, Viewer
+from selfverify.agents.android.views import Capture, Viewer
 from selfverify.agents.screen_tools import LaunchApp, Look, PressKey, ScreenAction, ScreenTools, WaitFor
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.errors import ConfigError
@@ -61,14 +61,14 @@ class AndroidEnvironment(Environment):
     ) -> None:
         self.config, self.confirm = config, confirm
         self.first_screens = FirstScreens() if first_screens is None else first_screens
-        self._tools = ScreenTools(config.targets)
-        self._device = Device(config.serial, *config.address, seconds=config.command_seconds)
+        self._tools = ScreenTools(config.address)
+        self._device = AdbDevice(config.serial, *config.host_and_port, seconds=config.command_seconds)
         self._viewer = Viewer(self._device, config.display, config.settle_pause)
         self._hands = Hands(self._device, config.display, config.keyboard, Apps(config.apps))
         self._real = False
         self._lost = ""
         self._task: AndroidTask | None = None
-        self._view: View | None = None
+        self._view: Capture | None = None
         self._trace: Trace | None = None
         self._round = 0
         self._over = ""
@@ -196,7 +196,7 @@ class AndroidEnvironment(Environment):
         if not await self.confirm(f"{action} on {self._device}, in {front}"):
             raise ToolError("the phone's owner does not allow this")
 
-    async def _look(self) -> View:
+    async def _look(self) -> Capture:
         words = self.config.observations != "png" or self.config.traces is not None
         picture = self.config.observations != "xml" or self.config.traces is not None
         if not self._real:
@@ -209,9 +209,9 @@ class AndroidEnvironment(Environment):
         if view is not None and focus.package == view.focus.package:
             return view
         hidden = (f"{focus.package or 'what is in front'} may not be shown on this phone",)
-        return View(focus, b"", None, None, hidden, self._viewer.size)
+        return Capture(focus, b"", None, None, hidden, self._viewer.size)
 
-    async def _settled(self) -> View:
+    async def _settled(self) -> Capture:
         """The screen, as soon as two looks in a row see the same, or after the time for it."""
         end = time.monotonic() + self.config.settle_seconds
         view = await self._look()
@@ -222,7 +222,7 @@ class AndroidEnvironment(Environment):
                 break
         return view
 
-    def _check_first(self, task: AndroidTask, view: View) -> None:
+    def _check_first(self, task: AndroidTask, view: Capture) -> None:
         reset = self.config.reset
         package = self._hands.apps.package(task.package) or self._hands.apps.package(task.app)
         if reset.start == "app" and view.focus.package != package:
@@ -250,8 +250,8 @@ class AndroidEnvironment(Environment):
         focus = await self._viewer.focus()
         return {"package": focus.package, "activity": focus.activity, "answers": await self._answers(task)}
 
-    def _shown(self, view: View) -> Observation:
-        """A view as the agent sees it."""
+    def _shown(self, view: Capture) -> Observation:
+        """What is shown, as the agent sees it."""
         words, pictures = self.config.observations != "png", self.config.observations != "xml"
         text = "\n".join(
             [*([view.words] if words and view.words else []), *(f"({why})" for why in view.lacking)]
@@ -267,5 +267,5 @@ class AndroidEnvironment(Environment):
         return observation
 
 
-def _info(view: View) -> dict[str, Any]:
+def _info(view: Capture) -> dict[str, Any]:
     return {"package": view.focus.package, "activity": view.focus.activity, "size": list(view.size)}

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from selfverify.agents.android.apps import PACKAGE
-from selfverify.agents.screen_tools import Targets
+from selfverify.agents.screen_tools import Address
 from selfverify.core.settings import Settings
 
 
@@ -68,7 +68,7 @@ class AndroidConfig(Settings):
     first_screen: Literal["asked", "given"] = "asked"
     """``asked``: a session begins without a screen, and the agent calls ``get_current_xml`` (SmartSnap).
     ``given``: it begins with the first screen."""
-    targets: Targets = "coordinates"
+    address: Address = "bounds"
     """How calls name a place: by coordinates (as released), or by elements' ids."""
     steps: int = Field(30, ge=1)
     """Calls that a session may make; the last one is answered as truncated. SmartSnap has 30."""
@@ -106,7 +106,7 @@ class AndroidConfig(Settings):
         return allowed
 
     @property
-    def address(self) -> tuple[str, int]:
+    def host_and_port(self) -> tuple[str, int]:
         """Host and port of the adb server."""
         host, _, port = self.server.rpartition(":")
         return host, int(port)

@@ -7,8 +7,8 @@ import base64
 import shlex
 from typing import Literal
 
+from selfverify.agents.android.adb_device import AdbDevice, CommandFailed
 from selfverify.agents.android.apps import Apps
-from selfverify.agents.android.device import CommandFailed, Device
 from selfverify.agents.screen_tools import (
     LaunchApp,
     LongPress,
@@ -45,7 +45,7 @@ class Hands:
     """
 
     def __init__(
-        self, device: Device, display: int | None, keyboard: Literal["adbkeyboard", "input"], apps: Apps
+        self, device: AdbDevice, display: int | None, keyboard: Literal["adbkeyboard", "input"], apps: Apps
     ) -> None:
         self.device, self.keyboard, self.apps = device, keyboard, apps
         self._input = "input" if display is None else f"input -d {display}"

@@ -6,10 +6,10 @@ import asyncio
 import shlex
 from datetime import datetime, timedelta
 
+from selfverify.agents.android.adb_device import AdbDevice, CommandFailed
 from selfverify.agents.android.android_settings import AndroidReset
 from selfverify.agents.android.androidlab import AndroidTask
 from selfverify.agents.android.console import ask_console, console_port
-from selfverify.agents.android.device import CommandFailed, Device
 from selfverify.agents.android.hands import Hands
 from selfverify.core.environment import EnvironmentLost
 from selfverify.core.errors import DataError
@@ -20,14 +20,14 @@ CLOCK_SLACK = timedelta(minutes=2)
 _EMULATORS = frozenset(("goldfish", "ranchu"))
 
 
-async def is_emulator(device: Device) -> bool:
+async def is_emulator(device: AdbDevice) -> bool:
     """Whether a device is an emulator, by what its system says."""
     said = await device.shell("getprop ro.kernel.qemu; getprop ro.boot.qemu; getprop ro.hardware")
     lines = said.split("\n")
     return "1" in lines[:2] or bool(_EMULATORS & set(lines))
 
 
-async def reset_device(device: Device, hands: Hands, reset: AndroidReset, task: AndroidTask) -> None:
+async def reset_device(device: AdbDevice, hands: Hands, reset: AndroidReset, task: AndroidTask) -> None:
     """Carry out a reset.
 
     Raises:
@@ -72,12 +72,12 @@ async def reset_device(device: Device, hands: Hands, reset: AndroidReset, task: 
             ) from None
 
 
-async def _console(device: Device, command: str, reset: AndroidReset) -> None:
+async def _console(device: AdbDevice, command: str, reset: AndroidReset) -> None:
     port = console_port(device.serial)
     await ask_console(device.host, port, command, reset.console_token, reset.boot_seconds)
 
 
-async def _set_date(device: Device, date: str) -> None:
+async def _set_date(device: AdbDevice, date: str) -> None:
     """Set the clock and read it back; a phone that follows the network's time would soon lose it again."""
     await device.shell(f"settings put global auto_time 0; date {shlex.quote(date)}")
     said = (await device.shell("date '+%Y-%m-%d %H:%M:%S'")).strip()
@@ -89,7 +89,7 @@ async def _set_date(device: Device, date: str) -> None:
         raise CommandFailed("date", f"the clock shows {said}, not {date}; only root may set it (reset.root)")
 
 
-async def _set_locale(device: Device, locale: str, boot_seconds: float) -> None:
+async def _set_locale(device: AdbDevice, locale: str, boot_seconds: float) -> None:
     """Set the system's language where it is another one, and start the system anew."""
     if await _locale(device) == locale:
         return
@@ -102,6 +102,6 @@ async def _set_locale(device: Device, locale: str, boot_seconds: float) -> None:
         )
 
 
-async def _locale(device: Device) -> str:
+async def _locale(device: AdbDevice) -> str:
     said = await device.shell("getprop persist.sys.locale; getprop ro.product.locale")
     return next((line.strip() for line in said.split("\n") if line.strip()), "")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.agents.android.androidlab import AndroidTask
-from selfverify.agents.android.views import View
+from selfverify.agents.android.views import Capture
 from selfverify.agents.screen_tools import (
     LaunchApp,
     LongPress,
@@ -69,7 +69,7 @@ class Trace:
         self._journal = Journal(self.home / "traces" / "trace.jsonl")
         self._line: dict[str, Any] = {}
 
-    def seen(self, view: View, answers: dict[str, str]) -> None:
+    def seen(self, view: Capture, answers: dict[str, str]) -> None:
         """Keep what is shown, before anything is done on it. Seen again, a screen replaces the one before.
 
         Args:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from selfverify.agents.android.device import CommandFailed, Device
+from selfverify.agents.android.adb_device import AdbDevice, CommandFailed
 from selfverify.agents.android.hierarchy import UnreadableScreen, read_hierarchy
 from selfverify.agents.screens import Screen, describe
 from selfverify.core.environment import EnvironmentLost
@@ -32,7 +32,7 @@ class Focus(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Capture:
     """What a device shows at one moment.
 
     Args:
@@ -56,7 +56,7 @@ class View:
         """The screen in words; empty where it cannot be read."""
         return "" if self.screen is None else describe(self.screen)
 
-    def same(self, other: View) -> bool:
+    def same(self, other: Capture) -> bool:
         """Whether both show the same."""
         pictures = [None if v.picture is None else v.picture.tobytes() for v in (self, other)]
         return self.focus == other.focus and self.words == other.words and pictures[0] == pictures[1]
@@ -71,7 +71,7 @@ class Viewer:
         pause: Seconds between two tries.
     """
 
-    def __init__(self, device: Device, display: int | None, pause: float) -> None:
+    def __init__(self, device: AdbDevice, display: int | None, pause: float) -> None:
         self.device, self.display, self.pause = device, display, pause
         self.size = (0, 0)
         """Width and height in the display's natural position."""
@@ -114,7 +114,7 @@ class Viewer:
         found = _FOCUS.findall(said)
         return Focus(*found[min(self.display or 0, len(found) - 1)]) if found else Focus("", "")
 
-    async def look(self, words: bool, picture: bool) -> View:
+    async def look(self, words: bool, picture: bool) -> Capture:
         """What is shown now.
 
         Args:
@@ -129,7 +129,9 @@ class Viewer:
         elif image is not None and image.getbbox() is None:
             lacking.append("the screenshot is black: the app forbids screenshots, or the screen is off")
         held = image.size if image is not None else self.size
-        return View(focus, dump, screen, image, tuple(lacking), screen.size if screen is not None else held)
+        return Capture(
+            focus, dump, screen, image, tuple(lacking), screen.size if screen is not None else held
+        )
 
     async def _read(self, focus: Focus) -> tuple[Screen | None, bytes, list[str]]:
         """The screen, the dump, and what is wrong with it."""

@@ -41,7 +41,7 @@ class CommandFailed(Exception):
         self.output = output
 
 
-class Device:
+class AdbDevice:
     """A device; one session may use it at a time.
 
     The adb server is spoken to directly. It is never started, nor is an ``adb`` program run: two programs of
