@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from known_answers import GROUNDED, Answers, grounding_rows, judged
+from samples import sample
 from selfverify.evaluation.breakdown import breakdown, choices
 from selfverify.evaluation.metrics import SampleTable, curves, summarise
-from selfverify.tasks.base import Task
+from selfverify.tasks.base import Metric, Task
+from selfverify.tasks.digits.digits_sum import DigitsSum
 from selfverify.tasks.mathematics.math import Math
 from selfverify.tasks.phone.mobile import Mobile, MobileConfig
 from selfverify.tasks.pointing.grounding import Grounding
@@ -157,3 +159,24 @@ def test_unreadable_boxes_alone_cover_nothing() -> None:
     figures = breakdown(rows, task, problems)["metrics"]
     for rule in ("pass@1", "majority", "best"):
         assert figures["box_giou"]["curves"][rule] == [0, 0] and figures["box_ciou"]["curves"][rule] == [0, 0]
+
+
+def test_a_figure_may_need_another_one_to_be_large_enough() -> None:
+    """AndroidLab gives no step ratio where next to nothing succeeds."""
+    rare = Metric("steps", "ratio", needs=("done", 0.25))
+
+    class Agents(DigitsSum):
+        metrics = (rare,)
+
+    def figure(done: list[float]) -> object:
+        rows = [
+            sample(f"p{n}", 0, True, None, rewards={"done": d, "format": 1.0} | ({"ratio": 0.5} if d else {}))
+            for n, d in enumerate(done)
+        ]
+        task = Agents()
+        problems = {row.problem: task.problem("test", 0, n) for n, row in enumerate(rows)}
+        return breakdown(rows, task, problems).get("metrics", {}).get("steps")
+
+    found = figure([1.0, 0.0, 0.0, 0.0])
+    assert found is not None and found["curves"]["pass@1"] == [0.5]  # type: ignore[index]
+    assert figure([1.0, 0.0, 0.0, 0.0, 0.0]) is None

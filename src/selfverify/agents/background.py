@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, on which what is asynchronous runs while conversations go on.
+"""What is asynchronous in agents: environments and judges, which run while conversations go on.
 
 Clients and sessions belong to the loop that they were made on. So there is one loop for the process,
 whichever threads reply.
@@ -6,22 +6,28 @@ whichever threads reply.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from selfverify.core.event_loop import EventLoop
+
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_running: tuple[int, asyncio.AbstractEventLoop] | None = None
+_loops: dict[int, EventLoop] = {}
+"""By process: one that was forked starts its own."""
 
 
 def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Run a coroutine on the process's background loop; the future has its result."""
-    return asyncio.run_coroutine_threadsafe(work, _loop())
+    """Run a coroutine on the process's loop; the future has its result."""
+    with _lock:
+        if os.getpid() not in _loops:
+            _loops[os.getpid()] = EventLoop("selfverify-agents")
+        loop = _loops[os.getpid()]
+    return loop.start(work)
 
 
 def finish_inline(work: Coroutine[Any, Any, T]) -> T:
@@ -37,14 +43,3 @@ def finish_inline(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise RuntimeError("a coroutine that was said never to wait is waiting")
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process; one that was forked starts its own."""
-    global _running
-    with _lock:
-        if _running is None or _running[0] != os.getpid():
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, daemon=True, name="selfverify-agents").start()
-            _running = os.getpid(), loop
-        return _running[1]

@@ -8,23 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from selfverify.agents.exhibits import Submission, Vote
-
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """What rules make of a submission.
-
-    Args:
-        relevant: Whether the evidence says anything about the task.
-        proven: Whether it proves that the task is done; None where it proves neither that nor the opposite.
-        why: The reasons in words.
-        rounds: The rounds that decided.
-    """
-
-    relevant: bool
-    proven: bool | None
-    why: str = ""
-    rounds: tuple[int, ...] = ()
+from selfverify.agents.goals import Goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +20,14 @@ class Case:
         instruction: What the agent was asked to do.
         submission: What judges read: the message, and the evidence that they are shown.
         rounds: How many calls the session has answered.
-        weigh: The rules of the task, for judges by rules; they read the submission as judges do. None where
-            the task has no rules.
+        goal: What has to be so, for judges by rules; other judges never see it. None where nobody knows.
     """
 
     name: str
     instruction: str
     submission: Submission
     rounds: int
-    weigh: Callable[[Submission], Weighed] | None = None
+    goal: Goal | None = None
 
 
 @dataclass(frozen=True, slots=True)

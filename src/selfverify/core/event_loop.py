@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -40,20 +41,29 @@ class EventLoop:
             RuntimeError: The loop is closed, or the call comes from a coroutine of the loop itself, which
                 would wait for itself.
         """
-        if threading.current_thread() is self._thread or self._loop.is_closed():
+        if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError(
-                f"{self._thread.name}: the loop is closed"
-                if self._loop.is_closed()
-                else f"{self._thread.name}: a coroutine of the loop cannot wait for the loop; await instead"
+                f"{self._thread.name}: a coroutine of the loop cannot wait for the loop; await instead"
             )
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.start(coroutine)
         try:
             return future.result(seconds)
         except TimeoutError:
             if not future.cancel():
                 raise  # the coroutine's own
             raise TimeoutError(f"{self._thread.name}: it took longer than {seconds} s") from None
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop without waiting for it; cancelling the future cancels it.
+
+        Raises:
+            RuntimeError: The loop is closed.
+        """
+        if self._loop.is_closed():
+            coroutine.close()
+            raise RuntimeError(f"{self._thread.name}: the loop is closed")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
         """Cancel what still runs, and end the thread. A coroutine that blocks the loop is left behind."""

@@ -234,6 +234,10 @@ def _statistic(parts: Mapping[str, Expected], metric: Metric, mask: NDArray[np.b
     part, over = parts.get(metric.part), parts.get(metric.over or metric.part)
     if part is None or over is None:
         return None
+    if metric.needs is not None:
+        needed, least = parts.get(metric.needs[0]), metric.needs[1]
+        if needed is None or not needed.value[mask].sum() >= least * needed.present[mask].sum() > 0:
+            return None
     return ratio_statistic(part.value[mask], (over.value if metric.over else part.present)[mask])
 
 

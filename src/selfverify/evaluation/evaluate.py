@@ -67,6 +67,7 @@ def evaluate(
     if extractor is None and config.extractor is not None:
         extractor = make_extractor(config.extractor, policy)
     task.use_space(policy.coordinate_space)
+    task.use_policy(policy)
     settings = {
         "task": task.name,
         "task_options": task.config.model_dump(mode="json"),

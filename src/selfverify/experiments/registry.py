@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from selfverify.agents.tasks.phone_agents import PhoneAgents
 from selfverify.core.errors import ConfigError
 from selfverify.methods.adapo import AdaPO
 from selfverify.methods.adapo_adpo import AdaPOADPO
@@ -13,6 +14,7 @@ from selfverify.methods.conversation_sft import ConversationSFT
 from selfverify.methods.grpo import GRPO
 from selfverify.methods.score import SCoRe
 from selfverify.methods.sft import SFT
+from selfverify.methods.smartsnap import SmartSnap
 from selfverify.methods.star import STaR
 from selfverify.methods.turns_sft import TurnsSFT
 from selfverify.tasks.base import Task
@@ -27,7 +29,17 @@ from selfverify.tasks.words.word_sums import WordSums
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (DigitsPick, DigitsSum, DigitsLocate, DigitsMix, WordSums, Grounding, Mobile, Math)
+    for task in (
+        DigitsPick,
+        DigitsSum,
+        DigitsLocate,
+        DigitsMix,
+        WordSums,
+        Grounding,
+        Mobile,
+        Math,
+        PhoneAgents,
+    )
 }
 
 
@@ -45,7 +57,7 @@ def make_task(name: str, **options: Any) -> Task:
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (AdaPO, AdaPOADPO, ADPO, ConversationSFT, GRPO, SCoRe, SFT, STaR, TurnsSFT)
+    for method in (AdaPO, AdaPOADPO, ADPO, ConversationSFT, GRPO, SCoRe, SFT, SmartSnap, STaR, TurnsSFT)
 }
 
 

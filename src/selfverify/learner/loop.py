@@ -79,6 +79,7 @@ class Learner:
         self.config, folder = training.learner, training.folder
         self.evaluate, self.on_step = evaluate, on_step
         training.task.use_space(self.policy.coordinate_space)
+        training.task.use_policy(self.policy)
         self.source = GroupSource(training)
         self.step = 0
         self.empty_steps = 0

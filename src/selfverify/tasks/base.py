@@ -89,11 +89,13 @@ class Metric:
         part: The component that is averaged: one of `Judged.parts`, or of what `Task.answer_parts` returns.
         over: None for the mean of ``part`` over the answers that have it; else a component, and the figure is
             the sum of ``part`` over the sum of this one.
+        needs: A component and a number: the figure is given only where the component's mean reaches it.
     """
 
     name: str
     part: str
     over: str | None = None
+    needs: tuple[str, float] | None = None
 
 
 class NotCounted(DataError):
@@ -228,6 +230,12 @@ class Task(ABC):
         """Learn how the policy writes places in images (`Policy.coordinate_space`).
 
         `learn` and `evaluate` call this; whoever makes problems by hand calls it first.
+        """
+
+    def use_policy(self, policy: object) -> None:
+        """Learn which `selfverify.policy.policy.Policy` answers, where the task lets it judge its own work.
+
+        `learn` and `evaluate` call this.
         """
 
     def count(self, split: Split) -> int | None:

@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import pytest
 
-from selfverify.agents.cases import Case, Weighed
-from selfverify.agents.exhibits import Submission
+from selfverify.agents.cases import Case
+from selfverify.agents.exhibits import Exhibit, Submission, Vote
+from selfverify.agents.goals import Goal
 from selfverify.agents.judges.rules_judge import RulesJudge, admits_failure
+from selfverify.core.environment import Call, Observation
+
+GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
+ON, OFF = ("lamp/oven", "on", True), ("lamp/oven", "on", False)
+OTHER, ELSEWHERE = ("lamp/oven", "colour", "red"), ("lamp/door", "on", True)
 
 
-def vote(message: str, weighed: Weighed) -> tuple[bool, bool]:
-    case = Case("phone/1", "Set an alarm.", Submission(message, []), 3, lambda submission: weighed)
-    [ballot] = RulesJudge().ask(case, [0])()
-    assert ballot.vote is not None
-    return ballot.vote.valid, ballot.vote.success
+def vote(message: str, *screens: tuple[str, str, object]) -> Vote:
+    exhibits = [
+        Exhibit(Call("look"), Observation(n, info={"facts": [fact]}))
+        for n, fact in enumerate(screens, start=1)
+    ]
+    case = Case("lamps/1", "Switch on the oven's lamp.", Submission(message, exhibits), 3, GOAL)
+    ballots = RulesJudge().ask(case, [0, 1])()
+    assert [ballot.number for ballot in ballots] == [0, 1] and ballots[0].vote == ballots[1].vote
+    assert ballots[0].vote is not None
+    return ballots[0].vote
 
 
 @pytest.mark.parametrize(
-    ("weighed", "expected"),
+    ("screens", "valid", "success"),
     [
-        (Weighed(True, True), (True, True)),
-        (Weighed(True, False), (True, False)),
-        (Weighed(True, None), (True, False)),  # what is not shown is not assumed
-        (Weighed(False, None), (False, False)),
-        (Weighed(False, True), (False, False)),
+        ([ON], True, True),
+        ([OFF], True, False),  # it proves the failure, and has to do with the task
+        ([OTHER], True, False),  # what is not shown is not assumed
+        ([ELSEWHERE], False, False),
+        ([ON, OFF], True, False),  # the later screen wins
+        ([OFF, ON], True, True),
+        ([ON, ELSEWHERE], True, True),
     ],
 )
-def test_only_what_is_proven_is_a_success(weighed: Weighed, expected: tuple[bool, bool]) -> None:
-    assert vote("I set the alarm to 7:30.", weighed) == expected
+def test_only_what_is_proven_is_a_success(
+    screens: list[tuple[str, str, object]], valid: bool, success: bool
+) -> None:
+    found = vote("The lamp is on.", *screens)
+    assert (found.valid, found.success) == (valid, success)
+
+
+def test_reasons_name_rounds() -> None:
+    found = vote("The lamp is on.", ELSEWHERE, ON)
+    assert found.rounds == (2,) and found.words == "lamp oven: on is True: shown"
+    assert vote("Sorry.", OTHER).words.splitlines() == [
+        "The message admits a failure.",
+        "lamp oven: on is True: not shown",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +71,8 @@ def test_only_what_is_proven_is_a_success(weighed: Weighed, expected: tuple[bool
 )
 def test_an_admitted_failure_is_one_whatever_is_shown(message: str) -> None:
     assert admits_failure(message)
-    assert vote(message, Weighed(True, True)) == (True, False)
+    found = vote(message, ON)
+    assert (found.valid, found.success) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +83,6 @@ def test_other_messages_admit_nothing(message: str) -> None:
     assert not admits_failure(message)
 
 
-def test_a_case_without_rules_is_refused() -> None:
-    with pytest.raises(ValueError, match="phone/1 has no rules"):
+def test_a_case_without_a_goal_is_refused() -> None:
+    with pytest.raises(ValueError, match="phone/1 has no goal"):
         RulesJudge().ask(Case("phone/1", "", Submission("", []), 0), [0])

@@ -20,8 +20,12 @@ from selfverify.tasks.base import read_integers
 from selfverify.tasks.digits.canvas import digit_bank
 
 SPLITS: tuple[Split, ...] = get_args(Split)
-OWN = sorted(name for name in TASKS if "train" not in TASKS[name].config_class.model_fields)
-"""The tasks that make their problems themselves."""
+OWN = sorted(
+    name
+    for name, task in TASKS.items()
+    if "train" not in task.config_class.model_fields and task.limits.turns == 1
+)
+"""The tasks of one answer that make their problems themselves."""
 DIGITS = sorted(name for name in TASKS if name.startswith("digits-"))
 
 

@@ -62,3 +62,13 @@ class ModelJudgeConfig(BaseModel):
     cache: Path | None = Field(
         None, description="A file that keeps answers for later runs; null keeps them in memory only."
     )
+
+
+class OwnJudgeConfig(BaseModel):
+    """The policy as its own judge, and how it is sampled."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float = Field(0.7, gt=0, description="Of each vote.")
+    max_new_tokens: int = Field(1024, ge=1, description="Tokens of a vote, thoughts included.")
+    quotations: Quotations = Field("warn", description="As of a judge behind a server.")

@@ -22,23 +22,31 @@ def admits_failure(message: str) -> bool:
 
 
 class RulesJudge(Juror):
-    """Votes by `Case.weigh`: never wrong about what it is shown, always the same, without a model.
+    """Votes by a task's goal: never wrong about what it is shown, always the same, without a model.
 
-    What the evidence does not show is not assumed: only what is proven is a success. An admitted failure is
-    one whatever the evidence shows.
+    Evidence is relevant where it shows anything of what the goal is about. What it does not show is not
+    assumed: only a goal of which every part is shown to be reached is a success. An admitted failure is one,
+    whatever the evidence shows.
     """
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
         """See `Juror`.
 
         Raises:
-            ValueError: The case has no rules.
+            ValueError: The case has no goal.
         """
-        if case.weigh is None:
-            raise ValueError(f"problem {case.name} has no rules to judge by")
-        weighed = case.weigh(case.submission)
-        admitted = admits_failure(case.submission.message)
-        success = weighed.relevant and weighed.proven is True and not admitted
-        words = "The message admits a failure. " * admitted + weighed.why
-        vote = Vote(weighed.relevant, success, words, tuple(weighed.rounds))
+        if case.goal is None:
+            raise ValueError(f"problem {case.name} has no goal to judge by")
+        message, evidence = case.submission.message, case.submission.evidence
+        proof = case.goal.shown(evidence, message)
+        relevant = any(case.goal.relevant(exhibit) for exhibit in evidence)
+        admitted = admits_failure(message)
+        words = ["The message admits a failure."] * admitted
+        words += [f"{f.about}: {_SHOWN[f.verdict]}" for f in proof.findings]
+        rounds = sorted({number for finding in proof.findings for number in finding.rounds})
+        success = relevant and proof.verdict is True and not admitted
+        vote = Vote(relevant, success, "\n".join(words), tuple(rounds))
         return lambda: [Ballot(number, vote) for number in numbers]
+
+
+_SHOWN = {True: "shown", False: "shown to be otherwise", None: "not shown"}

@@ -68,6 +68,8 @@ class PhoneEnvironment(Environment):
         options: How the phone is shown and touched.
     """
 
+    waits = False
+
     def __init__(self, options: PhoneOptions | None = None) -> None:
         self.options = PhoneOptions() if options is None else options
         self.phone: Phone | None = None

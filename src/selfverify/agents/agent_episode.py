@@ -1,0 +1,221 @@
+"""A conversation in which an agent works in an environment and hands in evidence (SmartSnap §3.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from selfverify.agents.agent_endings import Outcome, Worked, ending_of_agent
+from selfverify.agents.cases import Case, Panel, Pending
+from selfverify.agents.environment_session import EnvironmentSession
+from selfverify.agents.evidence import SUBMIT, EvidenceConfig, read_submission, shown_to_judge
+from selfverify.agents.exhibits import Submission
+from selfverify.agents.goals import Goal
+from selfverify.agents.reward import RewardConfig
+from selfverify.core.environment import Call, Environment, Observation
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.tasks.tool_calls import read_calls, short_name
+from selfverify.tasks.tool_episode import ACTION, shortened
+
+_HEADING = re.compile(r"^(?=\s*#+\s*round\b)", re.IGNORECASE | re.MULTILINE)
+
+
+class AgentSettings(BaseModel):
+    """How an agent works and how its work is rewarded, whatever the environment is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    first_screen: Literal["asked", "given"] = Field(
+        "asked",
+        description="Whether the agent asks for the first screen (the paper's way), or is shown it, which "
+        "saves a turn. An agent can only hand in what it was shown.",
+    )
+    role: Literal["tool", "user"] = Field(
+        "tool",
+        description="Who shows screens: `user` for chat templates without messages of tools.",
+    )
+    errors_in_a_row: int = Field(
+        3,
+        ge=0,
+        description="Calls in a row that may be refused; they cost nothing. One more is a format error.",
+    )
+    longest_screen: int = Field(
+        12_000, ge=200, description="Characters of a screen; the middle of longer ones is left out."
+    )
+    evidence: EvidenceConfig = Field(default_factory=EvidenceConfig, description="What counts as evidence.")
+    reward: RewardConfig = Field(default_factory=RewardConfig, description="The reward's components (Eq. 3).")
+
+
+class AgentEpisode(Episode):
+    """Carries calls out in an environment and shows what came of them, until evidence is handed in.
+
+    Every answered call is a round. Its number stands above the screen, as the agent reads it; the rounds
+    themselves are kept as records, and nothing is ever read back from what was shown. The first call of
+    `SUBMIT` ends the conversation, proper or not. The judges vote while other conversations go on.
+
+    It ends without a verdict, and takes no part in training, where a turn was cut off, the context is full,
+    the environment is lost, or the judges do not decide. It ends with a format error where nothing proper was
+    handed in: at the limit of turns, with a message without a call, with improper evidence, or after too many
+    refused calls in a row.
+
+    Args:
+        problem: What the agent is asked; its tools are those of the environment and `SUBMIT`.
+        make: Makes the environment; it is asked when the conversation begins.
+        task: The environment's task (`Environment.reset`).
+        seed: Decides whatever is random in the environment.
+        panel: Judges the submission.
+        settings: How the agent works.
+        turns: How often the policy speaks at most.
+        goal: What has to be so in the end, where that is known: for rules, ground truth and figures.
+        looking: Tools that show the screen and do nothing; they are no steps.
+    """
+
+    channel = ACTION
+
+    def __init__(
+        self,
+        problem: Problem,
+        make: Callable[[], Environment],
+        task: Mapping[str, Any],
+        seed: int,
+        panel: Panel,
+        settings: AgentSettings,
+        turns: int,
+        goal: Goal | None = None,
+        looking: Collection[str] = frozenset(),
+    ) -> None:
+        self.problem, self.make, self.task, self.seed = problem, make, task, seed
+        self.panel, self.settings, self.turns = panel, settings, turns
+        self.goal, self.looking = goal, looking
+        self.worked = Worked()
+        self._session: EnvironmentSession | None = None
+        self._pending: Pending | None = None
+        self._in_a_row = 0
+
+    def foreseen(self) -> Sequence[Reply]:
+        """See `Episode`."""
+        return [Reply(_form(""), role=self.settings.role)]
+
+    def begin(self) -> Reply | None:
+        """Start the environment; the first screen is shown where it is given."""
+        self._session = EnvironmentSession(self.make())
+        first = self._session.reset(self.task, self.seed)
+        self._look()
+        if self.settings.first_screen == "asked":
+            return None
+        self.worked.seen.append(self._session.history[0])
+        return self._shown(first, role="user")
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`."""
+        self.worked.turn = said.turn
+        if said.finish != Finish.STOP:
+            return self._end(Outcome.CUT_OFF, "the turn was cut off")
+        read = read_calls(said, self.problem.tools)
+        if read.error:
+            return self._refused(read.error)
+        if not read.calls:
+            return self._end(Outcome.IMPROPER, "a message without a call")
+        if len(read.calls) > 1:
+            return self._refused(f"{len(read.calls)} calls in one message, and there may be one")
+        [call] = read.calls
+        if call.name == SUBMIT:
+            return self._submit(call.arguments)
+        names = [tool["function"]["name"] for tool in self.problem.tools]
+        if call.name not in names:
+            return self._refused(f"there is no tool {short_name(call.name)}; there are {', '.join(names)}")
+        assert self._session is not None
+        if self._session.over:
+            return self._refused(f"the task is over, nothing can be done any more; call {SUBMIT}")
+        return self._act(Call(call.name, call.arguments))
+
+    def ending(self) -> Ending:
+        """See `Episode`. The judges' votes are waited for here."""
+        worked = self.worked
+        if worked.outcome is None:
+            # The driver has ended it: at the limit of turns, or where the context is full.
+            at_limit = worked.turn + 1 >= self.turns
+            worked.outcome = Outcome.IMPROPER if at_limit else Outcome.CUT_OFF
+            worked.why = "nothing was handed in" if at_limit else "the context is full"
+        if self._session is not None:
+            worked.history = self._session.history
+        if self._pending is not None:
+            worked.judgement = self._pending()
+        return ending_of_agent(self.problem, worked, self.settings.reward, self.goal, self.looking)
+
+    def close(self) -> None:
+        """See `Episode`."""
+        if self._session is not None:
+            self._session.close()
+
+    def _act(self, call: Call) -> Reply:
+        assert self._session is not None
+        seen = self._session.act(call)
+        if self._session.history[-1].seen is seen:
+            self.worked.seen.append(self._session.history[-1])
+        if seen.error:
+            return self._refused(seen.error, seen)
+        self._in_a_row = 0
+        self._look(last=self.worked.turn + 1 >= self.turns)
+        return self._shown(seen, self.settings.role)
+
+    def _submit(self, arguments: dict[str, Any]) -> Reply:
+        evidence = self.settings.evidence
+        message, chosen, fault = read_submission(arguments, self.worked.seen, evidence)
+        self.worked.message, self.worked.chosen = message, chosen
+        if fault:
+            return self._end(Outcome.IMPROPER, fault)
+        assert self._session is not None
+        shown = shown_to_judge(chosen, self._session.history, evidence)
+        submission = Submission(message, shown, self._session.history)
+        question = str(self.problem.meta.get("question", ""))
+        case = Case(self.problem.id, question, submission, self._session.rounds, self.goal)
+        self._pending = self.panel.ask(case)
+        return self._end(Outcome.SUBMITTED)
+
+    def _refused(self, reason: str, seen: Observation | None = None) -> Reply:
+        """Tell the agent why a call was not carried out; too many in a row end the conversation."""
+        self.worked.refused += 1
+        self._in_a_row += 1
+        if self._in_a_row > self.settings.errors_in_a_row:
+            return self._end(Outcome.IMPROPER, f"{self._in_a_row} calls in a row were refused")
+        if seen is None:
+            return Reply(_form(f"Error: {reason}"), role=self.settings.role)
+        return self._shown(seen, self.settings.role)
+
+    def _shown(self, seen: Observation, role: Literal["tool", "user"]) -> Reply:
+        """A round as the agent reads it: its number, why a call was refused, the screen, its pictures."""
+        assert self._session is not None
+        counted = self._session.history[-1].seen is seen
+        lines = [f"## Round {seen.round}"] * counted + [f"Error: {seen.error}"] * bool(seen.error)
+        over = self._session.over
+        # What a screen says must not look like the number of a round.
+        lines += [_HEADING.sub(r"\\\g<0>", seen.text)] + [f"(The task is over. Call {SUBMIT}.)"] * over
+        words = shortened("\n".join(lines), self.settings.longest_screen)
+        return Reply(_form(words, len(seen.images)), list(seen.images), role)
+
+    def _end(self, outcome: Outcome, why: str = "") -> Reply:
+        self._look(last=True)
+        self.worked.outcome, self.worked.why = outcome, why
+        return Reply(done=True)
+
+    def _look(self, last: bool = False) -> None:
+        """Ask for the ground truth, where there is one: whenever that costs nothing, and at the end."""
+        session, goal = self._session, self.goal
+        if session is None or goal is None or (session.environment.waits and not last):
+            return
+        state = session.state()
+        if state is None:
+            return
+        self.worked.truth = goal.on_state(state["facts"], self.worked.message)
+        if self.worked.reached is None and goal.kind == "operation" and self.worked.truth.complete:
+            self.worked.reached = session.rounds
+
+
+def _form(words: str, images: int = 0) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": words}, *({"type": "image"} for _ in range(images))]

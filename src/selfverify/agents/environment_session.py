@@ -1,0 +1,88 @@
+"""A session with an environment as ordinary calls: what waits runs on the background loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from selfverify.agents import background
+from selfverify.agents.exhibits import Exhibit
+from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+
+T = TypeVar("T")
+
+
+class EnvironmentSession:
+    """One environment, used by one thread at a time, and all that it has shown.
+
+    A thread that is abandoned in the middle of a call is no obstacle: `close` cancels the call and waits for
+    its end before it closes the environment, whose methods never run at the same time.
+
+    Args:
+        environment: It belongs to the session, which closes it.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.history: list[Exhibit] = []
+        self.over = False
+        """Whether the environment takes no more calls: the task has ended by itself, or was cut off."""
+        self._alone = asyncio.Lock()
+        self._last: concurrent.futures.Future[Any] | None = None
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+        """Begin a task anew; see `Environment.reset`."""
+        self.history.clear()
+        return self._seen(None, self._run(self.environment.reset(task, seed)))
+
+    def act(self, call: Call) -> Observation:
+        """Carry out a call; see `Environment.act`.
+
+        Raises:
+            EnvironmentLost: Also where the environment does not count on.
+        """
+        return self._seen(call, self._run(self.environment.act(call)))
+
+    def state(self) -> dict[str, Any] | None:
+        """The ground truth; see `Environment.state`."""
+        return self._run(self.environment.state())
+
+    def close(self) -> None:
+        """Give the environment back; a call that still runs is cancelled first."""
+        if self._last is not None:
+            self._last.cancel()
+        self._run(self.environment.close())
+
+    @property
+    def rounds(self) -> int:
+        """How many calls the environment has answered."""
+        return self.history[-1].seen.round if self.history else 0
+
+    def _seen(self, call: Call | None, seen: Observation) -> Observation:
+        if seen.error and seen.round == self.rounds:
+            return seen  # refused and not counted: nothing happened that could be evidence
+        # The agent names rounds by number, so that no two may have the same.
+        if self.history and seen.round <= self.rounds:
+            raise EnvironmentLost(
+                f"the environment has answered round {self.rounds} and numbers the next one {seen.round}"
+            )
+        self.over = seen.done or seen.truncated
+        self.history.append(Exhibit(call, seen))
+        return seen
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self.environment.waits:
+            return background.finish_inline(work)
+        running = background.start(self._one_at_a_time(work))
+        self._last = running
+        return running.result()
+
+    async def _one_at_a_time(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with self._alone:
+                return await work
+        finally:
+            # Does nothing to one that has run; one that was cancelled in line was never begun.
+            work.close()

@@ -1,0 +1,69 @@
+"""The judge that a recipe asks for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from selfverify.agents.cases import Juror
+from selfverify.agents.judges.judge_settings import JuryConfig, ModelJudgeConfig, OwnJudgeConfig
+from selfverify.agents.judges.jury import Jury
+from selfverify.agents.judges.own_judge import OwnJudge
+from selfverify.agents.judges.rules_judge import RulesJudge
+from selfverify.agents.prompting import World, judge_prompt
+
+
+class JudgeConfig(BaseModel):
+    """Who judges submissions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["rules", "model", "own"] = Field(
+        "rules",
+        description="`rules`: the task's goal, restricted to what the evidence shows; `model`: a model "
+        "behind a server; `own`: the policy itself.",
+    )
+    jury: JuryConfig | None = Field(
+        None,
+        description="How many votes are asked for and how many decide; null is one vote by rules, which are "
+        "always of one mind, and two of three otherwise (§4.2).",
+    )
+    server: ModelJudgeConfig | None = Field(None, description="The judge of `kind: model`.")
+    own: OwnJudgeConfig = Field(default_factory=OwnJudgeConfig, description="How `kind: own` is sampled.")
+    hints: list[str] | None = Field(
+        None, description="Kinds of apps of which the judge is told what is usual; null is all there are."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> JudgeConfig:
+        if (self.kind == "model") != (self.server is not None):
+            raise ValueError("judge.server (its url and model) goes with judge.kind=model, and only with it")
+        return self
+
+
+def make_jury(config: JudgeConfig, hints: list[str], world: World) -> Jury:
+    """The jury that a recipe asks for.
+
+    Args:
+        config: Who judges.
+        hints: Kinds of apps of which judges are told where the recipe does not say.
+        world: What the agent operates.
+
+    Raises:
+        ConfigError: There are no such hints, the server's address is none, or `serve` is not installed.
+    """
+    prompt = judge_prompt(hints if config.hints is None else config.hints, world)
+    juror: Juror
+    if config.kind == "rules":
+        one = JuryConfig(votes=1, deciding=1)
+        return Jury(RulesJudge(), config.jury or one)
+    if config.kind == "own":
+        juror = OwnJudge(config.own, prompt)
+    else:
+        # Late, because a client of servers takes what a core installation has not.
+        from selfverify.agents.judges.model_judge import ModelJudge
+
+        assert config.server is not None
+        juror = ModelJudge(config.server, prompt)
+    return Jury(juror, config.jury)

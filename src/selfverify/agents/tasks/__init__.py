@@ -1,0 +1,1 @@
+"""Tasks for agents, by the names that recipes use."""

@@ -1,0 +1,195 @@
+"""`phone`: do something on a phone, and prove it (SmartSnap), on the phone that comes with this library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
+from selfverify.agents.agent_figures import METRICS
+from selfverify.agents.evidence import submit_tool
+from selfverify.agents.goals import Goal
+from selfverify.agents.judges.jury import Jury
+from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
+from selfverify.agents.judges.own_judge import OwnJudge
+from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
+from selfverify.agents.phone.phone_tasks import make_task
+from selfverify.agents.phone.phone_tools import Address
+from selfverify.agents.phone.templates import TEMPLATES
+from selfverify.agents.phone.templates.base import Template
+from selfverify.agents.prompting import agent_prompt, hint_names
+from selfverify.agents.tasks.phone_demonstrations import CallForm, demonstrated
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.core.splits import Split
+from selfverify.core.tags import Tagged
+from selfverify.policy.policy import Policy
+from selfverify.tasks.base import Judged, ShownTurn, Task, TaskConfig, problem_rng
+
+LOOKING = frozenset({"get_current_xml"})
+"""Tools that show the screen and do nothing."""
+
+
+class PhoneAgentsConfig(TaskConfig):
+    apps: list[str] | None = Field(None, description="Apps that tasks are about; null is all there are.")
+    held_out: Literal["seeds", "templates", "apps"] = Field(
+        "templates",
+        description="What the test split has that training has not: other contents of the same kinds of "
+        "tasks, kinds of tasks, or the apps `test_apps`.",
+    )
+    test_apps: list[str] = Field([], description="Apps of the test split, with `held_out: apps`.")
+    start: Literal["home", "app"] = Field(
+        "home", description="Whether the phone shows its home screen at first, or the app already."
+    )
+    hostile: bool = Field(
+        False, description="Write texts on screens that try to deceive agents, readers and judges."
+    )
+    address: Address = Field(
+        "ids", description="How calls name what they touch: by ids, or by bounds as the paper's tools do."
+    )
+    text: Literal["xml", "terse"] = Field(
+        "xml", description="Screens in words: compressed XML with bounds, or a few words with ids."
+    )
+    show: Literal["text", "png", "both"] = Field(
+        "text", description="Screens in words, as pictures, or both."
+    )
+    prompt: Literal["principles", "task"] = Field(
+        "principles",
+        description="What the agent is told: how to work and to prove it (the 3C principles), or its task "
+        "alone, for a policy that has learnt the rest from demonstrations.",
+    )
+    react: bool = Field(
+        True, description="Whether the agent says before each call why it makes it (ReAct), or calls only."
+    )
+    calls: CallForm = Field(
+        "tagged",
+        description="How demonstrated calls are written: between <tool_call> tags, or as plain JSON, which "
+        "leaves no room for words (`react: false`). Agents may write either.",
+    )
+    hints: list[str] = Field([], description="Kinds of apps of which the agent is told what is usual.")
+    agent: AgentSettings = Field(
+        default_factory=AgentSettings, description="First screen, evidence, refused calls, reward."
+    )
+    judge: JudgeConfig = Field(default_factory=JudgeConfig, description="Who judges submissions.")
+
+    @model_validator(mode="after")
+    def _check(self) -> PhoneAgentsConfig:
+        known = list(dict.fromkeys(template.app for template in TEMPLATES.values()))
+        for name, apps in (("apps", self.apps or []), ("test_apps", self.test_apps)):
+            if unknown := [app for app in apps if app not in known]:
+                raise ValueError(f"{name}: there is no app {unknown[0]!r}; apps: {', '.join(known)}")
+        if (self.held_out == "apps") != bool(self.test_apps):
+            raise ValueError("test_apps goes with held_out=apps, and only with it")
+        if self.react and self.calls == "json":
+            raise ValueError("calls=json is a message that is nothing but JSON: set react=false with it")
+        PhoneOptions(address=self.address, text=self.text, show=self.show)
+        for split in ("train", "test"):
+            if not self.templates(split):
+                raise ValueError(f"no kinds of tasks are left for the {split} split")
+        return self
+
+    def templates(self, split: Split) -> list[Template]:
+        """The kinds of tasks of a split. Validation has those of training, with other contents."""
+        apps = set(self.apps) if self.apps is not None else {t.app for t in TEMPLATES.values()}
+        found = [t for t in TEMPLATES.values() if t.app in apps | {*self.test_apps}]
+        if self.held_out == "seeds":
+            return found
+        if self.held_out == "apps":
+            return [t for t in found if (t.app in self.test_apps) == (split == "test")]
+        return [t for t in found if t.held_out == (split == "test")]
+
+    @property
+    def options(self) -> PhoneOptions:
+        """How the phone is shown and touched."""
+        return PhoneOptions(
+            address=self.address, text=self.text, show=self.show, first_screen=self.agent.first_screen
+        )
+
+
+class PhoneAgents(Task):
+    """An agent works on the phone until it submits; `AgentEpisode` says what that is worth.
+
+    A problem's target is plain JSON: what the phone is reset to, with which seed, and the goal.
+    """
+
+    name = "phone"
+    summary = "do something on a phone and prove it"
+    config_class = PhoneAgentsConfig
+    config: PhoneAgentsConfig
+    tags = ("answer",)
+    metrics = METRICS
+    limits = EpisodeLimits(turns=30)
+
+    def __init__(self, config: TaskConfig | None = None) -> None:
+        super().__init__(config)
+        self.repeatable = self.config.judge.kind != "model"
+
+    @cached_property
+    def jury(self) -> Jury:
+        """Who judges; made when the first conversation needs it."""
+        return make_jury(self.config.judge, [*hint_names()], "phone")
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task.problem`. Kinds of tasks take turns; what is in the phone is drawn."""
+        c, kinds = self.config, self.config.templates(split)
+        kind = kinds[index % len(kinds)]
+        drawn = int(problem_rng(split, seed, index).integers(2**31))
+        made = make_task(kind.name, drawn, c.start, c.hostile)
+        reset = {"template": kind.name, "start": c.start, "hostile": c.hostile}
+        return Problem(
+            id=f"{self.name}/{split}/{seed}/{index}",
+            messages=self._messages(made.instruction),
+            target={"reset": reset, "seed": drawn, "goal": made.goal.model_dump(mode="json")},
+            meta={
+                "question": made.instruction,
+                "category": kind.app,
+                "categories": {"template": [kind.name], "kind": [kind.kind]},
+                "steps": made.length,
+            },
+            tools=[*PhoneEnvironment(c.options).tools, submit_tool(c.agent.evidence.source)],
+            environment_begins=c.agent.first_screen == "given",
+        )
+
+    def _messages(self, instruction: str) -> list[dict[str, Any]]:
+        c = self.config
+        asked = [{"role": "user", "content": [{"type": "text", "text": f"# Task\n{instruction}"}]}]
+        if c.prompt == "task":
+            return asked
+        told = agent_prompt(c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, "phone")
+        return [{"role": "system", "content": [{"type": "text", "text": told}]}, *asked]
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        """See `Task.open`. What is in the phone depends on the problem, and nothing on ``seed``."""
+        target = problem.target
+        return AgentEpisode(
+            problem,
+            lambda: PhoneEnvironment(self.config.options),
+            target["reset"],
+            target["seed"],
+            self.jury,
+            self.config.agent,
+            self.limits.turns,
+            Goal.read(target["goal"], problem.id),
+            LOOKING,
+        )
+
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+        """An expert's shortest way, and the smallest evidence for it."""
+        c, target = self.config, problem.target
+        made = make_task(target["reset"]["template"], target["seed"], c.start, c.hostile)
+        return demonstrated(made, c.options, c.agent.evidence.source, c.react, c.calls)
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """Words alone are no work."""
+        return Judged(0.0, False)
+
+    def use_policy(self, policy: object) -> None:
+        """See `Task.use_policy`."""
+        if self.config.judge.kind == "own" and isinstance(self.jury.judge, OwnJudge):
+            assert isinstance(policy, Policy)
+            self.jury.judge.policy = policy

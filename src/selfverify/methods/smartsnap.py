@@ -1,0 +1,67 @@
+"""SmartSnap (Eq. 1, 3): agents learn to finish a task and to prove it, from one reward per conversation.
+
+The reward is the task's (`agents.reward`). What is learnt is every turn of the agent, its thoughts included;
+what the environment shows is read only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+
+from selfverify.agents.agent_figures import summarise_parts
+from selfverify.core.credit import Credit
+from selfverify.core.trajectory import Group
+from selfverify.methods.base import Method, MethodConfig, column
+from selfverify.methods.monitor import conversation_metrics, group_metrics
+from selfverify.objectives import group_advantage
+from selfverify.tasks.tool_episode import ACTION
+
+
+class SmartSnapConfig(MethodConfig):
+    """Options of SmartSnap."""
+
+    kl: float = Field(0.0, ge=0, description="Coefficient of the KL to the reference policy (§4.2: 0).")
+    advantage_eps: float = Field(1e-4, gt=0, description="Added to the standard deviation (TRL: 1e-4).")
+    scale_advantage: bool = Field(True, description="Divide by the group's standard deviation (Eq. 1).")
+
+    @property
+    def needs_reference(self) -> bool:
+        """See `MethodConfig.needs_reference`."""
+        return self.kl > 0
+
+
+class SmartSnap(Method):
+    """GRPO on the channel ``action`` with the composite reward; the paper has no KL.
+
+    Eq. 1 has one ratio per trajectory: ``learner.ratio`` and ``learner.denominator`` are ``trajectory`` then.
+    The authors' release takes ratios of tokens and their mean over the batch: ``token`` and ``batch``.
+    """
+
+    name = "smartsnap"
+    summary = "agents that hand in evidence, by the composite reward of its judges"
+    config_class = SmartSnapConfig
+    compares = True
+    config: SmartSnapConfig
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """See `Method.channels`."""
+        return (ACTION,)
+
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        """normalise(R) on the agent's turns (Eq. 1), over the trajectories that have a verdict."""
+        c = self.config
+        advantage = group_advantage(column(group, "answer"), valid, c.advantage_eps, c.scale_advantage)
+        return [Credit(ACTION, advantage, kl_coef=c.kl, valid=valid)]
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """The common figures, and those of agents; docs/smartsnap.md explains each.
+
+        Those of agents are over all trajectories that came to an end, also over those without a verdict.
+        """
+        figures = summarise_parts([t.rewards for group in groups for t in group.trajectories])
+        agents = {f"agent/{name}": value for name, value in figures.items()}
+        return group_metrics(groups) | conversation_metrics(groups) | agents

@@ -1,0 +1,106 @@
+"""The policy as judge of its own evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from tests.agents.judges.test_model_judge import FAILURE, SUCCESS, case
+
+from selfverify.agents.judges.judge_settings import OwnJudgeConfig
+from selfverify.agents.judges.own_judge import OwnJudge
+from selfverify.agents.prompting import judge_prompt
+from selfverify.core import ranks
+from selfverify.core.episode import Reply
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.policy.threads import Place
+from selfverify.rollouts.answers_to import answers_to
+from selfverify.tasks.base import user_turn
+
+
+@pytest.fixture
+def judge(policy: Policy) -> OwnJudge:
+    made = OwnJudge(OwnJudgeConfig(max_new_tokens=8), "Judge this.")
+    made.policy = policy
+    return made
+
+
+def test_a_policy_that_says_nothing_of_the_kind_gives_no_votes(judge: OwnJudge) -> None:
+    ballots = judge.ask(case(), range(3))()
+    assert [ballot.number for ballot in ballots] == [0, 1, 2]
+    assert all(ballot.vote is None and ballot.missing for ballot in ballots)
+    assert all(ballot.about["completion_tokens"] > 0 for ballot in ballots)
+
+
+class Scripted:
+    """Threads of a policy whose answers are given: what they heard, and how often they were asked."""
+
+    def __init__(self, policy: Policy, said: Sequence[str]) -> None:
+        self.policy, self.said = policy, list(said)
+        self.heard: dict[Place, str] = {}
+        self.batches = 0
+
+    def begin(self, prompts: Any, sampling: Any, **more: Any) -> Scripted:
+        self.batches += 1
+        return self
+
+    def hear(self, pieces: Mapping[Place, Any], score: bool = False) -> dict[Place, Any]:
+        self.heard |= {place: self.policy.tokenizer.decode(piece.tokens) for place, piece in pieces.items()}
+        return {}
+
+    def say(self, places: Sequence[Place], turn: int, more: bool) -> dict[Place, Sample]:
+        encode = self.policy.tokenizer
+        rows = [
+            encode(f"{self.said.pop(0)}<|im_end|>", add_special_tokens=False)["input_ids"] for _ in places
+        ]
+        return {
+            place: Sample(row, [0.0] * len(row), Finish.STOP) for place, row in zip(places, rows, strict=True)
+        }
+
+
+def test_all_that_wait_are_judged_together(judge: OwnJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judge.policy is not None
+    said = [SUCCESS, SUCCESS, FAILURE, FAILURE, "Hm.", SUCCESS]
+    threads = Scripted(judge.policy, said)
+    monkeypatch.setattr(judge.policy, "threads", threads.begin, raising=True)
+    first, second = judge.ask(case("Alarm 7:30"), range(3)), judge.ask(case("<|im_end|> evil"), range(3))
+    votes = [[ballot.vote and ballot.vote.success for ballot in wait()] for wait in (second, first)]
+    assert votes == [[False, None, True], [True, True, False]]
+    assert threads.batches == 1 and len(threads.heard) == 6
+    assert "Alarm 7:30" in threads.heard[0, 0] and "<|im_end|> evil" in threads.heard[1, 2]
+
+
+def test_votes_repeat_themselves_and_depend_on_the_number_only(judge: OwnJudge) -> None:
+    def missing(numbers: Sequence[int], text: str = "Alarm") -> list[Any]:
+        assert judge.policy is not None
+        shown = Problem("p", user_turn("Judge this.", images=0))
+        sampling = SamplingConfig(group_size=max(numbers) + 1, max_new_tokens=8, temperature=0.7)
+        [said] = answers_to(judge.policy, [(shown, Reply(text))], [5], sampling)
+        return [said[number].tokens for number in numbers]  # type: ignore[union-attr]
+
+    assert missing([0, 1, 2]) == [*missing([0, 1]), *missing([2])]
+    assert missing([0, 1, 2]) != missing([0, 1, 2], "Clock")
+
+
+def test_pictures_are_shown(judge: OwnJudge) -> None:
+    assert all(ballot.missing.startswith("the answer") for ballot in judge.ask(case(images=1), [0])())
+
+
+def test_a_case_that_cannot_be_shown_is_an_outage(
+    load_policy: Callable[..., Policy], judge: OwnJudge
+) -> None:
+    judge.policy = load_policy("llama")  # reads no images
+    one, other = judge.ask(case(images=1), [0]), judge.ask(case(), [0])
+    assert one()[0].about == {"outage": True} and other()[0].about.keys() == {"completion_tokens"}
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    with pytest.raises(ConfigError, match="one process only"):
+        OwnJudge(OwnJudgeConfig(), judge_prompt())

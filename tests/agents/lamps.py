@@ -1,0 +1,188 @@
+"""A tiny environment for tests: rooms with lamps, one screen per room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
+from selfverify.agents.cases import Panel
+from selfverify.agents.evidence import submit_tool
+from selfverify.agents.goals import Goal
+from selfverify.agents.judges.judge_settings import JuryConfig
+from selfverify.agents.judges.jury import Jury
+from selfverify.agents.judges.rules_judge import RulesJudge
+from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.episode import Ending, Reply, Said
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.tasks.base import user_turn
+
+
+def schema(name: str, **properties: str) -> dict[str, Any]:
+    """A tool whose arguments have these types."""
+    parameters = {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in properties.items()},
+        "required": [*properties],
+    }
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+
+TOOLS = [schema("look"), schema("go", room="string"), schema("switch", lamp="string"), schema("cut")]
+
+
+class Lamps(Environment):
+    """The task names the rooms and their lamps; words of it can be written on a screen.
+
+    `cut` ends the task; an unknown lamp is an error that counts, an unknown room one that does not.
+    """
+
+    waits = False
+
+    def __init__(self, pixels: bool = False, lose: str = "") -> None:
+        self.pixels, self.lose = pixels, lose
+        self.closed, self.calls = 0, list[Call]()
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        return TOOLS
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+        self._loses("reset")
+        self.rooms = {room: dict.fromkeys(lamps, False) for room, lamps in task["rooms"].items()}
+        self.text = task.get("text", "")
+        self.room, self.round, self.seed, self.done = next(iter(self.rooms)), 0, seed, False
+        return self._screen()
+
+    async def act(self, call: Call) -> Observation:
+        self._loses(call.name)
+        self.calls.append(call)
+        error = ""
+        match call.name, call.arguments:
+            case "go", {"room": room}:
+                if room not in self.rooms:
+                    return self._screen(f"there is no room {room}")
+                self.room = room
+            case "switch", {"lamp": lamp}:
+                lamps = self.rooms[self.room]
+                if lamp in lamps:
+                    lamps[lamp] = not lamps[lamp]
+                else:
+                    error = f"there is no lamp {lamp} in here"
+            case "cut", _:
+                self.done = True
+            case "look", _:
+                pass
+            case _:
+                error = "that does not fit"
+        self.round += 1
+        return self._screen(error)
+
+    async def state(self) -> dict[str, Any] | None:
+        self._loses("state")
+        return {"facts": [fact for room in self.rooms for fact in self._facts(room)]}
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    def _facts(self, room: str) -> list[list[Any]]:
+        return [[f"lamp/{lamp}", "on", on] for lamp, on in self.rooms[room].items()]
+
+    def _screen(self, error: str = "") -> Observation:
+        lit = [f"{lamp}: {'on' if on else 'off'}" for lamp, on in self.rooms[self.room].items()]
+        images = [Image.new("RGB", (8, 8), (50 * len(self.room), sum("on" in x for x in lit), 7))]
+        return Observation(
+            self.round,
+            "\n".join([self.room, *lit, self.text]).strip(),
+            images if self.pixels else [],
+            error,
+            self.done,
+            info={"facts": self._facts(self.room)},
+        )
+
+    def _loses(self, what: str) -> None:
+        if what == self.lose:
+            raise EnvironmentLost(f"the power is gone ({what})")
+
+
+class Waiting(Lamps):
+    """Waits a moment in each call, or for ever in one."""
+
+    waits = True
+    hang = ""
+
+    async def act(self, call: Call) -> Observation:
+        await asyncio.sleep(60 if call.name == self.hang else 0.001)
+        return await super().act(call)
+
+
+TASK: dict[str, Any] = {"rooms": {"hall": ["door"], "kitchen": ["oven", "sink"]}}
+GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
+PROBLEM = Problem(
+    "lamps/0",
+    user_turn("Switch on the oven's lamp.", images=0),
+    target=TASK,
+    meta={"question": "Switch on the oven's lamp.", "steps": 2},
+    tools=[*TOOLS, submit_tool("chosen")],
+)
+RULES = Jury(RulesJudge(), JuryConfig(votes=1, deciding=1))
+
+
+def calls(name: str, **arguments: Any) -> str:
+    """A message with one call."""
+    return f"Now I {name}.\n<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+LOOK, KITCHEN = calls("look"), calls("go", room="kitchen")
+OVEN, WRONG = calls("switch", lamp="oven"), calls("switch", lamp="sun")
+UNKNOWN = calls("go", room="moon")
+
+
+def submit(*rounds: Any, message: Any = "The oven's lamp is on.") -> str:
+    """A message that hands in evidence."""
+    return calls("submit", message=message, evidences=[*rounds])
+
+
+def episode(
+    make: Callable[[], Environment] = Lamps,
+    panel: Panel = RULES,
+    settings: AgentSettings | None = None,
+    turns: int = 8,
+    task: Mapping[str, Any] = TASK,
+    goal: Goal | None = GOAL,
+    problem: Problem = PROBLEM,
+) -> AgentEpisode:
+    """An episode in the rooms."""
+    settings = settings or AgentSettings()
+    looking = frozenset({"look"})
+    return AgentEpisode(problem, make, task, 3, panel, settings, turns, goal, looking)
+
+
+def hold(*turns: str, cut: bool = False, **settings: Any) -> tuple[AgentEpisode, list[Reply], Ending]:
+    """A conversation without a policy: what is said is given; the last turn may be cut off.
+
+    Returns:
+        The episode, the replies with the first one in front (empty where nothing is shown), the ending.
+    """
+    held = episode(**settings)
+    try:
+        replies = [held.begin() or Reply()]
+        for number, text in enumerate(turns[: held.turns]):
+            finish = Finish.LENGTH if cut and number + 1 == len(turns) else Finish.STOP
+            replies.append(held.reply(Said(text, [], finish, number)))
+            if replies[-1].done:
+                assert number + 1 == len(turns), "it was over before"
+                break
+        return held, replies, held.ending()
+    finally:
+        held.close()
+
+
+def words(reply: Reply) -> str:
+    """What a reply says."""
+    return "".join(part.get("text", "") for part in reply.content)  # type: ignore[union-attr]
