@@ -13,6 +13,7 @@ from selfverify.core.problem import Problem
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
+from selfverify.policy.reply_parts import TooLongError
 from selfverify.tasks.base import user_turn
 
 WORDS = "Is that so? Say it again."
@@ -56,7 +57,7 @@ def test_template_that_cannot_go_on_is_refused(load_policy: Callable[..., Policy
 
 
 def test_words_that_cannot_be_inserted_are_refused(policy: Policy) -> None:
-    """Far too long to be tokenised; what is only too long for the context ends a conversation elsewhere."""
+    """Far too long to be tokenised, or too long for the context in its beginning alone."""
     problem, writer = Problem("p", user_turn("Say 7.", 0)), ReplyEncoder(policy.encoder)
     room = longest_row(policy.model)
     assert room is not None
@@ -64,7 +65,9 @@ def test_words_that_cannot_be_inserted_are_refused(policy: Policy) -> None:
         DataError, match=rf"problem p, turn 1: the reply has .* the model reads {room} tokens"
     ):
         writer.encode(problem, Reply("a" * (64 * room + 1)), 1)
-    assert len(writer.encode(problem, Reply("again " * 5000), 1).tokens) > room
+    with pytest.raises(TooLongError, match=r"problem p, turn 1: the reply's first .* characters take"):
+        writer.encode(problem, Reply("again " * 5000), 1)
+    assert len(writer.encode(problem, Reply("a" * (4 * room - 1)), 1).tokens) > room
 
 
 def test_words_that_read_like_an_image_are_words(policy: Policy) -> None:
@@ -109,8 +112,8 @@ def test_unknown_characters_beside_special_tokens(load_policy: Callable[..., Pol
 
 def test_many_parts_take_little_time(policy: Policy) -> None:
     writer, problem = ReplyEncoder(policy.encoder), Problem("p", user_turn("Say 7.", 0))
-    parts = [{"type": "text", "text": "a "}] * 20_000
-    whole = writer.encode(problem, Reply("a " * 20_000), 1)
+    parts = [{"type": "text", "text": "a "}] * 5_000
+    whole = writer.encode(problem, Reply("a " * 5_000), 1)
     assert writer.encode(problem, Reply(parts), 1).tokens == whole.tokens
     with pytest.raises(DataError, match="the reply has"):
         writer.encode(problem, Reply([{"type": "text", "text": ""}] * 1_000_000), 1)

@@ -9,6 +9,7 @@ from typing import Any
 from selfverify.core.atomic_files import write_json
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
+from selfverify.core.rgb import to_rgb
 from selfverify.evaluation.held_out import HeldOut
 from selfverify.tasks.base import Task
 
@@ -21,7 +22,7 @@ def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int
     for index, problem in made.make(range(min(count, made.total))).items():
         name = f"{index:05d}.png"
         if problem.images:
-            problem.images[0].convert("RGB").save(folder / name)  # PNG knows no CMYK
+            to_rgb(problem.images[0]).save(folder / name)  # PNG knows no CMYK
         entries.append(shown_entry(task, problem, name))
     write_json(folder / "problems.json", entries)
 

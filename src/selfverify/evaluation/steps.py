@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL.Image import Image
 
+from selfverify.core.rgb import to_rgb
 from selfverify.core.trajectory import Segment, Trajectory
 from selfverify.evaluation.store import StoredStep, StoredVerdict
 from selfverify.tasks.base import Judged
@@ -54,7 +55,7 @@ def _written(folder: Path, images: Iterable[Image]) -> list[str]:
     names = []
     for image in images:
         buffer = io.BytesIO()
-        image.convert("RGB").save(buffer, "PNG")
+        to_rgb(image).save(buffer, "PNG")
         content = buffer.getvalue()
         name = f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png"
         path = folder / name

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.rgb import to_rgb
 from selfverify.data.images import file_inside
 from selfverify.evaluation.shown_problems import shown_entry
 from selfverify.evaluation.store import StoredProblem
@@ -87,7 +88,7 @@ class Questions:
         if not made.images:
             return entry, None
         buffer = io.BytesIO()
-        made.images[0].convert("RGB").save(buffer, "PNG")
+        to_rgb(made.images[0]).save(buffer, "PNG")
         return entry, buffer.getvalue()
 
 

@@ -28,6 +28,7 @@ from selfverify.core.differences import differences
 from selfverify.core.errors import CheckpointError, ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.journal import read_journal, write_journal
+from selfverify.core.rgb import to_rgb
 from selfverify.data.images import read_image
 from selfverify.learner.kept import judged_by
 from selfverify.methods.base import Training
@@ -146,7 +147,7 @@ class RolloutLog:
                 shown.mkdir(parents=True, exist_ok=True)
                 for name, image in images.items():
                     file = shown / f"{name}.png"
-                    image.convert("RGB").save(file, compress_level=1)
+                    to_rgb(image).save(file, compress_level=1)
                     sync_file(file)
                 sync_folder(shown)
             settings = self._settings | {"step": step + 1, "problems": len(rows)}

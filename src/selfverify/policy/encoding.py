@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
+from selfverify.core.rgb import to_rgb
 from selfverify.policy.chat import chat_text
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
@@ -85,7 +86,7 @@ class Encoder:
             DataError: The image cannot be read, or has no pixels.
         """
         try:
-            rgb = image.convert("RGB")
+            rgb = to_rgb(image)
         except Exception as error:
             # PIL raises many types for broken files; whichever it is, the problem must be named.
             raise DataError(f"problem {problem_id}: an image cannot be read ({error})") from error
@@ -187,7 +188,7 @@ class Encoder:
         assert processor is not None
         text = self._text(problem)
         try:
-            shown = {"images": [image.convert("RGB") for image in problem.images]} if problem.images else {}
+            shown = {"images": [to_rgb(image) for image in problem.images]} if problem.images else {}
             made = dict(processor(text=[text], return_tensors="pt", add_special_tokens=False, **shown))
         except Exception as error:
             # Processors and PIL raise many types; whichever it is, the problem must be named.

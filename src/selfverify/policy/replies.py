@@ -12,21 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from PIL.Image import Image
+
 from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.policy.chat import chat_text
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Encoder, longest_row
+from selfverify.policy.families import ImageInput
 from selfverify.policy.opening import find_opening
+from selfverify.policy.reply_parts import TooLongError, check_length, reply_parts, reply_texts
 
 _ANSWERS = ("ANSWER", "THOUGHT\n</think>\n\nANSWER")
 """Answers that stand for the policy's: one without thoughts, one behind thoughts that the prompt begins."""
 _NO_THOUGHTS = "<think>\n\n</think>\n\n"
 """How a prompt begins a message without thoughts (Qwen3 with ``enable_thinking: false``); in earlier messages
 the template leaves it out."""
-_CHARACTERS_PER_TOKEN = 64
-"""Words of more characters than this for each token of the model's context are not tokenised at all."""
 
 
 @dataclass(slots=True)
@@ -67,8 +69,9 @@ class ReplyEncoder:
         Raises:
             ConfigError: The model's chat template cannot continue a conversation in this way.
             DataError: The reply is not of the form that `Reply` describes; or it shows images that cannot be
-                read, or to a model that reads none; or it is longer than the model's context; or the
-                tokenizer would read something in it as a special token.
+                read, or to a model that reads none; or it has far more characters than the model's context
+                holds; or the tokenizer would read something in it as a special token.
+            TooLongError: The reply alone is longer than the model's context.
         """
         return self._encode(problem, reply, f"{problem.id}, turn {turn}", first=False)
 
@@ -86,15 +89,9 @@ class ReplyEncoder:
 
     def _encode(self, problem: Problem, reply: Reply, named: str, first: bool) -> Continuation:
         where = f"problem {named}"
-        parts = _parts(reply, where)
-        texts = [_encodable(part["text"]) for part in parts if part["type"] == "text"]
-        limit = longest_row(self.loaded.model)
-        # Every part takes work, also an empty one.
-        characters = sum(len(text) for text in texts) + len(parts)
-        if limit is not None and characters > _CHARACTERS_PER_TOKEN * limit:
-            raise DataError(
-                f"{where}: the reply has {characters} characters and the model reads {limit} tokens"
-            )
+        parts = reply_parts(reply, where)
+        texts, limit = reply_texts(parts), longest_row(self.loaded.model)
+        check_length(self.loaded.tokenizer, texts, len(parts), limit, where)
         places = len(parts) - len(texts)
         if places != len(reply.images):
             raise DataError(
@@ -103,12 +100,29 @@ class ReplyEncoder:
         if reply.images and self._slot is None:
             raise DataError(f"{where}: the reply shows an image but the model reads text only")
         frame = self._frame(problem, reply.role, parts, first)
-        # Copies: an environment may go on drawing on its screen, or close it, before it is learnt from.
-        pictures = [self.encoder.rgb(image, named) for image in reply.images]
-        images = [self.encoder.image(picture, named, several=True) for picture in pictures]
+        pictures, images = self._images(reply.images, limit, named)
         tokens = self._tokens(frame, texts, [image.text for image in images], where)
         unexpanded = self._tokens(frame, texts, [self._slot or ""] * len(images), where) if images else None
         return Continuation(tokens, images, unexpanded, pictures)
+
+    def _images(
+        self, shown: Sequence[Image], limit: int | None, named: str
+    ) -> tuple[list[Image], list[ImageInput]]:
+        """Copies of images, and the images as the model reads them."""
+        pictures: list[Image] = []
+        images: list[ImageInput] = []
+        tokens = 0
+        for image in shown:
+            # A copy: an environment may go on drawing on its screen, or close it, before it is learnt from.
+            pictures.append(self.encoder.rgb(image, named))
+            images.append(self.encoder.image(pictures[-1], named, several=True))
+            tokens += images[-1].placeholders
+            if limit is not None and tokens > limit:
+                raise TooLongError(
+                    f"problem {named}: {len(images)} of the reply's {len(shown)} images take {tokens} tokens "
+                    f"and the model reads {limit}"
+                )
+        return pictures, images
 
     def check(self, problem: Problem, reply: Reply) -> None:
         """Look whether the chat template can show a reply of this form, whatever its words are.
@@ -117,7 +131,7 @@ class ReplyEncoder:
             ConfigError: It cannot.
             DataError: The reply is not of the form that `Reply` describes.
         """
-        self._frame(problem, reply.role, _parts(reply, f"problem {problem.id}"), first=False)
+        self._frame(problem, reply.role, reply_parts(reply, f"problem {problem.id}"), first=False)
 
     def _frame(self, problem: Problem, role: str, parts: Sequence[dict[str, Any]], first: bool) -> _Frame:
         """What the template writes around a reply of this form; rendered once for each problem and form."""
@@ -212,29 +226,6 @@ class ReplyEncoder:
         return sorted(cuts)
 
 
-def _parts(reply: Reply, where: str) -> list[dict[str, Any]]:
-    """A reply's content as parts.
-
-    Raises:
-        DataError: The reply is not of the form that `Reply` describes.
-    """
-    if reply.role not in ("user", "tool"):
-        raise DataError(f"{where}: the reply's role is {reply.role!r}, and only user and tool reply")
-    if not isinstance(reply.images, list | tuple):
-        raise DataError(f"{where}: the reply's images are no list")
-    if isinstance(reply.content, str):
-        return [{"type": "text", "text": reply.content}]
-    if not isinstance(reply.content, list | tuple):
-        raise DataError(f"{where}: the reply's content is neither a text nor a list of parts")
-    for part in reply.content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "image" and not (kind == "text" and isinstance(part.get("text"), str)):
-            raise DataError(
-                f"{where}: the reply has a part that is neither an image nor a text: {str(part)[:100]}"
-            )
-    return list(reply.content)
-
-
 def _around(rest: str) -> tuple[list[str], list[int]]:
     """The texts around the marks that stand for words, and the marks' numbers."""
     pieces = re.split("REPLY([0-9]+)WORDS", rest)
@@ -245,11 +236,6 @@ def _outside(whole: str, ranges: Sequence[tuple[int, int]]) -> list[str]:
     """The parts of a text outside of ``ranges``."""
     edges = [0, *(edge for pair in ranges for edge in pair), len(whole)]
     return [whole[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _encodable(text: str) -> str:
-    """``text`` with ``?`` in place of surrogates, which JSON can hold and no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _is_markup(text: str) -> bool:

@@ -31,6 +31,7 @@ from torch import nn
 
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, SamplingError, SelfVerifyError
+from selfverify.core.rgb import to_rgb
 from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
 from selfverify.core.trajectory import Finish
 from selfverify.policy import adapters
@@ -212,7 +213,7 @@ class VLLMEngine:
         self.send_weights()
         filler = [min(self.policy.stop_tokens, default=0)]
         rows = [self._tokens(prompt) for prompt in prompts] + [filler] * (count - len(prompts))
-        images = [[p.convert("RGB") for p in prompt.pictures] or None for prompt in prompts]
+        images = [[to_rgb(p) for p in prompt.pictures] or None for prompt in prompts]
         images += [None] * (count - len(prompts))
         g, generation = sampling.group_size, self._generation
         generation.temperature, generation.top_p = sampling.temperature, sampling.top_p

@@ -13,12 +13,13 @@ from selfverify.core.errors import DataError
 
 if TYPE_CHECKING:
     from selfverify.core.problem import Problem
+from selfverify.core.rgb import to_rgb
 
 
 def image_url(image: Image.Image) -> str:
     """Return a picture as a data URL (PNG, so without loss)."""
     buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, "PNG")
+    to_rgb(image).save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

@@ -14,6 +14,7 @@ from PIL.Image import Image
 from selfverify.core.errors import DataError
 from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
+from selfverify.core.rgb import to_rgb
 from selfverify.core.score_tree import ScoreTree
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
@@ -114,7 +115,7 @@ class RecordedGroup:
 
 def image_name(image: Image) -> str:
     """32 hexadecimal digits of an image's size and of its RGB pixels, which are all that a policy sees."""
-    rgb = image.convert("RGB")
+    rgb = to_rgb(image)
     return hashlib.blake2b(repr(rgb.size).encode() + rgb.tobytes(), digest_size=16).hexdigest()
 
 

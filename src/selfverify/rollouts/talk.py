@@ -12,8 +12,10 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import channel_lengths, token_ends
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
 from selfverify.policy.continuations import Continuation
+from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
+from selfverify.policy.reply_parts import TooLongError
 from selfverify.policy.response_template import read_message
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.replying import ask, begin, outcome
@@ -96,13 +98,7 @@ class Talk:
             )
         if self.over or not begins:
             return None
-        piece = self.writer.opening(self.problem, reply)
-        if self._is_full(self._used + len(piece.tokens)):
-            self._segments.append(_nothing())
-            self._run_out()
-            return None
-        self._hear(piece)
-        return piece
+        return self._show(lambda: self.writer.opening(self.problem, reply))
 
     def say(self, sample: Sample) -> Said:
         """Keep what the policy says as one segment, which `answer` divides."""
@@ -144,13 +140,10 @@ class Talk:
         self.over = reply.done or last.finish != Finish.STOP or not more
         if self.over:
             return None
-        piece = self.writer.encode(self.problem, reply, len(self.turns))
-        piece = without_written_end(last.tokens, piece)
-        if self._is_full(self._used + len(piece.tokens)):
-            self._run_out()
-            return None
-        self._hear(piece)
-        return piece
+        turn = len(self.turns)
+        return self._show(
+            lambda: without_written_end(last.tokens, self.writer.encode(self.problem, reply, turn))
+        )
 
     def fail(self, error: Exception) -> None:
         """End without a verdict."""
@@ -196,9 +189,17 @@ class Talk:
         last.finish, last.values = whole.finish, whole.values
         return last
 
-    def _hear(self, piece: Continuation) -> None:
-        """Keep what the environment shows."""
+    def _show(self, encode: Callable[[], Continuation]) -> Continuation | None:
+        """Keep what the environment shows; None where it fills the context, which ends the conversation."""
+        try:
+            piece = encode()
+        except TooLongError:
+            self._run_out()
+            return None
         tokens = list(piece.tokens)
+        if self._is_full(self._used + len(tokens)):
+            self._run_out()
+            return None
         words: str = self.policy.tokenizer.decode(
             piece.unexpanded or tokens, clean_up_tokenization_spaces=False
         )
@@ -211,6 +212,7 @@ class Talk:
             )
         )  # fmt: skip
         self._used += len(tokens)
+        return piece
 
     def _is_full(self, tokens: int) -> bool:
         return self._room is not None and tokens >= self._room
@@ -218,10 +220,11 @@ class Talk:
     def _run_out(self) -> None:
         """The context is full: the conversation ends where the policy has spoken last."""
         self.over = True
+        self._segments = self._segments or [_nothing()]
         self._segments[-1].finish = Finish.LENGTH
-        name = self.problem.id
-        message = f"problem {name}: a conversation has reached the model's context of {self._room} tokens"
-        note(logger, "context_full", message, problem=name, tokens=self._used)
+        name, room = self.problem.id, longest_row(self.policy.model)
+        message = f"problem {name}: a conversation has reached the model's context of {room} tokens"
+        note(logger, "context_full", message, problem=name, turn=len(self.turns), tokens=self._used)
 
 
 def _nothing() -> Segment:

@@ -14,6 +14,7 @@ from typing import Any
 
 from PIL import Image
 
+from selfverify.core.rgb import to_rgb
 from selfverify.data.images import FORMATS
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.remote_images import RemoteImages
@@ -44,7 +45,7 @@ class Picture:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                return Image.open(io.BytesIO(self.data), formats=[self.format]).convert("RGB")
+                return to_rgb(Image.open(io.BytesIO(self.data), formats=[self.format]))
         except Exception as error:  # PIL raises many types for broken files
             raise _bad(f"the image cannot be decoded: {type(error).__name__}: {error}") from None
 
