@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.policy.conftest import noise_image
 
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import Finish
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.loop import Learner
@@ -15,8 +23,14 @@ from selfverify.methods.base import Training
 from selfverify.planner.meter import Meter
 from selfverify.planner.plan import make_plan
 from selfverify.planner.plan_settings import PlanSettings
+from selfverify.policy.encoding import Encoder
 from selfverify.policy.features import ByteCache, tensor_bytes
 from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder
+from selfverify.policy.voice import Voice
+from selfverify.tasks.base import user_turn
+from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.judged import answer_rewards
 
 STEPS = 2
 """The second step is the first with the optimiser's state; that is what is planned."""
@@ -56,6 +70,7 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
             if policy.cache is not None:
                 # As after many steps: this step's images push the old ones out.
                 policy.cache = policy.forward.cache = ByteCache(policy.config.vision_cache_mb, tensor_bytes)
+                policy.encoder = Encoder(policy.loaded, policy.config.pixel_cache_mb)
             with meter.span() as span:
                 made = roll_out(step)
             peaks["rollout"] = span.total
@@ -68,6 +83,64 @@ def measured_run(recipe: Recipe) -> dict[str, int]:
             learner.step += 1
     peaks["step"] = whole.total
     return peaks
+
+
+@pytest.fixture
+def chatty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Recipe], None]:
+    """Makes `digits-pick` a conversation of 3 turns; a call lets the policy end each at its limit."""
+    monkeypatch.setattr(DigitsPick, "limits", EpisodeLimits(turns=3))
+    monkeypatch.setattr(DigitsPick, "open", lambda self, problem, seed: Chat(self, problem, seed))
+    choose = Voice.choose
+    calls = count(1)
+
+    def ends_at_the_limit(voice: Voice, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, logprobs = choose(voice, *args)
+        left = -next(calls) % voice.sampling.max_new_tokens
+        going = torch.where(torch.isin(tokens, voice.stop), 9, tokens)
+        if left == 0:
+            going[:] = voice.stop[0]
+        elif left == 2:  # one of four ends earlier, so that the others go on without it
+            going[:, 3] = voice.stop[0]
+        return going, logprobs
+
+    return lambda recipe: monkeypatch.setattr(Voice, "choose", ends_at_the_limit)
+
+
+class Chat(Episode):
+    """Shows another image in every turn."""
+
+    def __init__(self, task: DigitsPick, problem: Problem, seed: int) -> None:
+        self.task, self.problem, self.seed = task, problem, seed
+
+    def reply(self, said: Said) -> Reply:
+        shown = noise_image(self.seed % 10**6 + said.turn, 96, 64)
+        return Reply([{"type": "image"}, {"type": "text", "text": "Look again."}], [shown])
+
+    def ending(self) -> Ending:
+        judged = self.task.verdict(self.problem, Tagged())
+        return Ending(answer_rewards(Tagged(), judged), parsed=judged)
+
+
+@pytest.mark.parametrize("chunk", [100, pytest.param(8192, marks=pytest.mark.slow)])
+def test_memory_of_conversations(
+    tiny_folder: Path, tmp_path: Path, chatty: Callable[[Recipe], None], chunk: int
+) -> None:
+    """Kept keys, images that environments show, replies that are heard in chunks."""
+    sizes = ("learner.groups_per_step=1", "learner.micro_batch_groups=1", f"policy.prefill_chunk={chunk}")
+    recipe = recipe_of(tiny_folder, tmp_path, "method.name=grpo", *sizes)
+    problem = Problem("x", user_turn("", 0))
+    reply = Chat(DigitsPick(), problem, 0).reply(Said("", [], Finish.STOP, 0))
+    writer = ReplyEncoder(Policy.load(recipe.policy).encoder)
+    heard = len(writer.encode(problem, reply, 1).tokens) - 1  # the policy writes the first one itself
+    settings = PlanSettings(gpu="cpu", reply_tokens=heard, reply_image_tokens=24)
+    made = make_plan(recipe, settings)
+    assert made.measured.shapes.response_tokens == 3 * 24 + 2 * heard
+    chatty(recipe)
+    torch.manual_seed(0)
+    real = measured_run(recipe)
+    rolled = max(sum(made.memory.phases[name].values()) for name in ("images", "sampling"))
+    assert rolled == pytest.approx(real["rollout"], rel=0.05)
+    assert made.memory.total == pytest.approx(real["step"], rel=0.05)
 
 
 @pytest.mark.parametrize(

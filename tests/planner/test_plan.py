@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.episode import Reply
+from selfverify.core.episode_settings import EpisodeConfig, EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
@@ -27,6 +28,7 @@ from selfverify.policy.flash import CpuFlash, CudaFlash
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
+from selfverify.tasks.digits.digits_pick import DigitsPick
 
 SETTINGS = ["method.name=grpo", "learner.groups_per_step=8", "learner.micro_batch_groups=2"]
 LENGTHS: dict[str, Any] = {"prompt_tokens": 90, "image_tokens": 64, "response_tokens": 10}
@@ -242,6 +244,35 @@ def test_text_models_have_no_images(text_folders: dict[str, Path]) -> None:
     assert "images" not in made.memory.phases and made.measured.shapes.image_tokens == 0
     with pytest.raises(ConfigError, match="reads text only"):
         make_plan(recipe, PlanSettings(gpu="a100", image_tokens=8))
+
+
+def test_lengths_of_replies(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have to be given where nobody knows them, and are exactly as long; images count as well."""
+    here = [f"policy.path={tiny_folder}", *SETTINGS]
+    given = {"reply_tokens": 70, "reply_image_tokens": 36, "response_tokens": 20}
+    one = load_recipe("quickstart", here)
+    with pytest.raises(ConfigError, match="no conversations of several turns"):
+        make_plan(one, PlanSettings(**given))
+    monkeypatch.setattr(DigitsPick, "limits", EpisodeLimits(turns=30))
+    recipe = load_recipe("quickstart", [*here, "episode.turns=5", "policy.dtype=bfloat16"])
+    with pytest.raises(ConfigError, match=r"up to 5 turns.*give --reply-tokens"):
+        make_plan(recipe, PlanSettings())
+    with pytest.raises(ConfigError, match="--reply-tokens 5: the chat template and the image alone take"):
+        make_plan(recipe, PlanSettings(reply_tokens=5))
+    made = make_plan(recipe, PlanSettings(**given))
+    assert made.measured.shapes.response_tokens == 5 * 20 + 4 * 70
+    prompts = sum(image.placeholders for prompt in made.measured.shapes.prompts for image in prompt.images)
+    assert made.as_json()["tokens"]["images"] == prompts + 8 * 8 * 4 * 36
+    assert made.measured.steps == 100 and "5 turns" in made.measured.shapes.stated
+    # Twice as many turns hold about twice as many keys, and hearing in smaller chunks takes less.
+    caches = made.measured.phases["sampling"].peak["caches"]
+    longer = make_plan(recipe.model_copy(update={"episode": EpisodeConfig(turns=10)}), PlanSettings(**given))
+    assert 1.5 < longer.measured.phases["sampling"].peak["caches"] / caches < 2.5
+    small = recipe.policy.model_copy(update={"prefill_chunk": 256})
+    less = make_plan(recipe.model_copy(update={"policy": small}), PlanSettings(**given))
+    sampling = made.measured.phases["sampling"]
+    assert less.measured.phases["sampling"].total < 0.8 * sampling.total
+    assert less.measured.phases["sampling"].flops == pytest.approx(sampling.flops, rel=0.1)
 
 
 @pytest.mark.parametrize("method", ["adapo", "turns-sft"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from selfverify.planner.hardware import Hardware
-from selfverify.planner.measure import MeasuredPass
+from selfverify.planner.measured import MeasuredPass
 from selfverify.planner.plan_settings import PlanSettings
 
 ITEMS = {

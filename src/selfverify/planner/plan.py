@@ -14,7 +14,8 @@ from selfverify.core.sampling_settings import VLLMSettings
 from selfverify.experiments.recipe import Recipe
 from selfverify.planner.compute import Phase, times
 from selfverify.planner.hardware import Hardware, hardware
-from selfverify.planner.measure import MeasuredPass, measure
+from selfverify.planner.measure import measure
+from selfverify.planner.measured import MeasuredPass
 from selfverify.planner.memory import ITEMS, Memory, memory_of
 from selfverify.planner.plan_settings import PlanSettings
 

@@ -29,7 +29,14 @@ class PlanSettings(Settings):
     """The tokens of one image per prompt, instead of the task's images."""
 
     response_tokens: int | None = Field(None, ge=1)
-    """The length of every response, instead of `sampling.max_new_tokens`."""
+    """The length of every response, in a conversation of each turn, instead of `sampling.max_new_tokens`."""
+
+    reply_tokens: int | None = Field(None, ge=1)
+    """The length of what a conversation of several turns hears between two of them, image included. Where
+    the replies of a recipe are not known beforehand, it or `--reply-image-tokens` has to be given."""
+
+    reply_image_tokens: int | None = Field(None, ge=1)
+    """The tokens of one image in each of these replies."""
 
     utilisation: float = Field(0.4, ge=0.01, le=1.0)
     """The share of its peak speed at which the GPU is expected to compute."""

@@ -7,23 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import torch
-from PIL import Image
 
-from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
+from selfverify.planner.conversation import WORD, Conversation, conversation_of, lengthened, sized_image
 from selfverify.planner.plan_settings import PlanSettings
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.policy.replies import ReplyEncoder
-from selfverify.tasks.base import user_turn
 
 MOST = 64
 """The most problems that are made; a larger step repeats them."""
-_WORD = " the"
-_TRIES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +29,20 @@ class Shapes:
         prompts: The B prompts.
         problems: The problems that the prompts were made from; none when their lengths were given.
         group_size: The number of responses per prompt (G).
-        response_tokens: The tokens of each response (R).
+        conversation: What follows each prompt; of one turn it is a response.
         stated: Where the lengths come from, in words for people.
     """
 
     prompts: list[Prompt]
     problems: list[Problem]
     group_size: int
-    response_tokens: int
+    conversation: Conversation
     stated: str
+
+    @property
+    def response_tokens(self) -> int:
+        """The tokens of each response (R), those of replies included."""
+        return len(self.conversation.tokens)
 
     @property
     def shared_tokens(self) -> int:
@@ -57,8 +57,11 @@ class Shapes:
 
     @property
     def image_tokens(self) -> int:
-        """The image placeholders in all prompts."""
-        return sum(image.placeholders for prompt in self.prompts for image in prompt.images)
+        """The image placeholders in all prompts and replies."""
+        talk = self.conversation
+        reply = (talk.turns - 1) * sum(image.placeholders for image in talk.reply.images)
+        own = sum(image.placeholders for prompt in self.prompts for image in prompt.images)
+        return own + self.group_size * len(self.prompts) * reply
 
 
 def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: PlanSettings) -> Shapes:
@@ -77,18 +80,13 @@ def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: PlanSettings
         where = f"{len(problems)} problems of {recipe.task.name}"
     else:
         prompts, where = [_made(policy, lengths)], "given"
-    response, allowed = recipe.sampling.max_new_tokens, "all as long as sampling.max_new_tokens allows"
-    if (words := recipe.method.options.get("second_turn")) is not None:
-        asked = Problem("planned", user_turn(_WORD, images=0))
-        response = 2 * response + len(ReplyEncoder(policy.encoder).encode(asked, Reply(words), 1).tokens)
-        allowed = "two turns, " + allowed
-    stated = f"prompts: {where}; responses: " + ("given" if lengths.response_tokens else allowed)
-    response = lengths.response_tokens or response
+    conversation, allowed = conversation_of(recipe, policy, lengths)
+    stated = f"prompts: {where}; responses: {allowed}"
     return Shapes(
         _repeated(prompts, groups),
         list(islice(cycle(problems), groups)),
         recipe.sampling.group_size,
-        response,
+        conversation,
         stated,
     )
 
@@ -105,38 +103,14 @@ def _repeated(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 def _made(policy: Policy, lengths: PlanSettings) -> Prompt:
     """Return a prompt of exactly ``prompt_tokens`` tokens, in which a word is repeated."""
-    family, model = policy.loaded.family, policy.model
-    if lengths.image_tokens and family.placeholder(model) is None:
-        raise ConfigError(f"--image-tokens: the model at {policy.config.path!r} reads text only")
-    images = [_image(policy, lengths.image_tokens)] if lengths.image_tokens else []
-    parts = [*({"type": "image"} for _ in images), {"type": "text", "text": _WORD}]
+    images = []
+    if lengths.image_tokens:
+        images = [sized_image(policy, lengths.image_tokens, "--image-tokens")]
+    parts = [*({"type": "image"} for _ in images), {"type": "text", "text": WORD}]
     try:
         prompt = policy.encoder.prompt(Problem("planned", [{"role": "user", "content": parts}], images))
     except DataError as error:
         raise ConfigError(f"--image-tokens {lengths.image_tokens}: {error}") from error
-    missing = (lengths.prompt_tokens or len(prompt.ids)) - len(prompt.ids)
-    if missing < 0:
-        raise ConfigError(
-            f"--prompt-tokens {lengths.prompt_tokens}: the chat template and the image alone take "
-            f"{len(prompt.ids)}"
-        )
-    word = policy.tokenizer(_WORD, add_special_tokens=False)["input_ids"][0]
-    place = (prompt.ids == word).nonzero()[-1, 0]
-    ids = torch.cat([prompt.ids[:place], prompt.ids[place].repeat(missing), prompt.ids[place:]])
-    positions = family.positions(model, ids, prompt.images)
+    ids = torch.tensor(lengthened(policy, prompt.ids.tolist(), lengths.prompt_tokens, "--prompt-tokens"))
+    positions = policy.loaded.family.positions(policy.model, ids, prompt.images)
     return replace(prompt, ids=ids, positions=positions, next_position=int(positions.max()) + 1)
-
-
-def _image(policy: Policy, tokens: int) -> Image.Image:
-    """Return a square image that takes about ``tokens`` tokens."""
-    side, best = 28 * tokens**0.5, None
-    for _ in range(_TRIES):
-        image = Image.new("RGB", (max(round(side), 1),) * 2)
-        found = policy.encoder.image(image, "planned").placeholders
-        if best is None or abs(found - tokens) < abs(best[0] - tokens):
-            best = (found, image)
-        if found == tokens:
-            break
-        side *= (tokens / found) ** 0.5
-    assert best is not None
-    return best[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class SharedLayout:
         own_keys: Keys and values ``[B, G, K, room, D]`` of each layer (``grow``), without gaps.
         scores_at_once: How many attention scores of a layer may exist at a time where tokens grow; None
             is no limit.
-        least_room: Own tokens that there is room for at first.
+        least_room: Own tokens that there is room for at first, by default ``FIRST_ROOM``.
         starts: ``[B, G]`` how many own tokens each continuation has before the new ones (``grow``).
         longest: The largest of ``starts``, known without asking the device.
         even: Whether all ``starts`` are equal.
@@ -37,6 +37,8 @@ class SharedLayout:
         masks: Made by the first layer that has a window of this size, for the other layers.
     """
 
+    FIRST_ROOM: ClassVar[int] = 64
+
     mode: Literal["packed", "prefill", "grow"]
     prompt_lengths: Tensor
     prompt_width: int
@@ -44,7 +46,7 @@ class SharedLayout:
     prompt_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     own_keys: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     scores_at_once: int | None = None
-    least_room: int = 64
+    least_room: int = FIRST_ROOM
     starts: Tensor | None = None
     longest: int = 0
     even: bool = True
