@@ -118,6 +118,11 @@ COUNTED = {
     "thread_back": ("such thread that came back", "such threads that came back"),
     "vote_missing": ("vote that a judge did not give", "votes that judges did not give"),
     "no_verdict": ("submission without a verdict", "submissions without a verdict"),
+    "environments_out_of_order": (
+        "time a source of environments failed",
+        "times a source of environments failed",
+    ),
+    "environments_restarted": ("server of environments started anew", "servers of environments started anew"),
     "context_full": ("conversation that filled the context", "conversations that filled the context"),
     "step_empty": ("step without a usable problem", "steps without a usable problem"),
     "warning": ("other warning", "other warnings"),

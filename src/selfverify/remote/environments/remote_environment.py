@@ -35,6 +35,7 @@ class RemoteSettings:
         connect_s: Seconds that connecting may take.
         reset_s: Seconds that a reset may take.
         act_s: Seconds that a call, or reading the state, may take.
+        health_s: Seconds that a check of the server's health may take.
         limits: What is accepted from the server.
     """
 
@@ -44,6 +45,7 @@ class RemoteSettings:
     connect_s: float = 10.0
     reset_s: float = 300.0
     act_s: float = 60.0
+    health_s: float = 10.0
     limits: ContentLimits = field(default_factory=ContentLimits)
 
 

@@ -1,0 +1,282 @@
+"""A pool of environments over many sources: leases, fair waiting, checks of health, replacement.
+
+A lease is one session for one episode. Who asks first is served first; the emptiest healthy source serves. A
+session that was lost, or whose user has failed, is closed, and another one takes its place. A source that
+gives no session, or fails its check, is left out until it is healthy again. When the pool ends, nothing is
+left open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from selfverify.core.environment import Environment, EnvironmentLost
+from selfverify.core.errors import ConfigError
+from selfverify.core.events import note
+from selfverify.remote.environments.lease import Lease
+from selfverify.remote.environments.sources import Source
+
+logger = logging.getLogger("selfverify.environments")
+
+FIRST_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How patient a pool is.
+
+    Args:
+        uses: After how many leases a session is closed. 1 gives every episode a session of its own; more
+            saves the time of opening one, where a reset is known to leave nothing behind.
+        wait_s: The longest wait for a lease.
+        open_s: The longest time of opening a session.
+        check_s: The time between two checks of a source. One that is out of order is checked after
+            `FIRST_RETRY_S`, and then after twice as long each time, up to this.
+        close_s: The longest time of closing a session.
+    """
+
+    uses: int = 1
+    wait_s: float = 1800.0
+    open_s: float = 120.0
+    check_s: float = 15.0
+    close_s: float = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A source and what is open of it."""
+
+    source: Source
+    used: int = 0
+    idle: deque[tuple[Environment, int]] = field(default_factory=deque)
+    """Sessions that wait for their next lease, and how many leases they have had."""
+    reason: str = "it was never reached"
+    fell: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it is out of order."""
+    retry_s: float = FIRST_RETRY_S
+
+
+class EnvironmentPool:
+    """Lends environments. Use it as an asynchronous context manager, on one event loop.
+
+    Example:
+        >>> servers = [ServerSource(RemoteSettings(url), sessions=8) for url in urls]  # doctest: +SKIP
+        >>> async with EnvironmentPool(servers) as pool:
+        ...     async with pool.lease() as environment:
+        ...         first = await environment.reset({"id": "alarm"}, seed=0)
+
+    Args:
+        sources: Where sessions come from.
+        settings: How patient it is.
+
+    Raises:
+        ConfigError: There is no source.
+    """
+
+    def __init__(self, sources: Sequence[Source], settings: PoolSettings | None = None) -> None:
+        if not sources:
+            raise ConfigError("a pool of environments needs a source")
+        self.settings = settings or PoolSettings()
+        self._places = [_Place(source) for source in sources]
+        self._waiting: deque[asyncio.Future[_Place]] = deque()
+        self._lent: dict[Lease, _Place] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watches: list[asyncio.Task[None]] = []
+        self._ended = False
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def sessions(self) -> int:
+        """The most sessions at once."""
+        return sum(place.source.sessions for place in self._places)
+
+    def counters(self) -> dict[str, float]:
+        """Return how many sessions were opened and lost, and how often a source was out of order."""
+        names = "opened", "lost", "out_of_order"
+        return {f"environments/{name}": float(self._counts[name]) for name in names}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.gather(*(place.source.start() for place in self._places))
+        except BaseException:
+            await self.close()
+            raise
+        self._watches = [asyncio.create_task(self._watch(place)) for place in self._places]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Lease]:
+        """Lend a session, which is not reset yet.
+
+        Raises:
+            EnvironmentLost: No source gave one within `PoolSettings.wait_s`, or the pool has ended.
+        """
+        lease = await self._take()
+        try:
+            yield lease
+        except BaseException:
+            lease.broken = True
+            raise
+        finally:
+            # It is given back even if whoever has it is cancelled meanwhile.
+            await asyncio.shield(self._kept(self._give_back(lease)))
+
+    async def close(self) -> None:
+        """End every lease and close every session and source; may be called twice."""
+        self._ended = True
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(EnvironmentLost("the pool of environments has ended"))
+        for lease in list(self._lent):
+            lease.broken = True
+            self._kept(self._give_back(lease))
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for place in self._places:
+            await self._empty(place)
+        await asyncio.gather(*(place.source.close() for place in self._places))
+
+    async def _take(self) -> Lease:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.wait_s
+        again = False
+        while True:
+            place = await self._room(deadline, again)
+            try:
+                if place.idle:
+                    environment, uses = place.idle.pop()
+                else:
+                    async with asyncio.timeout(self.settings.open_s):
+                        environment, uses = await place.source.open(), 0
+                    self._counts["opened"] += 1
+            except (EnvironmentLost, TimeoutError) as error:
+                self._leave(place)
+                late = f"no session within {self.settings.open_s:g} s"
+                self._fall(place, str(error) or late)
+                again = True
+                continue
+            except BaseException:
+                self._leave(place)
+                raise
+            place.retry_s = FIRST_RETRY_S
+            lease = Lease(environment, place.source.name, uses + 1)
+            self._lent[lease] = place
+            return lease
+
+    async def _room(self, deadline: float, again: bool) -> _Place:
+        """Return a place with room, and count it as used. Who comes again goes before all others."""
+        if self._ended:
+            raise EnvironmentLost("the pool of environments has ended")
+        future: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
+        (self._waiting.appendleft if again else self._waiting.append)(future)
+        self._serve()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await future
+        except BaseException as error:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._leave(future.result())  # it was served at the moment when it gave up
+            with suppress(ValueError):
+                self._waiting.remove(future)
+            if not isinstance(error, TimeoutError):
+                raise
+        faults = [f"{p.source.name}: {p.reason}" for p in self._places if p.fell.is_set()]
+        busy = len(self._places) - len(faults)
+        if busy:
+            faults.append(f"{busy} of {len(self._places)} sources are in order, but had no room")
+        text = f"no environment within {self.settings.wait_s:g} s: {'; '.join(faults)}"
+        raise EnvironmentLost(text[:2000])
+
+    def _serve(self) -> None:
+        """Give places with room to those who wait, in order."""
+        while self._waiting:
+            free = [p for p in self._places if not p.fell.is_set() and p.used < p.source.sessions]
+            if not free:
+                return
+            place = min(free, key=lambda p: p.used / p.source.sessions)
+            future = self._waiting.popleft()
+            if not future.done():
+                place.used += 1
+                future.set_result(place)
+
+    def _leave(self, place: _Place) -> None:
+        place.used -= 1
+        self._serve()
+
+    async def _give_back(self, lease: Lease) -> None:
+        """Take a session back: to be lent again, or to be closed."""
+        place = self._lent.pop(lease, None)
+        if place is None:
+            return
+        self._counts["lost"] += lease.broken
+        lease.over = lease.over or "the lease has ended"
+        again = not lease.broken and lease.uses < self.settings.uses
+        if again and not place.fell.is_set() and not self._ended:
+            place.idle.append((lease.environment, lease.uses))
+        else:
+            await self._closed(place, lease.environment)
+        self._leave(place)
+
+    async def _closed(self, place: _Place, environment: Environment) -> None:
+        """Close a session; one that does not close is left behind and named."""
+        try:
+            async with asyncio.timeout(self.settings.close_s):
+                await environment.close()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            text = f"{place.source.name}: an environment could not be closed: {reason}"
+            note(logger, "episode_not_closed", text, environment=place.source.name, reason=reason)
+
+    async def _empty(self, place: _Place) -> None:
+        while place.idle:
+            await self._closed(place, place.idle.pop()[0])
+
+    def _fall(self, place: _Place, reason: str) -> None:
+        """Leave a source out until it is healthy."""
+        place.reason = reason
+        if not place.fell.is_set():
+            place.fell.set()
+            self._counts["out_of_order"] += 1
+            text = f"{place.source.name} is left out: {reason}"
+            note(logger, "environments_out_of_order", text, source=place.source.name, reason=reason)
+
+    async def _watch(self, place: _Place) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.check_s):
+                    await place.fell.wait()
+            if not place.fell.is_set() and not await self._healthy(place):
+                self._fall(place, "it fails its check")
+            while place.fell.is_set():
+                await self._empty(place)
+                await asyncio.sleep(min(place.retry_s, self.settings.check_s))
+                place.retry_s *= 2
+                if await self._healthy(place):
+                    place.fell.clear()
+                    self._serve()
+
+    async def _healthy(self, place: _Place) -> bool:
+        try:
+            return await place.source.healthy()
+        except Exception as error:
+            logger.debug("%s: its check failed: %r", place.source.name, error)
+            return False
+
+    def _kept(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start work that `close` waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

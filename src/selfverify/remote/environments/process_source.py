@@ -1,0 +1,153 @@
+"""A server of environments in a process of its own on this machine, started anew when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from selfverify.core.environment import Environment, EnvironmentLost
+from selfverify.core.errors import ConfigError
+from selfverify.core.events import note
+from selfverify.remote.environments.environment_server import KEYS_VARIABLE
+from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.sources import ServerSource, Source
+
+logger = logging.getLogger("selfverify.environments")
+
+START_S = 120.0
+"""Seconds that a server may take until it listens."""
+STOP_S = 10.0
+"""Seconds that a server gets to close its sessions."""
+MOST_STARTS = 5
+STARTS_WITHIN_S = 300.0
+"""A server that was started `MOST_STARTS` times within so many seconds stays down until they are over."""
+
+
+class ProcessSource(Source):
+    """A server of one environment in a process of its own.
+
+    It listens on this machine only and asks for a key that nobody else knows. It ends with the pool, and when
+    the process that started it dies, however it dies.
+
+    Args:
+        environment: What makes an environment, as ``package.module:name``.
+        sessions: The most sessions at once.
+        settings: How patient the client is; ``url`` and ``key`` are of no use here.
+        options: More options of `serve_environments`, such as ``["--busy", "60"]``.
+    """
+
+    def __init__(
+        self,
+        environment: str,
+        sessions: int,
+        settings: RemoteSettings | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        super().__init__(f"a server of {environment}", sessions)
+        self.environment, self.options = environment, list(options)
+        self.settings = settings or RemoteSettings("http://127.0.0.1")
+        self.restarts = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._server: ServerSource | None = None
+        self._fails = 0
+        self._starts: deque[float] = deque(maxlen=MOST_STARTS)
+        self._repairing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """See `Source`; the first start has to work."""
+        await self._start()
+
+    async def open(self) -> Environment:
+        """See `Source`."""
+        if self._server is None:
+            raise EnvironmentLost(f"{self.name} is not running")
+        return await self._server.open()
+
+    async def healthy(self) -> bool:
+        """See `Source`: a server that has died, or fails three checks in a row, is replaced."""
+        async with self._repairing:
+            running = self._process is not None and self._process.returncode is None
+            if running and self._server is not None:
+                try:
+                    if await self._server.healthy():
+                        self._fails = 0
+                        return True
+                except Exception as error:
+                    logger.debug("%s: %r", self.name, error)
+                self._fails += 1
+                if self._fails < 3:
+                    return False
+            now = time.monotonic()
+            if len(self._starts) == MOST_STARTS and now - self._starts[0] < STARTS_WITHIN_S:
+                return False
+            reason = "it does not answer" if running else "it has died"
+            note(logger, "environments_restarted", f"{self.name} is started anew: {reason}", reason=reason)
+            await self._kill()
+            self.restarts += 1
+            await self._start()
+            return True
+
+    async def close(self) -> None:
+        """See `Source`."""
+        process = self._process
+        if process is not None and process.returncode is None and process.stdin is not None:
+            process.stdin.close()  # tells it to close its sessions and end
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+        await self._kill()
+
+    async def _start(self) -> None:
+        from selfverify.remote.environments import serve_environments
+
+        self._starts.append(time.monotonic())
+        self._fails = 0
+        key = secrets.token_urlsafe(32)
+        command = [
+            *(sys.executable, "-P", "-m", serve_environments.__name__, f"environment={self.environment}"),
+            *("--port", "0", "--sessions", str(self.sessions), "--with-parent", *self.options),
+        ]
+        paths = [path or os.getcwd() for path in sys.path]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), KEYS_VARIABLE: key},
+            start_new_session=True,
+        )
+        self._process = process
+        assert process.stdout is not None
+        line = b""
+        with suppress(TimeoutError, ValueError):
+            async with asyncio.timeout(START_S):
+                line = await process.stdout.readline()
+        try:
+            port = int(json.loads(line)["port"])
+        except (ValueError, KeyError, TypeError):
+            await self._kill()
+            text = f"{self.name} does not start; what it printed says why"
+            raise ConfigError(text) from None
+        url = f"http://127.0.0.1:{port}"
+        self._server = ServerSource(replace(self.settings, url=url, key=key), self.sessions)
+
+    async def _kill(self) -> None:
+        """End the process, with whatever it has started, and wait for it."""
+        process, self._process, self._server = self._process, None, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            if os.name == "posix":
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+        await process.wait()

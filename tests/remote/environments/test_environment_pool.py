@@ -1,0 +1,311 @@
+"""A pool lends in order, replaces what is lost, leaves out what is out of order, and leaves nothing open."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from environment_servers import serve
+from selfverify.core.environment import Call, Environment, EnvironmentLost
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
+from selfverify.remote.environments.lease import Lease
+from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.sessions import SessionLimits
+from selfverify.remote.environments.sources import LocalSource, ServerSource, Source
+from tiny_environment import Counter
+
+TASK = {"goal": 10_000}
+
+
+def with_pool(use: Callable[[EnvironmentPool], Awaitable[Any]], *sources: Source, **settings: Any) -> Any:
+    """What ``use`` returns for a pool; afterwards nothing is open, and no task is left."""
+
+    async def main() -> Any:
+        async with EnvironmentPool(sources or [LocalSource(Counter, 2)], PoolSettings(**settings)) as pool:
+            found = await use(pool)
+        assert len(asyncio.all_tasks()) == 1
+        return found
+
+    found = asyncio.run(main())
+    assert Counter.opened == []
+    return found
+
+
+class Broken(Source):
+    """Counters that cannot be had ``faults`` times, and while it is not well."""
+
+    def __init__(self, faults: int = 0, well: bool = True, name: str = "broken", sessions: int = 2) -> None:
+        super().__init__(name, sessions)
+        self.faults, self.well = faults, well
+        self.opened = self.checks = 0
+
+    async def open(self) -> Environment:
+        self.opened += 1
+        if self.faults:
+            self.faults -= 1
+            raise EnvironmentLost("the plug is pulled")
+        return Counter()
+
+    async def healthy(self) -> bool:
+        self.checks += 1
+        return self.well
+
+
+def test_who_asks_first_is_served_first_and_never_more_than_may_be() -> None:
+    async def use(pool: EnvironmentPool) -> list[int]:
+        served: list[int] = []
+        most = 0
+
+        async def one(number: int) -> None:
+            nonlocal most
+            async with pool.lease() as lease:
+                served.append(number)
+                most = max(most, len(Counter.opened))
+                await lease.reset(TASK, seed=number)
+                await asyncio.sleep(0.005 * (number % 3))
+
+        await asyncio.gather(*(one(number) for number in range(20)))
+        assert most == 2 == pool.sessions
+        return served
+
+    assert with_pool(use) == list(range(20))
+
+
+@pytest.mark.parametrize(("uses", "opened"), [(1, 6), (3, 2), (100, 1)])
+def test_sessions_are_used_again_as_often_as_allowed(uses: int, opened: int) -> None:
+    async def use(pool: EnvironmentPool) -> float:
+        for number in range(6):
+            async with pool.lease() as lease:
+                assert (await lease.reset(TASK, seed=number)).text == f"{number} of 10000"
+        return pool.counters()["environments/opened"]
+
+    assert with_pool(use, uses=uses) == opened
+
+
+def test_lost_sessions_are_replaced() -> None:
+    """After a loss, an error of whoever has it, a call that is broken off, or an early end."""
+
+    async def use(pool: EnvironmentPool) -> None:
+        seen = []
+        for fault in (EnvironmentLost, KeyError, TimeoutError, "close", "unnoticed", None):
+            async with AsyncExitStack() as stack:
+                if isinstance(fault, type):
+                    stack.enter_context(pytest.raises(fault))
+                lease = await stack.enter_async_context(pool.lease())
+                seen.append(lease.environment)
+                await lease.reset(TASK, 0)
+                if fault is EnvironmentLost:
+                    await lease.act(Call("fail", {"how": "lose"}))
+                elif fault is KeyError:
+                    raise KeyError("the user's own")
+                elif fault is TimeoutError:
+                    async with asyncio.timeout(0.05):
+                        await lease.act(Call("fail", {"how": "hang"}))
+                elif fault == "unnoticed":
+                    with pytest.raises(EnvironmentLost):
+                        await lease.act(Call("fail", {"how": "lose"}))
+                elif fault == "close":
+                    await lease.close()
+                    with pytest.raises(EnvironmentLost, match="session is closed"):
+                        await lease.act(Call("add", {"number": 1}))
+        assert len(set(map(id, seen))) == 6
+        counted = pool.counters()
+        assert counted["environments/opened"] == 6 and counted["environments/lost"] == 5
+
+    with_pool(use, uses=100)
+
+
+def test_a_task_that_does_not_exist_costs_no_session() -> None:
+    async def use(pool: EnvironmentPool) -> float:
+        for _ in range(3):
+            async with pool.lease() as lease:
+                with pytest.raises(DataError):
+                    await lease.reset({}, 0)
+                await lease.reset(TASK, 0)
+        return pool.counters()["environments/opened"]
+
+    assert with_pool(use, uses=100) == 1
+
+
+def test_a_lease_ends() -> None:
+    async def use(pool: EnvironmentPool) -> None:
+        async with pool.lease() as lease:
+            await lease.reset(TASK, 0)
+        for late in (lease.act(Call("add", {"number": 1})), lease.reset(TASK, 0), lease.state()):
+            with pytest.raises(EnvironmentLost, match="this process: the lease has ended"):
+                await late
+
+    with_pool(use, uses=100)
+
+
+def test_a_source_out_of_order_is_left_out_until_it_is_well(caplog: pytest.LogCaptureFixture) -> None:
+    bad = Broken(well=False, name="bad", sessions=50)
+    good = LocalSource(Counter, 2, "good")
+
+    async def use(pool: EnvironmentPool) -> None:
+        bad.faults = 1
+        for _ in range(10):
+            async with pool.lease() as lease:
+                assert lease.source == "good"
+        assert bad.opened == 1
+        bad.well = True
+        await asyncio.sleep(0.3)
+        async with pool.lease() as lease:
+            assert lease.source == "bad"
+        assert pool.counters()["environments/out_of_order"] == 1
+
+    with_pool(use, bad, good, check_s=0.1)
+    assert "bad is left out: the plug is pulled" in caplog.text
+
+
+def test_a_source_that_fails_its_check_is_left_out() -> None:
+    sick = Broken(well=False)
+
+    async def use(pool: EnvironmentPool) -> None:
+        async with pool.lease() as lease:
+            await asyncio.sleep(0.15)
+            await lease.reset(TASK, 0)  # who has a session keeps it
+            with pytest.raises(EnvironmentLost, match=r"within 0\.2 s: broken: it fails its check"):
+                async with pool.lease():
+                    pass
+        assert Counter.opened == []  # it is not kept for later
+
+    with_pool(use, sick, uses=100, check_s=0.05, wait_s=0.2)
+
+
+def test_waiting_has_an_end_and_says_why() -> None:
+    async def use(pool: EnvironmentPool) -> None:
+        async with pool.lease(), pool.lease():
+            with pytest.raises(EnvironmentLost, match=r"within 0\.1 s: 1 of 1 sources are in order"):
+                async with pool.lease():
+                    pass
+        async with pool.lease():
+            pass
+
+    with_pool(use, wait_s=0.1)
+
+
+def test_an_opening_that_hangs_is_given_up() -> None:
+    class Slow(Broken):
+        async def open(self) -> Environment:
+            await asyncio.sleep(60)
+            return Counter()
+
+    async def use(pool: EnvironmentPool) -> str:
+        async with pool.lease() as lease:
+            return lease.source
+
+    sources = Slow(name="slow", sessions=9), LocalSource(Counter, 1, "fast")
+    assert with_pool(use, *sources, open_s=0.05) == "fast"
+
+
+def test_nothing_is_left_when_the_pool_ends() -> None:
+    async def main() -> None:
+        pool = EnvironmentPool([LocalSource(Counter, 2)], PoolSettings(uses=9))
+        lost: list[str] = []
+
+        async def hold() -> None:
+            try:
+                async with pool.lease() as lease:
+                    await lease.reset(TASK, 0)
+                    await asyncio.sleep(0.2)
+                    await lease.act(Call("add", {"number": 1}))
+            except EnvironmentLost as error:
+                lost.append(str(error))
+
+        async with pool:
+            holding = [asyncio.create_task(hold()) for _ in range(5)]
+            await asyncio.sleep(0.05)
+        assert Counter.opened == []
+        await asyncio.gather(*holding)
+        assert (
+            sorted(lost)
+            == ["the pool of environments has ended"] * 3 + ["this process: the lease has ended"] * 2
+        )
+        with pytest.raises(EnvironmentLost, match="has ended"):
+            async with pool.lease():
+                pass
+        await pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_start_that_fails_ends_the_pool() -> None:
+    class Never(Broken):
+        async def start(self) -> None:
+            raise ConfigError("no such thing")
+
+    async def main() -> None:
+        async with EnvironmentPool([LocalSource(Counter, 1), Never()]):
+            pass
+
+    with pytest.raises(ConfigError, match="no such thing"):
+        asyncio.run(main())
+    for wrong in (lambda: EnvironmentPool([]), lambda: LocalSource(Counter, 0)):
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cancelling_at_any_moment_loses_no_place(seed: int) -> None:
+    """Users who give up while they wait, open, act or give back: afterwards every place is there."""
+
+    class Sleepy(Broken):
+        async def open(self) -> Environment:
+            await asyncio.sleep(0.001 * rng.random())
+            return await super().open()
+
+    rng = random.Random(seed)
+    sources = [Sleepy(faults=2, name=name, sessions=2) for name in "ab"]
+
+    async def use(pool: EnvironmentPool) -> None:
+        async def one(number: int) -> None:
+            try:
+                async with asyncio.timeout(0.02 * rng.random()), pool.lease() as lease:
+                    await lease.reset(TASK, number)
+                    await asyncio.sleep(0.004 * rng.random())
+                    await lease.act(Call("add", {"number": 1}))
+            except (TimeoutError, EnvironmentLost):
+                pass
+
+        await asyncio.gather(*(one(number) for number in range(60)))
+        await asyncio.sleep(0.2)
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(5):
+                leases: list[Lease] = [await stack.enter_async_context(pool.lease()) for _ in range(4)]
+            assert sorted(lease.source for lease in leases) == ["a", "a", "b", "b"]
+            assert len(Counter.opened) == 4
+
+    with_pool(use, *sources, check_s=0.05, uses=rng.choice([1, 3]))
+
+
+def test_a_pool_over_addresses() -> None:
+    """A server that is full, one that is not there, and one that works."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            limits = SessionLimits(sessions=1)
+            urls = [(await serve(stack, limits))[1] for _ in range(3)] + ["http://127.0.0.1:9"]
+            held = await stack.enter_async_context(
+                EnvironmentPool([ServerSource(RemoteSettings(urls[0]), 1)])
+            )
+            await stack.enter_async_context(held.lease())
+            sources = [ServerSource(RemoteSettings(url + "/counter" * (url[-2:] != ":9")), 4) for url in urls]
+            pool = await stack.enter_async_context(EnvironmentPool(sources, PoolSettings(check_s=0.1)))
+
+            async def one(number: int) -> str:
+                async with pool.lease() as lease:
+                    return (await lease.reset(TASK, number)).text
+
+            texts = await asyncio.gather(*(one(number) for number in range(12)))
+            assert texts == [f"{number} of 10000" for number in range(12)]
+            assert await sources[1].healthy()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert Counter.opened == []
