@@ -49,7 +49,7 @@ class PoolSettings:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Supply:
     """A source and what is open of it."""
 
     source: Source
@@ -83,9 +83,9 @@ class EnvironmentPool:
         if not sources:
             raise ConfigError("a pool of environments needs a source")
         self.settings = settings or PoolSettings()
-        self._places = [_Place(source) for source in sources]
-        self._waiting: deque[asyncio.Future[_Place]] = deque()
-        self._lent: dict[Lease, _Place] = {}
+        self._places = [_Supply(source) for source in sources]
+        self._waiting: deque[asyncio.Future[_Supply]] = deque()
+        self._lent: dict[Lease, _Supply] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watches: list[asyncio.Task[None]] = []
         self._ended = False
@@ -175,11 +175,11 @@ class EnvironmentPool:
             self._lent[lease] = place
             return lease
 
-    async def _room(self, deadline: float, again: bool) -> _Place:
+    async def _room(self, deadline: float, again: bool) -> _Supply:
         """Return a place with room, and count it as used. Who comes again goes before all others."""
         if self._ended:
             raise EnvironmentLost("the pool of environments has ended")
-        future: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_Supply] = asyncio.get_running_loop().create_future()
         (self._waiting.appendleft if again else self._waiting.append)(future)
         self._serve()
         try:
@@ -211,7 +211,7 @@ class EnvironmentPool:
                 place.used += 1
                 future.set_result(place)
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: _Supply) -> None:
         place.used -= 1
         self._serve()
 
@@ -229,7 +229,7 @@ class EnvironmentPool:
             await self._closed(place, lease.environment)
         self._leave(place)
 
-    async def _closed(self, place: _Place, environment: Environment) -> None:
+    async def _closed(self, place: _Supply, environment: Environment) -> None:
         """Close a session; one that does not close is left behind and named."""
         try:
             async with asyncio.timeout(self.settings.close_s):
@@ -239,11 +239,11 @@ class EnvironmentPool:
             text = f"{place.source.name}: an environment could not be closed: {reason}"
             note(logger, "episode_not_closed", text, environment=place.source.name, reason=reason)
 
-    async def _empty(self, place: _Place) -> None:
+    async def _empty(self, place: _Supply) -> None:
         while place.idle:
             await self._closed(place, place.idle.pop()[0])
 
-    def _fall(self, place: _Place, reason: str) -> None:
+    def _fall(self, place: _Supply, reason: str) -> None:
         """Leave a source out until it is healthy."""
         place.reason = reason
         if not place.fell.is_set():
@@ -252,7 +252,7 @@ class EnvironmentPool:
             text = f"{place.source.name} is left out: {reason}"
             note(logger, "environments_out_of_order", text, source=place.source.name, reason=reason)
 
-    async def _watch(self, place: _Place) -> None:
+    async def _watch(self, place: _Supply) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.settings.check_s):
@@ -267,7 +267,7 @@ class EnvironmentPool:
                     place.fell.clear()
                     self._serve()
 
-    async def _healthy(self, place: _Place) -> bool:
+    async def _healthy(self, place: _Supply) -> bool:
         try:
             return await place.source.healthy()
         except Exception as error:

@@ -1,0 +1,177 @@
+"""AndroidWorld's client against a server with its routes and replies; the device is a picture."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from selfverify.core.environment import Call, EnvironmentLost
+from selfverify.core.errors import DataError
+from selfverify.remote.environments.android_world import (
+    AndroidWorld,
+    AndroidWorldSettings,
+    AndroidWorldSource,
+)
+
+TASK = {"task_type": "ClockStopWatch", "task_idx": 0}
+
+
+class Emulator:
+    """The routes of ``server/android_server.py``; what is asked is kept, and ``faults`` answer instead."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.actions: list[dict[str, Any]] = []
+        self.faults: dict[str, Any] = {}
+        self.taps = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path, query = request.path.strip("/"), dict(request.query)
+        self.asked.append(f"{request.method} {path}")
+        if path in self.faults:
+            fault = self.faults[path]
+            if fault == "hang":
+                await asyncio.sleep(5)
+            return web.Response(text=fault, status=500 if fault == "crash" else 200)
+        match request.method, path:
+            case "GET", "suite/reinitialize":
+                assert query == {"n_task_combinations": "1", "seed": query["seed"]}
+            case "GET", "suite/task_list":
+                return web.json_response({"task_list": ["ClockStopWatch", "ContactsAdd"]})
+            case "POST", "reset":
+                assert query == {"go_home": "true"}
+            case "GET", "screenshot":
+                assert query == {"wait_to_stabilize": "true"}
+                return web.json_response({"pixels": np.full((6, 4, 3), self.taps).tolist()})
+            case "POST", "execute_action":
+                action = await request.json()
+                self.actions.append(action)
+                self.taps += action["action_type"] == "click"
+            case "GET", "task/goal":
+                return web.json_response({"goal": f"Stop the watch {query['task_idx']}."})
+            case "GET", "task/score":
+                return web.json_response({"score": min(self.taps, 1)})
+            case ("POST", "task/initialize" | "task/tear_down") | ("GET", "health"):
+                pass
+            case _:
+                raise web.HTTPNotFound
+        return web.json_response({"status": "success"})
+
+
+def run(use: Callable[[AndroidWorld, Emulator], Awaitable[Any]], **settings: Any) -> Emulator:
+    async def main() -> Emulator:
+        emulator = Emulator()
+        async with AsyncExitStack() as stack:
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", emulator.handle)
+            runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            world = AndroidWorld(AndroidWorldSettings(address, **settings))
+            stack.push_async_callback(world.close)
+            await use(world, emulator)
+            await world.close()
+        return emulator
+
+    return asyncio.run(main())
+
+
+def test_an_episode() -> None:
+    async def use(world: AndroidWorld, emulator: Emulator) -> None:
+        with pytest.raises(DataError, match="reset comes"):
+            await world.act(Call("click", {"x": 1, "y": 2}))
+        first = await world.reset(TASK, seed=3)
+        assert (first.round, first.text) == (0, "Stop the watch 0.")
+        assert first.images[0].size == (4, 6)
+        assert await world.state() == {"score": 0.0}
+        seen = [
+            await world.act(Call("click", {"x": 1, "y": 2})),
+            await world.act(Call("input_text", {"text": "é", "x": 3, "y": 4})),
+            await world.act(Call("answer", {"text": "7"})),
+            await world.act(Call("status", {"goal_status": "complete"})),
+            await world.act(Call("navigate_home")),
+        ]
+        assert [s.round for s in seen] == [1, 2, 3, 4, 5]
+        assert [(s.done, s.reward) for s in seen[2:4]] == [(False, None), (True, 1.0)]
+        assert seen[0].images[0].getpixel((0, 0)) == (1, 1, 1)
+        assert seen[4].error == "the task is over"
+        await world.reset({"task_type": "ContactsAdd"}, seed=3)
+        await world.reset({"task_type": "ContactsAdd"}, seed=4)
+
+    emulator = run(use)
+    assert emulator.actions == [
+        {"action_type": "click", "x": 1, "y": 2},
+        {"action_type": "input_text", "text": "é", "x": 3, "y": 4, "clear_text": False},
+        {"action_type": "answer", "text": "7"},
+    ]
+    counted = {path: emulator.asked.count(path) for path in emulator.asked}
+    assert counted["GET suite/reinitialize"] == 2 and "POST close" not in counted
+    assert counted["POST task/initialize"] == counted["POST task/tear_down"] == 3
+
+
+def test_what_the_agent_and_the_caller_get_wrong() -> None:
+    async def use(world: AndroidWorld, _: Emulator) -> None:
+        for task in ({}, {"task_type": "NoSuch"}, {**TASK, "task_idx": 1}, {**TASK, "task_idx": "0"}):
+            with pytest.raises(DataError, match="task"):
+                await world.reset(task, seed=0)
+        await world.reset(TASK, seed=0)
+        wrong = (
+            Call("dance"),
+            Call("click", {"x": 1}),
+            Call("click", {"x": 1.5, "y": 2}),
+            Call("scroll", {"direction": "in"}),
+        )
+        for number, call in enumerate(wrong, start=1):
+            shown = await world.act(call)
+            assert shown.error and shown.round == number and not shown.images
+
+    assert run(use).actions == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "message"),
+    [
+        ("execute_action", "crash", "/execute_action answered 500: crash"),
+        ("execute_action", "hang", r"no answer to /execute_action within 0\.3 s"),
+        ("screenshot", "{", "/screenshot: no JSON"),
+        ("screenshot", "[" * 90_000, "/screenshot: no JSON"),
+        ("screenshot", json.dumps({"pixels": [[1, 2], [3]]}), "the screenshot is none"),
+        ("screenshot", json.dumps({"pixels": [[[1, 2, 300]]]}), "between 0 and 255"),
+        ("screenshot", json.dumps({"pixels": [[["a", "b", "c"]]]}), "are no screen"),
+        ("screenshot", " " * 200_000, "more than 100,000 bytes"),
+        ("task/score", json.dumps({"score": "1"}), "the score 1 is no number"),
+    ],
+)
+def test_faults_lose_the_session(path: str, fault: str, message: str) -> None:
+    async def use(world: AndroidWorld, emulator: Emulator) -> None:
+        await world.reset(TASK, seed=0)
+        emulator.faults[path] = fault
+        call = (
+            Call("status", {"goal_status": "complete"})
+            if "score" in path
+            else Call("click", {"x": 1, "y": 2})
+        )
+        for _ in range(2):
+            with pytest.raises(EnvironmentLost, match=message):
+                await world.act(call)
+
+    run(use, act_s=0.3, most_bytes=100_000)
+
+
+def test_a_pool_checks_its_health() -> None:
+    async def use(world: AndroidWorld, emulator: Emulator) -> None:
+        source = AndroidWorldSource(world.settings)
+        assert source.sessions == 1 and await source.healthy()
+        emulator.faults["health"] = "crash"
+        assert not await source.healthy()
+
+    run(use)

@@ -1,0 +1,223 @@
+"""Environments with Gymnasium's interface: actions as JSON, observations as text and images, ends, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from selfverify.core.environment import Call, EnvironmentLost
+from selfverify.core.errors import ConfigError, DataError
+
+gymnasium = pytest.importorskip("gymnasium")
+spaces = gymnasium.spaces
+
+from selfverify.remote.environments.gymnasium_environment import GymnasiumEnvironment  # noqa: E402
+from selfverify.remote.environments.gymnasium_spaces import Misfit, plain, schema_of, shown, value_of  # noqa: E402
+
+RGB = np.zeros((4, 6, 3), np.uint8)
+
+
+class Walk(gymnasium.Env):  # type: ignore[misc,name-defined]
+    """A walk along a line; every fault on request."""
+
+    action_space = spaces.Discrete(3, start=1)
+    observation_space = spaces.Box(-9, 9, (2,))
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.threads = {threading.current_thread().name}
+        self.closed = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.options, self.place = options, 0
+        return np.array([0.5, float(self.np_random.integers(100))]), {"options": options}
+
+    def step(self, action: Any) -> Any:
+        self.threads.add(threading.current_thread().name)
+        self.place += int(action) - 2
+        if self.options == {"fault": "raise"}:
+            raise ValueError("off the map")
+        if self.options == {"fault": "hang"}:
+            time.sleep(0.5)
+        return (
+            {"view": RGB, "place": np.int32(self.place)},
+            np.float32(0.25),
+            self.place == 2,
+            self.place == -2,
+            {},
+        )
+
+    def render(self) -> Any:
+        return np.full((5, 7, 3), 9, np.uint8)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run(use: Callable[[GymnasiumEnvironment], Awaitable[Any]], make: Any = Walk, **options: Any) -> Any:
+    async def main() -> Any:
+        environment = GymnasiumEnvironment(make, **options)
+        try:
+            return await use(environment)
+        finally:
+            await environment.close()
+            await environment.close()
+
+    return asyncio.run(main())
+
+
+def step(action: Any) -> Call:
+    return Call("step", {"action": action})
+
+
+def test_an_episode() -> None:
+    async def use(environment: Any) -> Any:
+        [tool] = environment.tools
+        assert tool["function"]["parameters"]["properties"] == {
+            "action": {"type": "integer", "minimum": 1, "maximum": 3}
+        }
+        first = await environment.reset({"level": 2}, seed=5)
+        again = await environment.reset({"level": 2}, seed=5)
+        assert first.text == again.text and first.info == {"options": {"level": 2}} and first.reward is None
+        seen = [await environment.act(step(action)) for action in (3, 3, 3)]
+        assert [(s.round, s.text, s.reward, s.done, s.truncated) for s in seen[:2]] == [
+            (1, '{"place":1}', 0.25, False, False),
+            (2, '{"place":2}', 0.25, True, False),
+        ]
+        assert [image.size for image in seen[0].images] == [(6, 4)]
+        assert (seen[2].round, seen[2].error, seen[2].reward) == (3, "it is over", None)
+        await environment.reset({}, seed=5)
+        assert (await environment.act(step(1))).text == '{"place":-1}'
+        assert (await environment.act(step(1))).truncated
+        assert await environment.state() == {"place": -2}
+        return environment._inner
+
+    walk = run(use, state=lambda walk: {"place": np.int64(walk.place)})
+    assert walk.closed and walk.threads == {"gymnasium"}
+
+
+def test_what_the_agent_gets_wrong() -> None:
+    async def use(environment: Any) -> None:
+        await environment.reset({}, seed=0)
+        wrong = (step(0), step(4), step("left"), step(True), step(1.0), step(None), step([1]), step(10**40))
+        for number, call in enumerate([*wrong, Call("step"), Call("jump", {"action": 1})], start=1):
+            shown = await environment.act(call)
+            assert shown.error and shown.round == number
+        assert (await environment.act(step(3))).text == '{"place":1}'
+        with pytest.raises(DataError, match="negative"):
+            await environment.reset({}, seed=-1)
+
+    run(use)
+
+
+def test_names_and_rendering() -> None:
+    async def use(environment: Any) -> None:
+        assert environment.tools[0]["function"]["parameters"]["properties"]["action"]["enum"][2] == "right"
+        assert (await environment.reset({}, seed=0)).images[0].size == (7, 5)
+        assert (await environment.act(step("right"))).text == '{"place":1}'
+        assert "there are left, stay, right" in (await environment.act(step(3))).error
+
+    run(use, lambda: Walk("rgb_array"), action_names=["left", "stay", "right"])
+    with pytest.raises(ConfigError, match="2 names"):
+        GymnasiumEnvironment(Walk, action_names=["left", "right"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("raise", "ValueError: off the map"), ("hang", r"longer than 0\.1 s")]
+)
+def test_faults_lose_it(fault: str, message: str) -> None:
+    async def use(environment: Any) -> Any:
+        await environment.reset({"fault": fault}, seed=0)
+        for _ in range(2):
+            with pytest.raises(EnvironmentLost, match=message):
+                await environment.act(step(1))
+        return environment._inner
+
+    walk = run(use, act_s=0.1)
+    deadline = time.monotonic() + 5
+    while not walk.closed and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert walk.closed
+
+
+def test_what_cannot_be_made_is_said() -> None:
+    def broken() -> Any:
+        raise OSError("no display")
+
+    with pytest.raises(EnvironmentLost, match="no display"):
+        GymnasiumEnvironment(broken)
+
+
+SPACES = {
+    "discrete": spaces.Discrete(3, start=-1),
+    "binary": spaces.MultiBinary(3),
+    "many": spaces.MultiDiscrete([2, 5]),
+    "box": spaces.Box(-1, 2, (2, 2), np.float32),
+    "whole": spaces.Box(0, 255, (3,), np.uint8),
+    "text": spaces.Text(5, charset="abc"),
+    "both": spaces.Dict(
+        {"a": spaces.Discrete(2), "b": spaces.Tuple([spaces.Text(3), spaces.Box(0, 1, (1,))])}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_value_of_a_space_survives_json(name: str) -> None:
+    space = SPACES[name]
+    space.seed(0)
+    assert "type" in schema_of(space)
+    for _ in range(20):
+        value = space.sample()
+        back = value_of(space, json.loads(json.dumps(plain(value))))
+        assert space.contains(back)
+        np.testing.assert_equal(plain(back), plain(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("discrete", 2),
+        ("binary", [0, 1]),
+        ("binary", [0, 1, 2]),
+        ("binary", [True, False, True]),
+        ("many", [1, 9]),
+        ("many", [0.5, 1]),
+        ("box", [[0, 0], [0, 3]]),
+        ("box", [[0, 0], [0]]),
+        ("box", [[0, 0], [0, "1"]]),
+        ("whole", [0, 256, 1]),
+        ("whole", [0, -1, 1]),
+        ("text", "d"),
+        ("text", 7),
+        ("both", {"a": 1}),
+        ("both", {"a": 1, "b": ["a"]}),
+        ("both", []),
+    ],
+)
+def test_values_of_no_space_are_refused(name: str, given: Any) -> None:
+    with pytest.raises(Misfit):
+        value_of(SPACES[name], given)
+
+
+def test_observations_are_shown() -> None:
+    assert shown("words") == ("words", [])
+    assert shown(np.float32(0.5)) == ("0.5", []) and shown((1, None)) == ("[1,null]", [])
+    assert shown(RGB)[1][0].size == (6, 4) and shown(RGB[..., :1])[1][0].mode == "L"
+    text, images = shown({"a": RGB, "b": np.arange(3), "c": {"d": np.True_}})
+    assert len(images) == 1 and text == '{"b":[0,1,2],"c":{"d":true}}'
+    assert plain({1: object(), "n": float("nan"), "big": np.zeros(5000)}) == {
+        "1": "(object)",
+        "n": "nan",
+        "big": "array of float64, [5000]",
+    }
+    with pytest.raises(ConfigError, match="Graph"):
+        schema_of(spaces.Graph(spaces.Discrete(2), None))
