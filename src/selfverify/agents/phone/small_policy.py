@@ -1,0 +1,71 @@
+"""A small text policy with fresh weights for agents on the phone: what `builtin:phone` was trained from.
+
+Its tokenizer knows the words of the phone's screens, tasks and calls as one token each. Calls are plain JSON;
+the fixed part of each is one token, so that a call costs three to eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from selfverify.agents.phone.contents import words
+from selfverify.agents.phone.expert import carry_out
+from selfverify.agents.phone.phone_tasks import make_task
+from selfverify.agents.phone.phone_tools import schemas
+from selfverify.agents.phone.rendering.writing import terse
+from selfverify.agents.phone.templates import TEMPLATES
+from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
+
+SEEDS = 40
+"""Tasks of each template whose words are learnt; other words fall apart into shorter pieces."""
+SPOKEN = (
+    "# Task",
+    "## Round",
+    "Error: there is no on the screen; it is disabled; nothing has the focus; needs",
+    "Done. None True False yes no",
+)
+"""Words around screens."""
+
+
+def corpus() -> Iterator[str]:
+    """Texts with all words of the phone: of tasks, screens, and what is typed."""
+    yield from SPOKEN
+    for listed in vars(words).values():
+        if isinstance(listed, tuple):
+            yield from (f"{word} {word} {word.casefold()}" for word in listed)
+    for name in TEMPLATES:
+        for seed in range(SEEDS):
+            task = make_task(name, seed)
+            yield task.instruction
+            yield task.message
+            phone = task.phone()
+            for step in (*task.solve, *task.prove):
+                yield terse(phone.look())
+                for call in carry_out(phone, [step]):
+                    yield from map(str, call.arguments.values())
+            yield terse(phone.look())
+
+
+def phrases() -> list[str]:
+    """The fixed parts of all calls, as `json.dumps` writes them."""
+    found: list[str] = []
+    for schema in schemas("ids", []):
+        named = schema["function"]["name"]
+        takes = schema["function"]["parameters"]["properties"]
+        # A text stands between quotes, a number does not.
+        slots = [f'"{key}": ' + ('"@"' if of["type"] == "string" else "@") for key, of in takes.items()]
+        found += f'{{"name": "{named}", "arguments": {{{", ".join(slots)}}}}}'.split("@")
+    found += ['{"name": "submit", "arguments": {"message": "', '", "evidences": [', "]}}"]
+    return list(dict.fromkeys(found))
+
+
+def write_small_policy(folder: Path, seed: int = 0) -> Path:
+    """Write the fresh policy to ``folder`` and return it; its weights depend on the seed alone."""
+    return write_tiny_text(folder, text_tokenizer(corpus(), phrases()), seed)
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(write_small_policy(Path(sys.argv[1])))
