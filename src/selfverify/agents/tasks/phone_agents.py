@@ -22,7 +22,7 @@ from selfverify.agents.phone.phone_tools import Address
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.phone.templates.base import Template
 from selfverify.agents.prompting import agent_prompt, hint_names
-from selfverify.agents.tasks.phone_demonstrations import CallForm, demonstrated
+from selfverify.agents.tasks.phone_demonstrations import CallForm, Teacher, demonstrated
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
@@ -70,6 +70,9 @@ class PhoneAgentsConfig(TaskConfig):
         "tagged",
         description="How demonstrated calls are written: between <tool_call> tags, or as plain JSON, which "
         "leaves no room for words (`react: false`). Agents may write either.",
+    )
+    teacher: Teacher = Field(
+        default_factory=Teacher, description="How well demonstrations choose their evidence."
     )
     hints: list[str] = Field([], description="Kinds of apps of which the agent is told what is usual.")
     agent: AgentSettings = Field(
@@ -182,7 +185,7 @@ class PhoneAgents(Task):
         """An expert's shortest way, and the smallest evidence for it."""
         c, target = self.config, problem.target
         made = make_task(target["reset"]["template"], target["seed"], c.start, c.hostile)
-        return demonstrated(made, c.options, c.agent.evidence.source, c.react, c.calls)
+        return demonstrated(made, c.options, c.agent.evidence.source, c.react, c.calls, c.teacher, rng)
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
         """Words alone are no work."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from selfverify.agents import background
 from selfverify.agents.evidence import SUBMIT, Source
@@ -20,8 +24,55 @@ CallForm = Literal["tagged", "json"]
 """How calls are written: between ``<tool_call>`` tags with words before them, or as plain JSON alone."""
 
 
+class Teacher(BaseModel):
+    """How well a demonstration chooses its evidence. The way to the goal is always the shortest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    least: int = Field(0, ge=0, description="Exhibits that are handed in at least, as far as there are any.")
+    most: int = Field(0, ge=0, description="How many at most; 0 is the smallest sufficient set.")
+    omits: float = Field(
+        0.0, ge=0, le=1, description="Share of demonstrations that leave an exhibit out which is needed."
+    )
+    stops_early: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of demonstrations that hand in at the goal, without going on to a screen that "
+        "proves it.",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Teacher:
+        if self.most < self.least:
+            raise ValueError(f"most is {self.most}, and least is {self.least}")
+        return self
+
+    def chosen(self, needed: Sequence[int], rounds: Sequence[int], rng: np.random.Generator) -> list[int]:
+        """The rounds that are handed in, in order; never none.
+
+        Args:
+            needed: A smallest sufficient set, possibly empty.
+            rounds: All that can be handed in.
+            rng: Draws what is omitted and what is added.
+        """
+        kept = [*needed]
+        if kept and len(rounds) > 1 and rng.random() < self.omits:
+            kept.remove(kept[int(rng.integers(len(kept)))])
+        spare = [number for number in rounds if number not in needed]
+        wanted = int(rng.integers(self.least, self.most + 1)) if self.most else 0
+        more = min(max(wanted - len(kept), not kept), len(spare))
+        return sorted(kept + [spare[i] for i in rng.permutation(len(spare))[:more].tolist()])
+
+
 def demonstrated(
-    task: PhoneTask, options: PhoneOptions, source: Source, react: bool, form: CallForm
+    task: PhoneTask,
+    options: PhoneOptions,
+    source: Source,
+    react: bool,
+    form: CallForm,
+    teacher: Teacher,
+    rng: np.random.Generator,
 ) -> list[ShownTurn]:
     """The expert's turns: its way to the goal, its way to evidence, and the submission.
 
@@ -31,22 +82,28 @@ def demonstrated(
         source: Whose evidence is judged; the expert chooses where the agent does.
         react: Whether a reason stands before each call.
         form: How calls are written.
+        teacher: How evidence is chosen.
+        rng: Draws what the teacher gets wrong.
 
     Raises:
         DataError: No evidence proves what the expert has done.
     """
     phone = task.phone()
     calls = [Call("get_current_xml")] * (options.first_screen == "asked")
-    calls += carry_out(phone, task.solve, options.address) + carry_out(phone, task.prove, options.address)
+    calls += carry_out(phone, task.solve, options.address)
+    early = rng.random() < teacher.stops_early
+    if not early:
+        calls += carry_out(phone, task.prove, options.address)
     arguments: dict[str, Any] = {"message": task.message}
     shown: list[str] = []
     if source == "chosen":
         seen = _carried_out(task, options, calls)
         rounds = minimal_evidence(seen, task.goal, task.message)
-        if rounds is None:
+        if rounds is None and not early:
             raise DataError(f"phone: nothing proves what the expert does in {task.template}/{task.seed}")
-        arguments["evidences"] = [*rounds]
-        shown = [f"round {number}" for number in rounds]
+        numbers = [exhibit.seen.round for exhibit in seen if not exhibit.seen.error]
+        arguments["evidences"] = teacher.chosen(rounds or (), numbers, rng)
+        shown = [f"round {number}" for number in arguments["evidences"]]
     last = f"Proven by {' and '.join(shown)}." if shown else "It is done."
     said = [(_reason(call), call) for call in calls] + [(last, Call(SUBMIT, arguments))]
     return [ShownTurn(_written(why if react else "", call, form)) for why, call in said]

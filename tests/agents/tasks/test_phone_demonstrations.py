@@ -1,0 +1,60 @@
+"""Demonstrations on the phone: what a teacher hands in, by hand and over many draws."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from selfverify.agents.phone.phone_environment import PhoneOptions
+from selfverify.agents.phone.phone_tasks import make_task
+from selfverify.agents.phone.templates import TEMPLATES
+from selfverify.agents.tasks.phone_demonstrations import Teacher, demonstrated
+
+
+def draws(teacher: Teacher, needed: list[int], rounds: list[int], count: int = 400) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [teacher.chosen(needed, rounds, rng) for _ in range(count)]
+
+
+def test_a_good_teacher_hands_in_what_is_needed() -> None:
+    assert draws(Teacher(), [2, 4], [1, 2, 3, 4], 5) == [[2, 4]] * 5
+
+
+def test_a_generous_teacher_adds_rounds_up_to_a_drawn_number() -> None:
+    made = draws(Teacher(least=3, most=5), [4], [1, 2, 3, 4, 5, 6])
+    assert {len(rounds) for rounds in made} == {3, 4, 5}
+    assert all(4 in rounds and rounds == sorted(set(rounds)) for rounds in made)
+    # Each other round is added as often as any other.
+    shares = [np.mean([number in rounds for rounds in made]) for number in (1, 2, 3, 5, 6)]
+    assert max(shares) - min(shares) < 0.12
+    # There are no more than there are.
+    assert draws(Teacher(least=3, most=5), [1], [1, 2], 5) == [[1, 2]] * 5
+
+
+def test_a_forgetful_teacher_leaves_a_needed_round_out() -> None:
+    made = draws(Teacher(least=3, most=3, omits=0.25), [4], [1, 2, 3, 4, 5])
+    assert np.mean([4 not in rounds for rounds in made]) == pytest.approx(0.25, abs=0.06)
+    assert all(len(rounds) == 3 for rounds in made)
+    # Evidence is never empty: something else is handed in, and where there is nothing else, the one there is.
+    assert draws(Teacher(omits=1.0), [4], [3, 4], 5) == [[3]] * 5
+    assert draws(Teacher(omits=1.0), [4], [4], 5) == [[4]] * 5
+
+
+def test_a_hasty_teacher_stops_where_the_goal_is_reached() -> None:
+    name = next(name for name, template in TEMPLATES.items() if template.hidden)
+    made = make_task(name, 3)
+    for stops_early, calls in ((0.0, made.length + made.proving), (1.0, made.length)):
+        teacher = Teacher(stops_early=stops_early)
+        turns = demonstrated(
+            made, PhoneOptions(text="terse"), "chosen", False, "json", teacher, np.random.default_rng(0)
+        )
+        # One turn asks for the first screen, and one hands in.
+        assert len(turns) == calls + 2
+        assert json.loads(turns[-1].text)["arguments"]["evidences"]
+
+
+def test_a_range_the_wrong_way_round_is_refused() -> None:
+    with pytest.raises(ValueError, match="most is 2, and least is 3"):
+        Teacher(least=3, most=2)
