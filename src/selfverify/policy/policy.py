@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -19,7 +18,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.policy import adapters
+from selfverify.policy import adapters, saving
 from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.checks import check_head, sharing_agrees
 from selfverify.policy.continuations import Continuations, RaggedTokens
@@ -29,13 +28,14 @@ from selfverify.policy.families import ImageInput
 from selfverify.policy.features import ByteCache, few_at_once, image_features, tensor_bytes
 from selfverify.policy.forward import Forward
 from selfverify.policy.head import Head
-from selfverify.policy.loading import Loaded, copy_processor_settings, load
+from selfverify.policy.loading import Loaded, load
 from selfverify.policy.offload import offloaded
-from selfverify.policy.root import Root, enter, enter_whole
+from selfverify.policy.root import Root
+from selfverify.policy.running import Running
 from selfverify.policy.sampling import Sample
 from selfverify.policy.shared_threads import GivenUp, SharedThreads
 from selfverify.policy.threads import Threads
-from selfverify.policy.unshared import generate
+from selfverify.policy.unshared import sample_unshared
 from selfverify.policy.voice import Voice
 
 T = TypeVar("T")
@@ -68,11 +68,8 @@ class Policy:
         self.config = config
         self.encoder = Encoder(loaded, config.pixel_cache_mb)
         self._head_is_checked = False
-        self.is_start = False
-        """Whether this policy is the reference of one with an adapter and shares its model."""
         self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
         self._hold(loaded)
-        self._is_inside = False
         self.engine: Engine | None = None
         """What samples where ``sampling.engine`` is not ``own``; the learner starts and closes it."""
         sharing = config.shared_prefix == "auto" and loaded.family.shares_prompts
@@ -92,8 +89,7 @@ class Policy:
         self.tokenizer: Any = loaded.tokenizer
         self.forward = Forward(loaded, self.cache, self.config.prefill_chunk)
         self.head = Head(loaded.model, self.config.logprob_chunk)
-        self.root: nn.Module = Root(loaded.model, loaded.family.backbone(loaded.model))
-        """What is wrapped where several processes train; every computation of the model runs inside it."""
+        self.running = Running(loaded.model, Root(loaded.model, loaded.family.backbone(loaded.model)))
 
     @property
     def device(self) -> torch.device:
@@ -132,7 +128,7 @@ class Policy:
         reference = copy.copy(self)
         reference.engine = None
         if adapters.is_adapted(self.model):
-            reference.is_start = True
+            reference.running = Running(self.model, self.root, is_start=True)
             return reference
         model = copy.deepcopy(self.loaded.model).eval()
         model.requires_grad_(False)
@@ -147,14 +143,10 @@ class Policy:
             weights: The whole state of a model that holds only a shard of it; None takes the model's own.
         """
         self._refuse_start("save")
-        self.model.save_pretrained(folder, state_dict=weights)
-        self.tokenizer.save_pretrained(folder)
-        if self.loaded.image_processor is not None:
-            self.loaded.image_processor.save_pretrained(folder)
-            copy_processor_settings(self.config.path, Path(folder))
+        saving.save(self.loaded, self.config.path, Path(folder), weights)
 
     def _refuse_start(self, what: str) -> None:
-        if self.is_start:
+        if self.running.is_start:
             raise ConfigError(f"this is the reference of a policy with an adapter; {what} that policy")
 
     def merged(self) -> Policy:
@@ -171,15 +163,9 @@ class Policy:
         adapters.merge_into(self.model, plain.model)
         return plain
 
-    @torch.no_grad()
     def fingerprint(self) -> str:
-        """16 hex digits that change when the weights do: a digest of up to 4,096 values of each tensor."""
-        digest = hashlib.sha256()
-        for name, parameter in self.model.named_parameters():
-            flat = parameter.detach().flatten()
-            digest.update(name.encode())
-            digest.update(flat[:: max(1, len(flat) // 4096)].float().cpu().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        """16 hex digits that change when the weights do."""
+        return saving.fingerprint(self.model)
 
     def encode(self, problems: Sequence[Problem]) -> list[Prompt]:
         """Prompts of ``problems``; with a frozen tower their images pass through it here, once.
@@ -239,7 +225,7 @@ class Policy:
         if not prompts:
             return []
         if not self.loaded.family.shares_prompts:
-            return self.infer(lambda: self._sample_unshared(prompts, sampling, seeds))
+            return self.running.infer(lambda: self._sample_unshared(prompts, sampling, seeds))
         threads = self._shared_threads(prompts, sampling, seeds)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
         said = threads.say(places, 0, more=False, given_up=given_up)
@@ -262,7 +248,7 @@ class Policy:
     def _shared_threads(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> SharedThreads:
-        return SharedThreads(self.forward, self.voice(sampling), prompts, seeds, self.infer)
+        return SharedThreads(self.forward, self.voice(sampling), prompts, seeds, self.running.infer)
 
     def voice(self, sampling: SamplingConfig) -> Voice:
         """How this policy speaks with these settings.
@@ -277,54 +263,29 @@ class Policy:
         )
         return Voice(self.head, sampling, stop, suppressed)
 
-    def infer(self, run: Callable[[], T]) -> T:
-        """The result of ``run()``, called inside the root with the model in evaluation mode."""
-        with self._evaluating():
-            return self.inside(run)
-
     def _sample_unshared(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[list[Sample]]:
         self._check_head()
-        groups = generate(self.model, prompts, sampling, seeds, self.stop_tokens, self.suppressed_tokens)
-        tokens = [[sample.tokens for sample in group] for group in groups]
-        values = self.logprobs(prompts, tokens, temperature=sampling.temperature)
-        for group, rows in zip(groups, values.tolist(), strict=True):
-            for sample, row in zip(group, rows, strict=False):
-                sample.logprobs = row[: len(sample.tokens)]
-        return groups
+        stop, suppressed = self.stop_tokens, self.suppressed_tokens
+        return sample_unshared(self.model, prompts, sampling, seeds, stop, suppressed, self.logprobs)
 
-    def inside(self, run: Callable[[], T], enter: Callable[[nn.Module, Callable[[], T]], T] = enter) -> T:
-        """The result of ``run()``, called where wrappers of the model see what it computes.
+    @property
+    def root(self) -> nn.Module:
+        """What is wrapped where several processes train; every computation of the model runs inside it."""
+        return self.running.root
 
-        A reference of a policy with an adapter computes with the adapter as it was before training.
-        """
-        if self._is_inside:
-            return run()
-        self._is_inside = True
-        try:
-            with adapters.as_started(self.model) if self.is_start else nullcontext():
-                return enter(self.root, run)
-        finally:
-            self._is_inside = False
+    @root.setter
+    def root(self, root: nn.Module) -> None:
+        self.running.root = root
 
-    @torch.no_grad()
+    def inside(self, run: Callable[[], T]) -> T:
+        """See `Running.inside`."""
+        return self.running.inside(run)
+
     def whole(self, run: Callable[[], T]) -> T:
-        """The result of ``run()``, called with all weights in place where wrappers hold shards of them.
-
-        ``run`` samples or evaluates. Where several processes train, every one of them has to call this.
-        """
-        return self.inside(run, enter_whole)
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """The model in evaluation mode."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self.model.train(was_training)
+        """See `Running.whole`."""
+        return self.running.whole(run)
 
     def _check_head(self) -> None:
         """Before the first use compare our logits with the model's own, which may do more to them.
@@ -333,7 +294,7 @@ class Policy:
             ConfigError: They differ.
         """
         if not self._head_is_checked:
-            with self._evaluating():
+            with self.running.evaluating():
                 banned = {*self.suppressed_tokens, *self.stop_tokens}
                 check_head(self.forward, self.head, banned, self.config.path)
             self._head_is_checked = True
@@ -409,7 +370,7 @@ class Policy:
         """
         self._check_head()
         if self.shares_prefix is None:
-            with self._evaluating():
+            with self.running.evaluating():
                 self.shares_prefix = sharing_agrees(self.forward, self.head, prompts, batch)
         run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
         return run(prompts, batch)

@@ -26,7 +26,7 @@ GivenUp = Callable[[], Collection[int]]
 
 
 class Inside(Protocol):
-    """`Policy.infer`: it calls what computes with the model where the model's wrappers see it."""
+    """`Running.infer`: it calls what computes with the model where the model's wrappers see it."""
 
     def __call__(self, run: Callable[[], T]) -> T:
         """The result of ``run()``."""
@@ -72,7 +72,7 @@ class SharedThreads:
         voice: How it speaks.
         prompts: B prompts; they are prefilled here.
         seeds: One per prompt.
-        inside: Calls what computes with the model where its wrappers see it (`Policy.infer`).
+        inside: Calls what computes with the model where its wrappers see it (`Running.infer`).
     """
 
     def __init__(

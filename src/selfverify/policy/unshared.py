@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig
 
 from selfverify.core.sampling_settings import SamplingConfig
@@ -14,7 +15,26 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.sampling import Sample
 
 
-def generate(
+def sample_unshared(
+    model: Any,
+    prompts: Sequence[Prompt],
+    sampling: SamplingConfig,
+    seeds: Sequence[int],
+    stop: set[int],
+    suppressed: list[int],
+    logprobs: Callable[..., Tensor],
+) -> list[list[Sample]]:
+    """Return B lists of G samples. Their log-probabilities are those of ``logprobs``, `Policy.logprobs`."""
+    groups = _generate(model, prompts, sampling, seeds, stop, suppressed)
+    tokens = [[sample.tokens for sample in group] for group in groups]
+    values = logprobs(prompts, tokens, temperature=sampling.temperature)
+    for group, rows in zip(groups, values.tolist(), strict=True):
+        for sample, row in zip(group, rows, strict=False):
+            sample.logprobs = row[: len(sample.tokens)]
+    return groups
+
+
+def _generate(
     model: Any,
     prompts: Sequence[Prompt],
     sampling: SamplingConfig,
@@ -22,7 +42,7 @@ def generate(
     stop: set[int],
     suppressed: list[int],
 ) -> list[list[Sample]]:
-    """Return B lists of G samples, without log-probabilities, which the caller has to compute.
+    """Return B lists of G samples, without log-probabilities.
 
     transformers' ``generate`` draws from torch's global generator. The generator is seeded for each prompt,
     and is afterwards as it was before.
