@@ -16,6 +16,7 @@ from selfverify.learner.source import GroupSource
 from selfverify.learner.streams import GroupStreams
 from selfverify.learner.totals import UpdateTotals
 from selfverify.learner.update import Updater
+from selfverify.policy.generators import kept_generators
 from selfverify.policy.sampling import derived_seed
 
 
@@ -106,8 +107,7 @@ class Lesson:
         """Measure the norm of each channel's gradient. What is learnt and drawn after it stays the same."""
         if self.updater.config.channels != "joint":
             return  # `_update` measures them anyway
-        device = self.updater.policy.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with kept_generators(self.updater.policy.device):
             self.updater.gradient(batch, own, UpdateTotals(), apart=channel_names(batch))
         totals.add_norms(self.updater.parallel.apart_norms())
 

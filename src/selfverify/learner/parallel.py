@@ -31,14 +31,27 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
     sharding.
 
     Raises:
-        ConfigError: accelerate's settings ask for gradient accumulation.
+        ConfigError: accelerate's settings ask for gradient accumulation, or one of several processes has its
+            policy on another process's device.
     """
     plan = DistributedDataParallelKwargs(
         # A step without images uses no vision tower.
         find_unused_parameters=policy.config.train_vision,
         gradient_as_bucket_view=True,
     )
-    accelerator = Accelerator(cpu=policy.device.type == "cpu", kwargs_handlers=[plan], **settings)
+    accelerator = Accelerator(
+        # The policy is where `policy.device` says. accelerate would move it to the process's current device,
+        # and the optimizer's counts of steps, which AdamW reads one by one, away from the CPU.
+        device_placement=False,
+        cpu=policy.device.type == "cpu",
+        kwargs_handlers=[plan],
+        **settings,
+    )
+    if ranks.count() > 1 and policy.device != accelerator.device:
+        raise ConfigError(
+            f"policy.device={policy.config.device}: process {ranks.index()} of {ranks.count()} trains on "
+            f"{accelerator.device}, and its policy is on {policy.device}; say auto or cpu"
+        )
     if accelerator.gradient_accumulation_steps != 1:
         raise ConfigError(
             f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} in accelerate's settings "

@@ -133,16 +133,29 @@ def training_bytes(optimizer: Savable) -> int:
     return sum(tensor.nbytes for tensor in (*parameters, *kept))
 
 
+def _accelerator() -> tuple[str, Any]:
+    """Return the kind of the devices beside the CPU (``cuda``) and torch's module of it; "" without any."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    # Apple's one device has one generator, and a module of other functions.
+    if kind is None or kind.type == "mps":
+        return "", None
+    return kind.type, torch.get_device_module(kind)
+
+
 def rng_state() -> dict[str, Any]:
-    """Return the states of the generators of Python, NumPy and torch (CPU and every CUDA device)."""
+    """Return the states of the generators of Python, NumPy and torch (CPU and every CUDA device).
+
+    Those of the devices have the devices' kind as their name: ``cuda``.
+    """
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+    kind, module = _accelerator()
+    if kind:
+        state[kind] = module.get_rng_state_all()
     return state
 
 
@@ -152,14 +165,15 @@ def set_rng_state(state: dict[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    saved = state.get("cuda", [])
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if len(saved) != here:
+    kind, module = _accelerator()
+    saved = {name: states for name, states in state.items() if name not in ("python", "numpy", "torch")}
+    here = module.device_count() if kind else 0
+    if {name: len(states) for name, states in saved.items()} != ({kind: here} if kind else {}):
         logger.warning(
-            "the checkpoint holds generators of %d CUDA devices and this machine has %d: random draws on "
-            "CUDA will differ from an unbroken run's",
-            len(saved),
-            here,
+            "the checkpoint holds generators of %s and this machine has %s: random draws on devices will "
+            "differ from an unbroken run's",
+            ", ".join(f"{len(states)} {name} devices" for name, states in saved.items()) or "no device",
+            f"{here} {kind} devices" if kind else "none",
         )
-    for device, device_state in enumerate(saved[:here]):
-        torch.cuda.set_rng_state(device_state, device)
+    for device, device_state in enumerate(saved.get(kind, [])[:here]):
+        module.set_rng_state(device_state, device)

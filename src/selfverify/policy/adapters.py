@@ -22,6 +22,7 @@ from torch import nn
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.policy.families import Family
+from selfverify.policy.generators import kept_generators
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LEARNT, START = "default", "start"
@@ -206,7 +207,7 @@ def _add(model: Any, settings: Any, name: str, base: str) -> None:
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
     # The random start of A must not depend on what ran before.
-    with torch.random.fork_rng():
+    with kept_generators(model.device):
         torch.manual_seed(0)
         model.add_adapter(settings, name)
     # The adapter learns in float32, because small steps vanish in bfloat16. Weights below it keep their type.

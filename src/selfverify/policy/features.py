@@ -93,8 +93,8 @@ def image_features(
             with torch.set_grad_enabled(learns):
                 made = loaded.family.image_features(loaded.model, batch)
         except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+            if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+                raise  # the device has failed, and no other image would do
             raise DataError(f"{MISFIT} ({error})") from error
         for image, item in zip(batch, made, strict=True):
             if len(item) != image.placeholders:

@@ -97,23 +97,34 @@ def _lasting(path: str) -> str:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """Return the device: ``auto`` is CUDA where it is there (one device per process), else the CPU.
+    """Return the device: ``auto`` is CUDA where it is there, else the CPU.
+
+    ``cuda`` without a number is the process's own device. Where a launcher has started several processes on
+    this machine, each has one.
 
     Raises:
         ConfigError: There is no such device.
     """
     if wanted == "auto":
-        cuda = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        return torch.device(cuda if torch.cuda.is_available() else "cpu")
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and torch.cuda.is_available():
+        # A launcher may show each process its own device alone. accelerate counts in the same way.
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     try:
         device = torch.device(wanted)
     except RuntimeError:
         device = None
-    if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+    if device is None or (device.type != "cpu" and (device.index or 0) >= _devices(device.type)):
         raise ConfigError(
             f"policy.device={wanted}: this machine has no such device; say auto, cpu, cuda or cuda:N"
         )
     return device
+
+
+def _devices(kind: str) -> int:
+    """Return how many devices of a kind beside the CPU there are."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.accelerator.device_count() if found is not None and found.type == kind else 0
 
 
 def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:

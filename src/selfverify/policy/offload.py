@@ -24,6 +24,6 @@ def offloaded(model: nn.Module) -> Any:
 
     def unpack(kept: tuple[torch.device, Tensor]) -> Tensor:
         device, saved = kept
-        return saved.to(device)
+        return saved.to(device, non_blocking=True)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

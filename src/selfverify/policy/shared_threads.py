@@ -144,12 +144,14 @@ class SharedThreads:
             before, last = ended_bg[rows.at], last_bg[rows.at]
             ends = torch.isin(chosen, self.voice.stop) & (before < 0) & (step <= last)
             ended_bg[rows.at] = torch.where(ends, step, before)
-            alive = (ended_bg[rows.at] < 0) & (step < last)
+            # Of what this loop computes, the host waits for this alone, and for whom top-p leaves.
+            alive = ((ended_bg[rows.at] < 0) & (step < last)).cpu()
             if step + 1 == steps or not bool(alive.any()):
                 break
             which, slots = _packed_rows(alive)
             if slots.numel() <= 0.8 * alive.numel():
                 self._put_back(layout, rows, step, more)
+                which, slots = which.to(device), slots.to(device)
                 layout = layout.select(which, slots, release=layout is not self._layout)
                 chosen = chosen[which[:, None], slots]
                 rows = self._rows(rows.problems[which], rows.slots[which[:, None], slots])
@@ -296,9 +298,9 @@ class SharedThreads:
         """The threads to work on: some, if they are at most that share of all, else all of them."""
         b, g = wanted_bg.shape
         device = self.forward.device
-        which, slots = _packed_rows(wanted_bg.to(device))
+        which, slots = _packed_rows(wanted_bg)
         if slots.numel() < wanted_bg.numel() and slots.numel() <= most * wanted_bg.numel():
-            return self._rows(which, slots)
+            return self._rows(which.to(device), slots.to(device))
         return self._rows(torch.arange(b, device=device), torch.arange(g, device=device).expand(b, g))
 
     def _take(self, rows: _Rows, columns: int | None = None, more: int = 0) -> SharedLayout:

@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from selfverify.policy.generators import kept_generators
 from selfverify.policy.loading import BUILTIN
 
 SHIPPED = BUILTIN / "digits"
@@ -56,8 +57,8 @@ def tiny_config(hidden: int = 160, layers: int = 5) -> Qwen2_5_VLConfig:
 def write_tiny(folder: Path, seed: int = 0, hidden: int = 160, layers: int = 5) -> Path:
     """Write a fresh tiny policy to ``folder`` and return it; its weights depend on the seed alone."""
     tokenizer = tiny_tokenizer()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with kept_generators(torch.device("cpu")):
+        torch.default_generator.manual_seed(seed)
         model = Qwen2_5_VLForConditionalGeneration(tiny_config(hidden, layers))
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)

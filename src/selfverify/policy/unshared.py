@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.encoding import Prompt, longest_row
+from selfverify.policy.generators import kept_generators
 from selfverify.policy.sampling import Sample
 
 
@@ -48,7 +49,6 @@ def _generate(
     and is afterwards as it was before.
     """
     groups = []
-    devices = [model.device] if model.device.type == "cuda" else []
     # The checkpoint's own settings (penalties, other cuts) would sample from another distribution.
     settings = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
@@ -71,7 +71,7 @@ def _generate(
             for image in prompt.images
             for name, tensor in image.tensors.items()
         }
-        with torch.random.fork_rng(devices):
+        with kept_generators(model.device):
             torch.manual_seed(seed)
             out = model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings, **tensors

@@ -1,0 +1,412 @@
+"""The library with its model on the simulated device: whatever is not moved there ends in an error.
+
+The policy is on the machine's second device while the first is the current one, so that what is moved to a
+device without its number is found, too. Results are compared with those on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.families import write_family
+from tests.learner.test_pairs import pair
+from tests.policy import test_unknown_family
+from tests.policy.conftest import noise_image
+from tests.policy.test_conversations import SAMPLING, talk
+from tests.updating import update
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import learn
+from selfverify.learner import update as update_module
+from selfverify.policy.families import qwen_vl
+from selfverify.policy.forward import Forward
+from selfverify.policy.policy import Policy
+from selfverify.serving.best_of import Choosing
+from selfverify.serving.solve import solve
+from selfverify.serving.solve_settings import DrawingSettings
+from selfverify.tasks.base import Task, user_turn
+from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
+from selfverify.verifiers.make_verifier import make_verifier
+from simulated.device import load, waits
+
+load()
+
+DEVICE = "sim:1"
+LEARNER = {"groups_per_step": 2, "learning_rate": 1e-3, "drop_zero_advantage": False, "checkpoint_every": 1}
+
+
+def on_device(path: str | Path = "builtin:digits", **settings: Any) -> Policy:
+    return Policy.load(str(path), device=DEVICE, **settings)
+
+
+def on_cpu(path: str | Path = "builtin:digits", **settings: Any) -> Policy:
+    return Policy.load(str(path), device="cpu", **settings)
+
+
+def everything(policy: Policy) -> set[str]:
+    """The devices of a policy's weights and tables."""
+    return {str(t.device) for t in (*policy.model.parameters(), *policy.model.buffers())}
+
+
+@pytest.fixture(autouse=True)
+def the_first_device_stays_empty() -> Any:
+    """The current device is the first one. What goes there was sent to a device without its number."""
+    yield
+    assert torch.sim.current_device() == 0
+
+
+@pytest.fixture
+def asked() -> list[Problem]:
+    return [
+        Problem("one", user_turn("Which digits are shown here?"), [noise_image(1, 48, 40)]),
+        Problem("none", user_turn("Say 7.", images=0)),
+    ]
+
+
+# --- loading, sampling, log-probabilities ----------------------------------------------------------------
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    for name in ("sim:2", "cuda", "meta", "nonsense"):
+        with pytest.raises(ConfigError, match=r"policy\.device"):
+            Policy.load("builtin:digits", device=name)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "idefics3", "internvl", "llava_onevision", "qwen3_vl"])
+def test_families(kind: str, asked: list[Problem], tmp_path: Path) -> None:
+    """Conversations with images in the middle, log-probabilities, gradients."""
+    folder = write_family(kind, tmp_path)
+    gradients, spoken = {}, {}
+    for policy in (on_cpu(folder), on_device(folder)):
+        rows = talk(policy, asked, end=0.2)
+        assert any(piece.images for group in rows for piece, _ in group)
+        prompts = policy.encode(asked)
+        said = [[piece for piece, _ in group] for group in rows]
+        shared = policy.logprobs(prompts, said)
+        policy.shares_prefix = False
+        torch.testing.assert_close(policy.logprobs(prompts, said), shared, rtol=1e-3, atol=1e-3)
+        assert shared.device == policy.device
+        shared.sum().backward()
+        spoken[policy.device.type] = [(piece.tokens, values) for group in rows for piece, values in group]
+        gradients[policy.device.type] = policy.model.get_input_embeddings().weight.grad.cpu()
+    for (tokens, values), (others, theirs) in zip(spoken["cpu"], spoken["sim"], strict=True):
+        assert tokens == others
+        torch.testing.assert_close(torch.tensor(values), torch.tensor(theirs), rtol=1e-3, atol=1e-3)
+    largest = float(gradients["cpu"].abs().max())
+    torch.testing.assert_close(gradients["cpu"], gradients["sim"], rtol=1e-3, atol=1e-3 * largest)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "granite"])
+def test_text_families(kind: str, text_folders: dict[str, Path]) -> None:
+    problem = Problem("none", user_turn("Say 7.", images=0))
+    found = []
+    for policy in (on_cpu(text_folders[kind]), on_device(text_folders[kind])):
+        prompts = policy.encode([problem])
+        for sampling in (SAMPLING, SamplingConfig(group_size=3, max_new_tokens=20, temperature=0)):
+            [group] = policy.sample(prompts, sampling, seeds=[1])
+            found.append([sample.tokens for sample in group])
+        policy.logprobs(prompts, [[sample.tokens for sample in group]]).sum().backward()
+    assert found[:2] == found[2:]
+
+
+def test_an_unknown_family(asked: list[Problem], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Transformers' own generate draws from the device's generator, which is afterwards as it was before."""
+    policy = on_device(test_unknown_family.folder.__wrapped__(tmp_path_factory))
+    prompts, state = policy.encode(asked[:1]), torch.sim.get_rng_state(1)
+    drawn = [
+        [sample.tokens for sample in policy.sample(prompts, SAMPLING, seeds=[seed])[0]] for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert torch.equal(torch.sim.get_rng_state(1), state)
+    said = policy.threads(prompts, SAMPLING, seeds=[1]).say([(0, g) for g in range(3)], 0)
+    assert [said[0, g].tokens for g in range(3)] == drawn[0]
+    policy.logprobs(prompts, drawn[:1]).sum().backward()
+
+
+def test_given_up_samples_and_a_cut_nucleus(tiny_folder: Path) -> None:
+    problems = [make_task("digits-pick").problem("train", 0, index) for index in range(2)]
+    found = []
+    for policy in (on_cpu(tiny_folder), on_device(tiny_folder)):
+        calls: list[int] = []
+
+        def given_up(calls: list[int] = calls) -> list[int]:
+            calls.append(1)
+            return [1] if len(calls) > 3 else []
+
+        sampling = SamplingConfig(group_size=4, max_new_tokens=16, top_p=0.8)
+        groups = policy.sample(policy.encode(problems), sampling, seeds=[0, 1], given_up=given_up)
+        found.append([[sample.tokens for sample in group] for group in groups])
+    assert found[0] == found[1]
+    assert max(len(row) for row in found[1][1]) == 4
+
+
+def test_the_host_waits_twice_for_a_token() -> None:
+    """Once to know who goes on, once for top-p; more only where threads leave the batch, or at the end."""
+    policy = on_device()
+    problems = [make_task("digits-pick").problem("train", 0, index) for index in range(4)]
+    prompts = policy.encode(problems)
+    counts = []
+    for tokens in (2, 12):
+        sampling = SamplingConfig(group_size=4, max_new_tokens=tokens, top_p=0.99)
+        before = waits()
+        policy.sample(prompts, sampling, seeds=range(4))
+        counts.append(waits() - before)
+    assert (counts[1] - counts[0]) / 10 <= 3, counts
+
+
+# --- training --------------------------------------------------------------------------------------------
+
+
+class Screens(Episode):
+    """Shows an image after the first answer and is done after the second."""
+
+    def __init__(self, task: Task, problem: Problem) -> None:
+        self.task, self.problem, self.turns = task, problem, 0
+        self.heard: set[str] = set()
+
+    def reply(self, said: Said) -> Reply:
+        self.turns += 1
+        self.heard |= {*said.text}
+        parts = [{"type": "text", "text": "Look again."}, {"type": "image"}]
+        return Reply(parts, [noise_image(self.turns, 32, 32)], done=self.turns == 2)
+
+    def ending(self) -> Ending:
+        formats = {"answer_format": 1.0, "score_format": 1.0, "score_opened": 0.0}
+        return Ending({"answer": float(len(self.heard)), "correct": 1.0, **formats})
+
+
+class Shown(DigitsSum):
+    """`digits-sum` with a conversation."""
+
+    name = "shown-sum"
+    limits = EpisodeLimits(turns=3)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        return Screens(self, problem)
+
+
+def train(
+    device: str, folder: Path, steps: int, method: str, options: dict[str, Any], **changes: Any
+) -> Policy:
+    """Go on with the run in ``folder``; ``changes`` are of the learner, and of others where they say so."""
+    torch.manual_seed(0)  # as in a process of its own
+    policy = Policy.load(changes.pop("path", "builtin:digits"), device=device, **changes.pop("policy", {}))
+    task = changes.pop("task", None) or make_task("digits-pick")
+    sampling = SamplingConfig(**{"group_size": 3, "max_new_tokens": 40} | changes.pop("sampling", {}))
+    learner = LearnerConfig(**{**LEARNER, "steps": steps, **changes})
+    return learn(
+        policy,
+        task,
+        make_method(method, **options),
+        learner,
+        sampling,
+        output=folder,
+        seed=2,
+        resume=True,
+        validation=EvaluationConfig(problems=2, samples=2),
+    )
+
+
+RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "expected, KL, slices": (
+        "adpo",
+        {"verification_credit": "expected", "kl": 0.01},
+        {"micro_batch_tokens": 60, "evaluate_every": 1},
+    ),
+    "apart, expected": ("adpo", {"verification_credit": "expected"}, {"channels": "apart"}),
+    "joint, masters, vision, checkpointing": (
+        "sft",
+        {},
+        {
+            "log_channels_every": 1,
+            "policy": {"dtype": "bfloat16", "train_vision": True, "gradient_checkpointing": True},
+        },
+    ),
+    "offload, no sharing, chunks": (
+        "sft",
+        {},
+        {"policy": {"activation_offload": True, "shared_prefix": "off", "logprob_chunk": 7}},
+    ),
+    "second turns": ("adapo", {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_training(name: str, tiny_folder: Path, tmp_path: Path) -> None:
+    method, options, changes = RUNS[name]
+    # Demonstrations need no policy that has learnt to answer.
+    path = {"path": str(tiny_folder)} if method == "sft" else {}
+    trained = train(DEVICE, tmp_path, 1, method, options, **path, **changes)
+    assert everything(trained) == {DEVICE}
+    if name != "second turns":  # two problems teach nothing about correcting
+        assert trained.fingerprint() != on_cpu(**path, **changes.get("policy", {})).fingerprint()
+
+
+RESUMED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "adapter with dropout": (
+        "sft",
+        {},
+        {"policy": {"lora": LoraSettings(rank=4, dropout=0.2)}, "log_channels_every": 1},
+    ),
+    "alternate, masters": ("sft", {}, {"channels": "alternate", "policy": {"dtype": "bfloat16"}}),
+    "images in conversations, old log-probs, KL, ratios of trajectories": (
+        "grpo",
+        {"kl": 0.01},
+        {
+            "task": Shown(DigitsSumConfig(count=2)),
+            "sampling": {"max_new_tokens": 12},
+            "updates_per_rollout": 2,
+            "inner_epochs": 2,
+            "ratio": "trajectory",
+            "denominator": "trajectory",
+            "rollout_log": "all",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resuming(name: str, tiny_folder: Path, tmp_path: Path) -> None:
+    """A run that ends after its first step and is resumed ends with the bits of one that does not."""
+    method, options, changes = RESUMED[name]
+    changes = {**changes, "path": str(tiny_folder)}
+    whole = train(DEVICE, tmp_path / "whole", 2, method, options, **changes)
+    first = train(DEVICE, tmp_path / "parted", 1, method, options, **changes)
+    parted = train(DEVICE, tmp_path / "parted", 2, method, options, **changes)
+    assert everything(whole) == everything(parted) == {DEVICE}
+    assert whole.fingerprint() == parted.fingerprint() != first.fingerprint()
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "parted")]
+    assert lines[0] == lines[1]
+
+
+def test_training_is_that_of_the_cpu(tiny_folder: Path, tmp_path: Path) -> None:
+    weights = []
+    for device in ("cpu", DEVICE):
+        folder = tmp_path / device.replace(":", "-")
+        policy = train(device, folder, 1, "sft", {}, path=str(tiny_folder), betas=(0.5, 0.5))
+        weights.append(torch.cat([p.detach().cpu().flatten() for p in policy.model.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in on_cpu(tiny_folder).model.parameters()])
+    here, there = (end - start for end in weights)
+    # AdamW's first step has the size of the rate, whatever the gradient: tiny ones round to either sign.
+    assert float(torch.cosine_similarity(here, there, dim=0)) > 0.99 and float(here.norm()) > 0
+
+
+def test_pairs(tiny_folder: Path) -> None:
+    """The objective pairwise, with images behind the prompt."""
+    totals = []
+    for policy in (on_cpu(tiny_folder), on_device(tiny_folder)):
+        groups = [pair(policy, 0, (9, 12), True), pair(policy, 1, (20, 4), False, 2.0)]
+        reference = policy.frozen_copy()
+        totals.append(update(policy, groups, reference, objective="pairwise", micro_batch_tokens=10))
+        assert all(p.grad is None or p.grad.device == p.device for p in policy.model.parameters())
+    assert totals[0].sums["loss"] == pytest.approx(totals[1].sums["loss"], rel=1e-4)
+
+
+def test_tokens_of_another_engine(tiny_folder: Path) -> None:
+    policy = on_device(tiny_folder)
+    group = pair(policy, 0, (9, 12), False)
+    group.foreign, group.sampler_logprobs_gr = True, torch.full(group.channel_gr.shape, -2.0)
+    totals = update(policy, [group], policy.frozen_copy())
+    assert totals.sums["mismatch/tokens"] > 0
+
+
+# --- measuring and answering -----------------------------------------------------------------------------
+
+
+def test_evaluation(tmp_path: Path) -> None:
+    task, config = make_task("digits-pick"), EvaluationConfig(problems=2, samples=3)
+    here = evaluate(on_cpu(), task, config)
+    there = evaluate(on_device(), task, config, tmp_path / "samples.jsonl")
+    assert there["pass@1"] == here["pass@1"]
+    assert there["score_mean"] == pytest.approx(here["score_mean"], abs=1e-3)
+
+
+@pytest.mark.parametrize("spec", ["soft", "turns:2", "judge:builtin:digits"])
+def test_verifiers(spec: str) -> None:
+    task = make_task("digits-pick")
+    problem, found = task.problem("test", 0, 0), []
+    for policy in (on_cpu(), on_device()):
+        verifier = make_verifier(spec, policy, task)
+        choosing = Choosing(n=3, strategy="best")
+        solution = solve(policy, task, problem, verifier, choosing, DrawingSettings(max_new_tokens=30))
+        found.append([candidate.score for candidate in solution.candidates])
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {
+        "policy.device": DEVICE,
+        "policy.lora.rank": 4,
+        "learner.steps": 1,
+        "learner.warmup_steps": 0,
+        "learner.groups_per_step": 2,
+        "evaluation.problems": 2,
+        "evaluation.samples": 2,
+    }
+    calls = [
+        ["train", "quickstart", "output=run", *(f"{name}={value}" for name, value in small.items())],
+        ["merge", "run", "whole"],
+        ["eval", "whole", "--recipe", "run", "--output", "measured"],
+    ]
+    for call in calls:
+        result = CliRunner().invoke(app, call)
+        assert result.exit_code == 0, result.output
+    merged, own = (
+        json.loads((tmp_path / folder / "metrics.json").read_text())["after"]
+        for folder in ("measured", "run")
+    )
+    assert merged["score_mean"] == pytest.approx(own["score_mean"], abs=0.1)
+
+
+# --- what is forgotten is found --------------------------------------------------------------------------
+
+
+def _to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` whose tensors are on the CPU, as if it had forgotten to move them."""
+
+    def forgetful(*args: Any, **kwargs: Any) -> Any:
+        return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, function(*args, **kwargs))
+
+    return forgetful
+
+
+FORGOTTEN: dict[str, tuple[Any, str]] = {
+    "prompts": (Forward, "stack_prompts"),
+    "where continuations begin": (Forward, "starts"),
+    "positions": (Forward, "text_positions"),
+    "pixels": (qwen_vl, "stacked"),
+    "streams": (update_module, "stack"),
+    "fixed log-probabilities": (update_module, "stack_known"),
+}
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_a_forgotten_move_is_found(name: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute = FORGOTTEN[name]
+    monkeypatch.setattr(owner, attribute, _to_cpu(getattr(owner, attribute)))
+    policy = on_device(tiny_folder)
+
+    def learn_from_a_pair() -> None:
+        update(policy, [pair(policy, 0, (9, 12), False)], policy.frozen_copy())
+
+    with pytest.raises((RuntimeError, DataError), match=r"same device|should be the same"):
+        learn_from_a_pair()

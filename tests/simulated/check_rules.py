@@ -1,0 +1,160 @@
+"""The simulated device refuses what CUDA refuses, and allows what CUDA allows.
+
+CUDA's rules: the tensors of an operation are on one device. Where PyTorch iterates over elements, a number
+may come from the CPU. Indices of the CPU are moved to what they index. A slice takes values from any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from simulated.device import load, waits
+
+load()
+
+HERE, OTHER = torch.device("sim:0"), torch.device("sim:1")
+X = torch.randn(3, 4)
+D = X.to(HERE)
+IDS, FLAGS = torch.zeros(3, 1, dtype=torch.long), X > 0
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "a sum": lambda: D + X,
+    "a sum the other way round": lambda: X + D,
+    "a sum in place": lambda: X.clone().add_(D),
+    "a sum in place on a number": lambda: torch.tensor(1.0).add_(D[0, 0]),
+    "two devices of one kind": lambda: D + X.to(OTHER),
+    "a product": lambda: D @ X.T,
+    "a layer": lambda: nn.Linear(4, 2)(D),
+    "embeddings": lambda: F.embedding(IDS, D),
+    "embeddings by a number": lambda: F.embedding(torch.tensor(1), D),
+    "cat": lambda: torch.cat([D, X]),
+    "stack": lambda: torch.stack([D, X]),
+    "where": lambda: torch.where(D > 0, D, X),
+    "where by a mask": lambda: torch.where(FLAGS, D, D),
+    "masked_fill": lambda: D.masked_fill(FLAGS, 0.0),
+    "masked_scatter": lambda: D.masked_scatter(D > 0, X),
+    "gather": lambda: D.gather(1, IDS),
+    "scatter": lambda: D.scatter(1, IDS, 1.0),
+    "index_select": lambda: D.index_select(0, IDS[:, 0]),
+    "index_fill": lambda: D.index_fill(0, IDS[:, 0], 0.0),
+    "index_put of values": lambda: D.clone().index_put_((IDS[:, 0],), X),
+    "indices of the device": lambda: X[IDS[:, 0].to(HERE)],
+    "isin": lambda: torch.isin(D, X),
+    "searchsorted": lambda: torch.searchsorted(D, X),
+    "attention": lambda: F.scaled_dot_product_attention(D[None], D[None], X[None]),
+    "a mask of attention": lambda: F.scaled_dot_product_attention(
+        D[None], D[None], D[None], attn_mask=torch.ones(3, 3)
+    ),
+    "an output": lambda: torch.add(D, D, out=torch.empty(3, 4)),
+    "logaddexp": lambda: torch.logaddexp(D, X),
+    "a convolution": lambda: F.conv1d(D[None], torch.randn(2, 3, 1)),
+    "a norm": lambda: F.layer_norm(D, (4,), weight=torch.ones(4)),
+    "numpy": lambda: D.numpy(),
+    "numpy by itself": lambda: np.asarray(D),
+    "a generator of the CPU": lambda: torch.rand(3, generator=torch.Generator(), device=HERE),
+    "a generator of the device": lambda: torch.rand(3, generator=torch.Generator(HERE)),
+    "a generator of another device": lambda: torch.rand(3, generator=torch.Generator(OTHER), device=HERE),
+    "a device that is not there": lambda: torch.zeros(1, device="sim:2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    with pytest.raises(
+        (RuntimeError, TypeError),
+        match=r"(?i)same device|on cpu|device type|to have sim:0 device|should be the same|simulated devices",
+    ):
+        REFUSED[name]()
+
+
+ALLOWED: dict[str, Callable[[], Tensor]] = {
+    "a number of the CPU": lambda: D * torch.tensor(2.0),
+    "where with a number": lambda: torch.where(D > 0, D, torch.tensor(0.0)),
+    "masked_fill with a number": lambda: D.masked_fill(D > 0, torch.tensor(7.0)),
+    "maximum with a number": lambda: torch.maximum(D, torch.tensor(0.0)),
+    "a power of a number": lambda: torch.tensor(2.0) ** D,
+    "indices of the CPU": lambda: D[IDS[:, 0]],
+    "a mask of the CPU as an index": lambda: D[FLAGS[:, 0]],
+    "a copy": lambda: torch.empty(3, 4, device=HERE).copy_(X),
+    "a copy between devices": lambda: X.to(OTHER).to(HERE),
+    "new tensors like another": lambda: D.new_zeros(2) + torch.zeros_like(D[0, :2]),
+    "tables": lambda: torch.arange(4, device=HERE) + D,
+    "a generator of its own": lambda: torch.rand(2, generator=torch.Generator(HERE), device=HERE),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_allowed(name: str) -> None:
+    assert ALLOWED[name]().device == HERE
+
+
+def test_what_is_allowed_has_the_values_of_the_cpu() -> None:
+    torch.testing.assert_close((D * torch.tensor(2.0)).cpu(), X * 2)
+    torch.testing.assert_close(D[IDS[:, 0]].cpu(), X[IDS[:, 0]])
+    changed, expected = D.clone(), X.clone()
+    changed[1] = expected[1] = torch.ones(4)  # a slice is copied into, from any device
+    changed[IDS[:, 0]] = expected[IDS[:, 0]] = torch.tensor(5.0)
+    changed[:, 1:].t().mul_(2)
+    expected[:, 1:].t().mul_(2)
+    torch.testing.assert_close(changed.cpu(), expected)
+    assert D.tolist() == X.tolist() and float(D.sum()) == float(X.sum())
+
+
+def test_tensors_are_made_on_the_cpu_unless_they_are_told() -> None:
+    assert torch.tensor([1.0]).device == torch.arange(3).device == torch.device("cpu")
+    assert torch.zeros(2, device="sim").device == HERE  # the current device
+    torch.sim.set_device(1)
+    assert torch.zeros(2, device="sim").device == OTHER
+    torch.sim.set_device(0)
+
+
+def test_modules_move_as_between_the_cpu_and_cuda() -> None:
+    """Parameters stay the same objects, tied ones tied."""
+    tied = nn.ModuleDict({"a": nn.Embedding(5, 3), "b": nn.Linear(3, 5, bias=False)})
+    weight = tied["b"].weight = tied["a"].weight
+    tied.to(OTHER)
+    assert weight.device == OTHER and tied["a"].weight is tied["b"].weight is weight
+
+
+def test_gradients_and_an_optimizer() -> None:
+    """Backward passes run in the device's own thread, and the optimizer's steps are those on the CPU."""
+    torch.manual_seed(0)
+    here = nn.Sequential(nn.Conv1d(3, 5, 2), nn.GELU(), nn.Linear(3, 2))
+    there = nn.Sequential(nn.Conv1d(3, 5, 2), nn.GELU(), nn.Linear(3, 2))
+    there.load_state_dict(here.state_dict())
+    there.to(OTHER)
+    for model, values in ((here, X), (there, X.to(OTHER))):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(values[None]).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+    for own, other in zip(here.parameters(), there.parameters(), strict=True):
+        assert other.device == other.grad.device == OTHER
+        torch.testing.assert_close(own, other.cpu())
+
+
+def test_each_device_has_a_generator() -> None:
+    torch.manual_seed(3)
+    state = torch.sim.get_rng_state(1)
+    first, own = torch.rand(4, device=OTHER), torch.rand(4, device=HERE)
+    assert torch.equal(first.cpu(), own.cpu())  # both were seeded, neither moves the other
+    assert not torch.equal(torch.rand(4, device=OTHER), first)
+    torch.sim.set_rng_state(state, 1)
+    assert torch.equal(torch.rand(4, device=OTHER), first)
+
+
+def test_the_host_waits_for_values_only() -> None:
+    before = waits()
+    _ = (D + D).softmax(-1)[IDS[:, 0]].sum()
+    assert waits() == before
+    _ = float(D.sum()), D.cpu(), D[D > 0]
+    assert waits() == before + 3
