@@ -30,7 +30,7 @@ from selfverify.learner.checkpoint import (
     latest_checkpoint,
     restore_rng,
 )
-from selfverify.learner.state import pack, unpack
+from selfverify.learner.state import pack, rng_state, set_rng_state, unpack
 
 
 class Training:
@@ -127,6 +127,17 @@ def test_state_keeps_types_that_json_loses() -> None:
     assert_equal_state(unpack(*packed(value)), value)
     with pytest.raises(CheckpointError, match=r"x\.what: a set cannot be part"):
         pack({"what": {1}}, {}, "x")
+
+
+def test_generators_of_devices_that_are_not_here(caplog: pytest.LogCaptureFixture) -> None:
+    state = rng_state()
+    drawn = torch.rand(3)
+    set_rng_state(state | {"cuda": [state["torch"], state["torch"]]})
+    assert "generators of 2 cuda devices and this machine has none" in caplog.text
+    assert torch.equal(torch.rand(3), drawn)
+    caplog.clear()
+    set_rng_state(state)
+    assert not caplog.text
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:

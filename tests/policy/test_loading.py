@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import write_tiny
 
@@ -216,6 +217,22 @@ def test_a_fresh_tiny_policy_depends_on_its_seed_alone(tmp_path: Path) -> None:
         assert torch.equal(torch.get_rng_state(), state)
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
+
+
+def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher shows each process all devices of the machine, or its own alone."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    for seen, own in ((8, "cuda:3"), (1, "cuda:0")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
+        assert {str(pick_device(wanted)) for wanted in ("auto", "cuda")} == {own}
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_a_device_that_is_not_there() -> None:
+    for wanted in ("cuda:7", "xpu", "meta", "gpu"):
+        with pytest.raises(ConfigError, match=rf"policy\.device={wanted}: this machine has no such device"):
+            pick_device(wanted)
 
 
 def test_a_missing_shard(load_policy: Any, tmp_path: Path) -> None:

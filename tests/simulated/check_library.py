@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core import ranks
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
@@ -36,6 +37,7 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run import learn
 from selfverify.learner import update as update_module
+from selfverify.learner.parallel import make_accelerator
 from selfverify.policy.families import qwen_vl
 from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
@@ -307,6 +309,14 @@ def test_training_is_that_of_the_cpu(tiny_folder: Path, tmp_path: Path) -> None:
     here, there = (end - start for end in weights)
     # AdamW's first step has the size of the rate, whatever the gradient: tiny ones round to either sign.
     assert float(torch.cosine_similarity(here, there, dim=0)) > 0.99 and float(here.norm()) > 0
+
+
+def test_the_device_of_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = on_device()
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    monkeypatch.setattr(ranks, "index", lambda: 0)
+    with pytest.raises(ConfigError, match=r"policy\.device=sim:1: process 0 of 2 trains on cpu"):
+        make_accelerator(policy)
 
 
 def test_pairs(tiny_folder: Path) -> None:

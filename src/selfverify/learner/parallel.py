@@ -47,7 +47,8 @@ def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
         kwargs_handlers=[plan],
         **settings,
     )
-    if ranks.count() > 1 and policy.device != accelerator.device:
+    # accelerate numbers CPUs, too.
+    if ranks.count() > 1 and policy.device.type != "cpu" and policy.device != accelerator.device:
         raise ConfigError(
             f"policy.device={policy.config.device}: process {ranks.index()} of {ranks.count()} trains on "
             f"{accelerator.device}, and its policy is on {policy.device}; say auto or cpu"
