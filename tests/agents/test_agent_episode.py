@@ -237,6 +237,12 @@ def test_a_lost_environment_raises(what: str) -> None:
         hold(LOOK, submit(1), make=lambda: Lamps(lose=what))
 
 
+def test_an_environment_that_is_lost_at_the_end_has_shown_all_that_judges_need() -> None:
+    """Only the ground truth is missing: it is asked for where an environment waits, at the end alone."""
+    _, _, ending = hold(KITCHEN, OVEN, submit(2), make=lambda: Waiting(lose="state"))
+    assert rewards(ending)[0] == 0.95 and "truth" not in ending.rewards
+
+
 def test_an_environment_that_counts_backwards_is_lost() -> None:
     class Forgetful(Lamps):
         def _screen(self, error: str = "") -> Observation:

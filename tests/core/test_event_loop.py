@@ -104,6 +104,20 @@ def test_closing_cancels_the_rest() -> None:
         loop.run(after(0.0, 1), 5.0)
 
 
+def test_a_coroutine_can_be_started_and_cancelled() -> None:
+    loop = EventLoop("test loop")
+    try:
+        assert loop.start(after(0.0, 3)).result(5.0) == 3
+        hanging = loop.start(after(60.0, 1))
+        assert hanging.cancel()
+        while loop.run(count(), 5.0):
+            time.sleep(0.001)
+    finally:
+        loop.close()
+    with pytest.raises(RuntimeError, match="the loop is closed"):
+        loop.start(after(0.0, 1))
+
+
 async def count() -> int:
     """The other coroutines that run."""
     return len(asyncio.all_tasks()) - 1

@@ -15,7 +15,7 @@ from selfverify.agents.evidence import SUBMIT, EvidenceConfig, read_submission, 
 from selfverify.agents.exhibits import Submission
 from selfverify.agents.goals import Goal
 from selfverify.agents.reward import RewardConfig
-from selfverify.core.environment import Call, Environment, Observation
+from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
@@ -205,11 +205,19 @@ class AgentEpisode(Episode):
         return Reply(done=True)
 
     def _look(self, last: bool = False) -> None:
-        """Ask for the ground truth, where there is one: whenever that costs nothing, and at the end."""
+        """Ask for the ground truth, where there is one: whenever that costs nothing, and at the end.
+
+        An environment that is lost at the end only has shown all that judges need.
+        """
         session, goal = self._session, self.goal
         if session is None or goal is None or (session.environment.waits and not last):
             return
-        state = session.state()
+        try:
+            state = session.state()
+        except EnvironmentLost:
+            if not last:
+                raise
+            state, self.worked.truth = None, None
         if state is None:
             return
         self.worked.truth = goal.on_state(state["facts"], self.worked.message)

@@ -158,7 +158,11 @@ def test_judges_are_made_as_asked() -> None:
     assert (model.jury.config.votes, model.jury.config.deciding) == (3, 2) and not model.repeatable
     assert "**Money.**" in model.jury.judge.prompt  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="no hints 'weather'"):
-        _ = task(judge={"kind": "own", "hints": ["weather"]}).jury
+        task(judge={"kind": "own", "hints": ["weather"]})
+    with pytest.raises(ConfigError, match="no hints 'weather'"):
+        task(hints=["weather"])
+    with pytest.raises(ConfigError, match="is no address"):
+        task(judge={"kind": "model", "server": {"url": "judge", "model": "m"}})
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,6 @@ from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
 from selfverify.agents.agent_figures import METRICS
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
-from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
 from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
@@ -130,12 +128,11 @@ class PhoneAgents(Task):
 
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)
-        self.repeatable = self.config.judge.kind != "model"
-
-    @cached_property
-    def jury(self) -> Jury:
-        """Who judges; made when the first conversation needs it."""
-        return make_jury(self.config.judge, [*hint_names()], "phone")
+        c = self.config
+        self.repeatable = c.judge.kind != "model"
+        # At once, so that what cannot work is refused before a model is loaded.
+        self.jury = make_jury(c.judge, [*hint_names()], "phone")
+        self._told = agent_prompt(c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, "phone")
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`. Kinds of tasks take turns; what is in the phone is drawn."""
@@ -159,12 +156,10 @@ class PhoneAgents(Task):
         )
 
     def _messages(self, instruction: str) -> list[dict[str, Any]]:
-        c = self.config
         asked = [{"role": "user", "content": [{"type": "text", "text": f"# Task\n{instruction}"}]}]
-        if c.prompt == "task":
+        if self.config.prompt == "task":
             return asked
-        told = agent_prompt(c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, "phone")
-        return [{"role": "system", "content": [{"type": "text", "text": told}]}, *asked]
+        return [{"role": "system", "content": [{"type": "text", "text": self._told}]}, *asked]
 
     def open(self, problem: Problem, seed: int) -> Episode:
         """See `Task.open`. What is in the phone depends on the problem, and nothing on ``seed``."""
