@@ -117,16 +117,19 @@ class Absent(_Need):
     Args:
         kind: The records' kind.
         match: The values.
+        key: A record that has to be gone; it is not enough that its values are others now.
     """
 
     type: Literal["absent"] = "absent"
     kind: str
     match: Values
+    key: str | None = None
 
     def on_state(self, records: Records) -> list[bool]:
         """Whether the one sub-goal is reached."""
-        found = records.get(self.kind, {}).values()
-        return [not any(all(same(r.get(a), v) for a, v in self.match.items()) for r in found)]
+        found = records.get(self.kind, {})
+        there = any(all(same(r.get(a), v) for a, v in self.match.items()) for r in found.values())
+        return [not there and self.key not in found]
 
     def shown(self, seen: Seen) -> list[Finding]:
         """Proven by a list, shown whole, that would have to have the record; disproven by the record."""
@@ -141,6 +144,8 @@ class Absent(_Need):
         rounds = {whole[1]}
         for key in whole[0]:
             record = records.get(key, {})
+            if key == self.key:
+                return [Finding(about, False, (whole[1],))]
             other = [a for a, v in self.match.items() if a in record and not same(record[a][0], v)]
             if not other:
                 return [Finding(about, None)]

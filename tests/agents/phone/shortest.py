@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.phone.phone_tasks import PhoneTask
-from selfverify.agents.phone.system.device import DISTANCES, Phone
+from selfverify.agents.phone.system.device import DISTANCES, HOME, Phone
 from selfverify.agents.phone.templates.ways import Step
 from selfverify.core.environment import Observation
 
@@ -48,6 +48,14 @@ def moves(phone: Phone, texts: set[str], apps: set[str]) -> Iterator[tuple[str, 
         yield from (("launch", app) for app in sorted(apps))
 
 
+def alone(phone: Phone, apps: set[str]) -> Phone:
+    """The phone with these apps only, so that it is quick to copy."""
+    kept = {name: app for name, app in phone.apps.items() if name in apps | {HOME}}
+    kinds = {kind for app in kept.values() for kind in app.kinds}
+    state = {**phone.state, "data": {k: r for k, r in phone.data.items() if k in kinds}}
+    return Phone(state, kept)
+
+
 def done(task: PhoneTask, phone: Phone) -> bool:
     """Whether the goal is reached; of a query with one exhibit, whether the answer is to be seen."""
     if task.goal.kind == "query":
@@ -58,7 +66,7 @@ def done(task: PhoneTask, phone: Phone) -> bool:
 def reached(task: PhoneTask, most: int, states: int = 40_000) -> int | None:
     """The fewest calls to the goal, up to ``most``; None where there are none, -1 where too many states."""
     texts, apps = typed(task.solve), launched(task)
-    start = task.phone()
+    start = alone(task.phone(), apps)
     if done(task, start):
         return 0
     known = {_key(start)}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from selfverify.agents.facts import Scalar
+from selfverify.agents.facts import Scalar, same
 from selfverify.agents.goals import Absent, Goal, Has, Listed
 from selfverify.agents.phone.apps import APPS, switch_on
 from selfverify.agents.phone.contents.hostile import poison
@@ -114,12 +114,7 @@ def _made(name: str, seed: int, start: Start, hostile: bool) -> PhoneTask:
     phone = switch_on(Phone.fresh(world.data, clock=clock, popup=popup))
     if start == "app":
         phone.start(template.app)
-    needs = [
-        need.model_copy(update={"before": tuple(world.data[need.kind])})
-        if isinstance(need, Has) and need.new
-        else need
-        for need in plan.needs
-    ]
+    needs = [_settled(need, world) for need in plan.needs]
     answer = plan.answer
     if answer is not None and answer.value not in plan.says.values():
         answer = answer.model_copy(update={"given": tuple(plan.says.values())})
@@ -139,6 +134,17 @@ def _made(name: str, seed: int, start: Start, hostile: bool) -> PhoneTask:
         hidden=template.hidden,
         exhibits=template.exhibits,
     )
+
+
+def _settled(need: Has | Absent | Listed, world: World) -> Has | Absent | Listed:
+    """A need that means the records that there are: another one made like them does not meet it."""
+    if not isinstance(need, Has):
+        return need
+    records = world.data.get(need.kind, {})
+    if need.new:
+        return need.model_copy(update={"before": tuple(records)})
+    keys = [k for k, r in records.items() if all(same(r.get(a), v) for a, v in need.match.items())]
+    return need.model_copy(update={"key": keys[0]}) if need.key is None and len(keys) == 1 else need
 
 
 def _values(need: Has | Absent | Listed) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from selfverify.agents.phone.rendering.writing import terse
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 
-SEEDS = 40
+SEEDS = 16
 """Tasks of each template whose words are learnt; other words fall apart into shorter pieces."""
 SPOKEN = (
     "# Task",

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfverify.agents.phone.apps import clock_app, contacts_app, home_app, settings_app
+from selfverify.agents.phone.apps import (
+    calendar_app,
+    clock_app,
+    contacts_app,
+    home_app,
+    maps_app,
+    money_app,
+    music_app,
+    reader_app,
+    settings_app,
+)
 from selfverify.agents.phone.system.device import App, Phone
 
 APPS: dict[str, App] = {
-    app.name: app
-    for app in (
-        home_app.APP,
-        settings_app.APP,
-        contacts_app.APP,
-        clock_app.APP,
+    module.APP.name: module.APP
+    for module in (
+        home_app,
+        settings_app,
+        contacts_app,
+        clock_app,
+        calendar_app,
+        money_app,
+        music_app,
+        maps_app,
+        reader_app,
     )
 }
 """By name, in the order of the home screen."""

@@ -30,10 +30,9 @@ ATTRIBUTES = {
     "device": ("name",),
     "event": ("title", "place", "note"),
     "entry": ("note",),
-    "song": ("title", "artist"),
-    "playlist": ("name",),
-    "place": ("name", "street", "note"),
-    "book": ("title", "author", "note"),
+    "song": ("title",),
+    "place": ("street", "note"),
+    "book": ("title", "author"),
 }
 """Texts that somebody else may have written, by kind."""
 SHARE = 0.4

@@ -17,3 +17,47 @@ NETWORKS = ("Airport", "Garden", "Guest", "Hotel", "Lab", "Office", "Tower", "Vi
 DEVICES = ("Buds", "Car", "Keyboard", "Mouse", "Printer", "Speaker", "Tablet", "Watch")
 PHONES = ("Comet", "Falcon", "Lotus", "Panda", "Robin", "Tiger")
 MODELS = ("Pine", "Maple", "Cedar", "Birch")
+TITLES = (
+    "Class", "Concert", "Dentist", "Dinner", "Exam", "Haircut", "Lesson", "Lunch", "Match", "Meeting",
+    "Party", "Picnic", "Review", "Visit", "Wedding", "Workshop",
+)  # fmt: skip
+PLACES = (
+    "Beach",
+    "Cafe",
+    "Clinic",
+    "Club",
+    "Hall",
+    "Harbor",
+    "Library",
+    "Museum",
+    "Park",
+    "Station",
+    "Studio",
+)
+ENTRIES = (
+    "birthday cake", "bus pass", "cinema", "coffee beans", "concert", "dentist", "flowers", "hotel", "museum",
+    "new shoes", "pizza", "summer camp", "taxi", "tea", "train", "vitamins",
+)  # fmt: skip
+SONGS = (
+    "Amber", "Blue Sky", "Candle", "Dancer", "Echo", "Firefly", "Golden Hour", "Harvest", "Island", "Jungle",
+    "Lantern", "Midnight", "New Moon", "Ocean", "Paper Boat", "River", "Silver Road", "Thunder", "Velvet",
+    "Winter",
+)  # fmt: skip
+ARTISTS = ("Aurora", "Bronze", "Cobalt", "Ember", "Falcons", "Indigo", "Mirage", "Saffron")
+LISTS = ("Calm", "Drive", "Focus", "Party", "Sleep", "Sport", "Summer", "Travel")
+SPOTS = {
+    "Cafe": ("Corner Cafe", "Lemon Cafe", "Old Mill Cafe"),
+    "Museum": ("City Museum", "Sea Museum", "Toy Museum"),
+    "Park": ("Oak Park", "River Park", "Rose Park"),
+    "Hotel": ("Grand Hotel", "Hill Hotel", "Lake Hotel"),
+    "Market": ("Fish Market", "Green Market", "Night Market"),
+}
+"""Names of places by kind."""
+STREETS = ("Bridge Street", "Castle Street", "Church Street", "Garden Street", "King Street", "Mill Street",
+           "Station Street")  # fmt: skip
+REMARKS = ("nice view", "closed on Monday", "good soup", "meet here", "ask for Tom", "take the stairs")
+BOOKS = (
+    "Cold Harbor", "Empty Rooms", "First Light", "Glass House", "Iron Garden", "Lost Letters", "Open Water",
+    "Quiet Stars", "Red Winter", "Salt Road", "Stone Bridge", "The Key", "Third Door", "Wild Geese",
+)  # fmt: skip
+AUTHORS = ("Baker", "Diaz", "Hill", "Khan", "Moore", "Reed", "Stone", "Wood")

@@ -7,8 +7,14 @@ from random import Random
 from typing import TypeVar
 
 from selfverify.agents.facts import Scalar, same
+from selfverify.agents.phone.apps.calendar_app import DAYS as DATES
+from selfverify.agents.phone.apps.calendar_app import REMIND
 from selfverify.agents.phone.apps.clock_app import CITIES, DAYS
 from selfverify.agents.phone.apps.contacts_app import GROUPS
+from selfverify.agents.phone.apps.maps_app import UNITS
+from selfverify.agents.phone.apps.money_app import ACCOUNTS, CATEGORIES
+from selfverify.agents.phone.apps.music_app import REPEAT
+from selfverify.agents.phone.apps.reader_app import FONTS, SHELVES, SPACING
 from selfverify.agents.phone.apps.settings_app import ACCESS, ITEMS
 from selfverify.agents.phone.contents import words
 from selfverify.agents.phone.system.device import Data, Record
@@ -34,7 +40,16 @@ class World:
         self.data: Data = {}
         self.used: set[tuple[str, str]] = set()
         self.noted = False
-        for fill in (self._settings, self._contacts, self._clock):
+        for fill in (
+            self._settings,
+            self._contacts,
+            self._clock,
+            self._calendar,
+            self._money,
+            self._music,
+            self._maps,
+            self._reader,
+        ):
             fill()
 
     # For templates.
@@ -90,6 +105,11 @@ class World:
     def time(self) -> str:
         """A time of day at five minutes."""
         return f"{self.rng.randrange(5, 23):02}:{self.rng.randrange(0, 60, 5):02}"
+
+    def amount(self) -> int:
+        """An amount of money that no entry has."""
+        taken = {record["amount"] for record in self.data["entry"].values()}
+        return self.one([amount for amount in range(5, 100) if amount not in taken])
 
     def flip(self) -> bool:
         """True or False."""
@@ -161,3 +181,108 @@ class World:
         for name in self.some(list(CITIES), 4):
             self._add("city", {"name": name, "hours": CITIES[name]})
         self.data["timer"] = {"main": {"minutes": self.rng.randint(1, 20), "on": False}}
+
+    def _calendar(self) -> None:
+        self.data["event"] = {}
+        titles = self.some(words.TITLES, 12)
+        days = [self.one(DATES) for _ in titles]
+        for title, day in zip(titles, days, strict=True):
+            self._add(
+                "event",
+                {
+                    "title": title,
+                    "day": day if days.count(day) <= 4 else self.one(DATES),
+                    "time": self.time(),
+                    "place": self.one(words.PLACES),
+                    "remind": self.one(REMIND),
+                    "note": self.one(words.REMARKS) if self.flip() else "",
+                },
+            )
+
+    def _money(self) -> None:
+        self.data["entry"] = {}
+        for i, note in enumerate(self.some(words.ENTRIES, 12)):
+            income = i % 4 == 2
+            category = self.one(("Salary", "Gift")) if income else self.one(CATEGORIES, "Salary", "Gift")
+            self._add(
+                "entry",
+                {
+                    "type": "Income" if income else "Expense",
+                    "amount": self.amount(),
+                    "category": category,
+                    "account": self.one(ACCOUNTS),
+                    "day": self.one(DATES),
+                    "note": note,
+                },
+            )
+        for category in self.some(CATEGORIES, len(CATEGORIES)):
+            limit = self.rng.randrange(100, 1000, 50) if self.flip() else 0
+            self._add("budget", {"category": category, "limit": limit})
+        for account in ACCOUNTS:
+            self._add("account", {"name": account, "start": self.rng.randrange(1200, 3000, 100)})
+
+    def _music(self) -> None:
+        for title in self.some(words.SONGS, 12):
+            plays = (
+                self.unlike("song", "plays", lambda: self.rng.randint(2, 99)) if self.data.get("song") else 1
+            )
+            record: Record = {"title": title, "artist": self.one(words.ARTISTS), "liked": self.flip()}
+            self._add("song", {**record, "plays": plays})
+        self.data["track"] = {}
+        for name in self.some(words.LISTS, 4):
+            self._add("playlist", {"name": name})
+            for key in self.some(list(self.data["song"]), self.rng.randint(2, 4)):
+                self._add("track", {"playlist": name, "song": self.data["song"][key]["title"]})
+        now = self.one(list(self.data["song"].values()))["title"]
+        self.data["player"] = {
+            "main": {"song": now, "on": self.flip(), "shuffle": self.flip(), "repeat": self.one(REPEAT)}
+        }
+
+    def _maps(self) -> None:
+        for i, name in enumerate(self.some([n for names in words.SPOTS.values() for n in names], 12)):
+            kind = next(kind for kind, names in words.SPOTS.items() if name in names)
+            car = self.rng.randint(3, 20)
+            self._add(
+                "place",
+                {
+                    "name": name,
+                    "kind": kind,
+                    "street": self.one(words.STREETS),
+                    "rating": self.rng.randint(3, 10),
+                    "closes": f"{self.rng.randint(16, 23)}:00",
+                    "car": car,
+                    "bike": car * 2 + self.rng.randint(0, 3),
+                    "foot": car * 4 + self.rng.randint(0, 3),
+                    "star": i % 4 == 1,
+                    "note": self.one(words.REMARKS) if self.flip() else "",
+                },
+            )
+        home, work = self.some([str(record["name"]) for record in self.data["place"].values()], 2)
+        values: dict[str, Scalar] = {
+            "traffic": self.flip(), "units": self.one(UNITS), "home": home, "work": work
+        }  # fmt: skip
+        self.data["map"] = {name: {"value": value} for name, value in values.items()}
+        self.data["route"] = {"main": {"to": home, "mode": "car", "on": False}}
+
+    def _reader(self) -> None:
+        for title in self.some(words.BOOKS, 10):
+            pages = self.rng.randint(40, 99)
+            self._add(
+                "book",
+                {
+                    "title": title,
+                    "author": self.one(words.AUTHORS),
+                    "shelf": self.one(SHELVES),
+                    "pages": pages,
+                    "page": self.rng.randint(1, pages - 2),
+                    "done": self.flip(),
+                },
+            )
+        self.data["mark"] = {}
+        for key in self.some(list(self.data["book"]), 4):
+            record = self.data["book"][key]
+            self._add("mark", {"book": record["title"], "page": self.rng.randint(1, int(record["pages"]))})
+        values: dict[str, Scalar] = {
+            "night": self.flip(), "font": self.one(FONTS), "spacing": self.one(SPACING)
+        }  # fmt: skip
+        self.data["reading"] = {name: {"value": value} for name, value in values.items()}

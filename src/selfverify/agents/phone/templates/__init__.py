@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from selfverify.agents.phone.templates import clock_tasks, contacts_tasks, settings_tasks
+from selfverify.agents.phone.templates import (
+    calendar_tasks,
+    clock_tasks,
+    contacts_tasks,
+    maps_tasks,
+    money_tasks,
+    music_tasks,
+    reader_tasks,
+    settings_tasks,
+)
 from selfverify.agents.phone.templates.base import Template
 
 TEMPLATES: dict[str, Template] = {
     template.name: template
-    for shelf in (
-        settings_tasks.SHELF,
-        contacts_tasks.SHELF,
-        clock_tasks.SHELF,
+    for module in (
+        settings_tasks,
+        contacts_tasks,
+        clock_tasks,
+        calendar_tasks,
+        money_tasks,
+        music_tasks,
+        maps_tasks,
+        reader_tasks,
     )
-    for template in shelf.templates
+    for template in module.SHELF.templates
 }
 """By name, in the order of the apps on the home screen."""

@@ -176,7 +176,7 @@ def delete(world: World) -> Drawn:
     key, time = alarm(world)
     return Drawn(
         {"time": time},
-        [Absent(kind="alarm", match={"time": time})],
+        [Absent(kind="alarm", key=key, match={"time": time})],
         [OPEN, hold(f"r{key}"), tap("delete")],
     )
 
@@ -381,4 +381,42 @@ def ask_city(world: World) -> Drawn:
         [Has(kind="city", match={"name": name}, values={"hours": hours})],
         [OPEN, tap("cities")],
         answer=Answer(form="number", value=str(abs(hours))),
+    )
+
+
+@SHELF.operation(
+    "Turn on the alarm at {time} and start a timer of {minutes} minutes.",
+    "Start a {minutes} minute timer and switch the {time} alarm on.",
+    "The alarm at {time} must be on, and a timer of {minutes} minutes must run.",
+    exhibits=2,
+)
+def turn_on_and_timer(world: World) -> Drawn:
+    drawn, minutes = flipped(world, True), timer_minutes(world)
+    return Drawn(
+        {**drawn.says, "minutes": str(minutes)},
+        [*drawn.needs, Has(kind="timer", key="main", values={"minutes": minutes, "on": True})],
+        [*drawn.solve, tap("timer"), *start(minutes)],
+    )
+
+
+@SHELF.query(
+    "Do the alarms at {time} and {other} both vibrate?",
+    "Is vibrate on for the {time} alarm and for the {other} alarm?",
+    "The alarms at {time} and {other}: do both of them vibrate?",
+    exhibits=2,
+)
+def ask_both_vibrate(world: World) -> Drawn:
+    found, both = [alarm(world) for _ in range(2)], world.flip()
+    for key, _ in found:
+        world.get("alarm", key)["vibrate"] = True
+    if not both:
+        world.get("alarm", world.one(found)[0])["vibrate"] = False
+    return Drawn(
+        {"time": found[0][1], "other": found[1][1]},
+        [
+            Has(kind="alarm", match={"time": time}, values={"vibrate": world.get("alarm", key)["vibrate"]})
+            for key, time in found
+        ],
+        [OPEN, tap(f"r{found[0][0]}"), BACK, tap(f"r{found[1][0]}")],
+        answer=Answer(form="yes-no", value="yes" if both else "no"),
     )

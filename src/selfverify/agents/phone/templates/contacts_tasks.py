@@ -199,7 +199,7 @@ def delete(world: World) -> Drawn:
     key, name = someone(world)
     return Drawn(
         {"name": name},
-        [Absent(kind="contact", match={"name": name})],
+        [Absent(kind="contact", key=key, match={"name": name})],
         [OPEN, tap(f"r{key}"), tap("delete"), tap("delete")],
         [tap("search"), write(name)],
     )
@@ -268,7 +268,7 @@ def delete_and_star(world: World) -> Drawn:
     return Drawn(
         {"name": name, "other": other},
         [
-            Absent(kind="contact", match={"name": name}),
+            Absent(kind="contact", key=key, match={"name": name}),
             Has(kind="contact", match={"name": other}, values={"star": True}),
         ],
         [OPEN, either([*delete, *star], [*star, BACK, *delete])],
@@ -331,12 +331,16 @@ def ask_stars(world: World) -> Drawn:
     held_out=True,
 )
 def ask_namesakes(world: World) -> Drawn:
-    first = world.one(words.FIRST)
-    for _ in range(world.rng.randint(1, 3)):
+    names = [str(record["name"]) for record in world.data["contact"].values()]
+    first = world.one([first for first in words.FIRST if sum(first in name for name in names) <= 2])
+    for _ in range(world.rng.randint(1, 2)):
         key = world.pick("contact")
         world.get("contact", key)["name"] = world.unlike(
             "contact", "name", lambda: f"{first} {world.one(words.LAST)}"
         )
+    for key, record in world.data["contact"].items():
+        if first in str(record["name"]):
+            world.use("contact", key)
     number = sum(first in str(record["name"]) for record in world.data["contact"].values())
     return Drawn(
         {"first": first},
@@ -370,3 +374,44 @@ def ask_same_company(world: World) -> Drawn:
         )],
         answer=Answer(form="yes-no", value="yes" if company == theirs else "no"),
     )  # fmt: skip
+
+
+@SHELF.operation(
+    "Star {name} and {other}.",
+    "Give the contacts {name} and {other} a star.",
+    "Mark two contacts with a star: {name}, {other}.",
+    exhibits=2,
+)
+def star_two(world: World) -> Drawn:
+    found = [someone(world, namesake=False) for _ in range(2)]
+    for key, _ in found:
+        world.get("contact", key)["star"] = False
+    one, two = ([tap(f"r{key}"), tap("star")] for key, _ in found)
+    return Drawn(
+        {"name": found[0][1], "other": found[1][1]},
+        [Has(kind="contact", match={"name": name}, values={"star": True}) for _, name in found],
+        [OPEN, either([*one, BACK, *two], [*two, BACK, *one])],
+    )
+
+
+@SHELF.query(
+    "Are {name} and {other} in the same group?",
+    "Is the group of {name} also that of {other}?",
+    "{name} and {other}: have they the same group?",
+    exhibits=2,
+)
+def ask_same_group(world: World) -> Drawn:
+    found = [someone(world, namesake=False) for _ in range(2)]
+    groups = [str(world.get("contact", key)["group"]) for key, _ in found]
+    if world.flip():
+        world.get("contact", found[1][0])["group"] = groups[1] = groups[0]
+    one, two = ([tap(f"r{key}")] for key, _ in found)
+    return Drawn(
+        {"name": found[0][1], "other": found[1][1]},
+        [
+            Has(kind="contact", match={"name": name}, values={"group": group})
+            for (_, name), group in zip(found, groups, strict=True)
+        ],
+        [OPEN, either([*one, BACK, *two], [*two, BACK, *one])],
+        answer=Answer(form="yes-no", value="yes" if groups[0] == groups[1] else "no"),
+    )

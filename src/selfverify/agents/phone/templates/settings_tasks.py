@@ -235,7 +235,7 @@ def forget(world: World) -> Drawn:
     name = str(world.get("device", key)["name"])
     return Drawn(
         {"name": name},
-        [Absent(kind="device", match={"name": name})],
+        [Absent(kind="device", key=key, match={"name": name})],
         [OPEN, tap("devices"), tap(f"r{key}"), tap("forget"), tap("forget")],
     )
 
@@ -434,4 +434,63 @@ def ask_volume(world: World) -> Drawn:
         [value(name, now)],
         [OPEN, to(name), tap(name)],
         answer=Answer(value=now, others=others),
+    )
+
+
+@SHELF.operation(
+    "Turn notify {state} for {app} and for {other}.",
+    "Let {app} and {other} notify me: {state}.",
+    "Switch notify {state} in the settings of the apps {app} and {other}.",
+    exhibits=2,
+)
+def notify_two(world: World) -> Drawn:
+    apps, wanted = world.some(APPS, 2), world.flip()
+    for app in apps:
+        world.get("permit", app)["notify"] = not wanted
+    one, two = ([tap(app), tap("notify")] for app in apps)
+    return Drawn(
+        {"app": apps[0], "other": apps[1], "state": "on" if wanted else "off"},
+        [Has(kind="permit", key=app, values={"notify": wanted}) for app in apps],
+        [OPEN, tap("apps"), either([*one, BACK, *two], [*two, BACK, *one])],
+    )
+
+
+@SHELF.query(
+    "Are both {what} and {other} on?",
+    "Is it true that {what} and {other} are both turned on?",
+    "{what} and {other}: are they both on?",
+    exhibits=2,
+)
+def ask_both(world: World) -> Drawn:
+    names = [world.one(SWITCHES[page]) for page in world.some(("network", "display", "sound", "battery"), 2)]
+    on = world.flip()
+    for name in names:
+        world.setting(name, True)
+    if not on:
+        world.setting(world.one(names), False)
+    one, two = ([to(name)] for name in names)
+    return Drawn(
+        {"what": NAMES[names[0]], "other": NAMES[names[1]]},
+        [value(name, bool(world.get("setting", name)["value"])) for name in names],
+        [OPEN, either([*one, BACK, *two], [*two, BACK, *one])],
+        answer=Answer(form="yes-no", value="yes" if on else "no"),
+    )
+
+
+@SHELF.query(
+    "Is the media volume the same as the ring volume?",
+    "Are media and ring equally loud?",
+    "Have media and ring the same volume?",
+    exhibits=2,
+)
+def ask_same_volume(world: World) -> Drawn:
+    now = {name: str(world.get("setting", name)["value"]) for name in ("media", "ring")}
+    if world.flip():
+        now["ring"] = now["media"]
+        world.setting("ring", now["ring"])
+    return Drawn(
+        {},
+        [value(name, level) for name, level in now.items()],
+        [OPEN, to("media"), tap("media"), BACK, tap("ring")],
+        answer=Answer(form="yes-no", value="yes" if now["media"] == now["ring"] else "no"),
     )

@@ -1,0 +1,346 @@
+"""Tasks about events."""
+
+from __future__ import annotations
+
+from selfverify.agents.goals import Absent, Has, Listed
+from selfverify.agents.phone.apps.calendar_app import DAYS, REMIND, day_id
+from selfverify.agents.phone.contents import words
+from selfverify.agents.phone.contents.world import World
+from selfverify.agents.phone.templates.base import Drawn, Shelf
+from selfverify.agents.phone.templates.ways import BACK, Step, either, hold, launch, tap, write
+from selfverify.agents.query_answers import Answer
+
+SHELF = Shelf("calendar")
+OPEN = launch("calendar")
+
+
+def event(world: World) -> tuple[str, str]:
+    """An event's key and title."""
+    key = world.pick("event")
+    return key, str(world.get("event", key)["title"])
+
+
+def to(world: World, key: str) -> Step:
+    """From the days to an event."""
+    record = world.get("event", key)
+    by_day = [tap(day_id(str(record["day"]))), tap(f"r{key}")]
+    return either(by_day, [tap("search"), write(str(record["title"])), tap(f"r{key}")])
+
+
+def searched(title: str, key: str) -> Step:
+    """From the days to an event whose day is not known."""
+    return either([tap("search"), write(title), tap(f"r{key}")])
+
+
+def new_title(world: World) -> str:
+    return str(world.unlike("event", "title", lambda: world.one(words.TITLES)))
+
+
+def adding(title: str, time: str, **typed: str) -> list[Step]:
+    """From a day to a new event and back."""
+    more = [step for field, value in typed.items() for step in (tap(field), write(value))]
+    return [tap("add"), write(title), tap("time"), write(time), *more, tap("save")]
+
+
+def option(values: tuple[str, ...], value: str) -> Step:
+    word = value.casefold()
+    return tap(word if word.isalpha() else f"o{values.index(value) + 1}")
+
+
+@SHELF.operation(
+    "Add the event {title} on {day} at {time}.",
+    "Put {title} into the calendar: {day}, {time}.",
+    "Create an event {title} for {day} at {time}.",
+)
+def add(world: World) -> Drawn:
+    title, day, time = new_title(world), world.one(DAYS[1:]), world.time()
+    return Drawn(
+        {"title": title, "day": day, "time": time},
+        [Has(kind="event", match={"title": title}, values={"day": day, "time": time}, new=True)],
+        [OPEN, tap(day_id(day)), *adding(title, time)],
+    )
+
+
+@SHELF.operation(
+    "Add the event {title} on {day}, place {place}.",
+    "Put {title} into the calendar: {day}, at the {place}.",
+    "Create an event {title} for {day} with the place {place}.",
+    hidden=True,
+)
+def add_place(world: World) -> Drawn:
+    title, day, place = new_title(world), world.one(DAYS[1:]), world.one(words.PLACES)
+    key = world.next("event")
+    return Drawn(
+        {"title": title, "day": day, "place": place},
+        [Has(kind="event", match={"title": title}, values={"day": day, "place": place}, new=True)],
+        [OPEN, tap(day_id(day)), tap("add"), write(title), tap("place"), write(place), tap("save")],
+        [tap(f"r{key}")],
+    )
+
+
+@SHELF.operation(
+    "Add the event {title} on {day} and remind me {remind} before.",
+    "Create {title} on {day} with a reminder of {remind}.",
+    "Put {title} on {day} into the calendar, remind: {remind}.",
+    hidden=True,
+    held_out=True,
+)
+def add_remind(world: World) -> Drawn:
+    title, day, remind = new_title(world), world.one(DAYS[1:]), world.one(REMIND, "Never")
+    key = world.next("event")
+    return Drawn(
+        {"title": title, "day": day, "remind": remind},
+        [Has(kind="event", match={"title": title}, values={"day": day, "remind": remind}, new=True)],
+        [
+            OPEN,
+            tap(day_id(day)),
+            tap("add"),
+            write(title),
+            tap("remind"),
+            option(REMIND, remind),
+            tap("save"),
+        ],
+        [tap(f"r{key}")],
+    )
+
+
+def edited(world: World, field: str, new: str, *change: Step) -> Drawn:
+    key, title = event(world)
+    record = world.get("event", key)
+    if record[field] == new:
+        record[field] = {"place": "Office", "remind": "Never"}[field]
+    return Drawn(
+        {"title": title, "on": str(record["day"]), "new": new},
+        [Has(kind="event", match={"title": title}, values={field: new})],
+        [OPEN, to(world, key), tap("edit"), tap(field), *change, tap("save")],
+    )
+
+
+@SHELF.operation(
+    "Move the event {title} on {on} to {new}.",
+    "Let {title} on {on} begin at {new}.",
+    "Change the time of {title} on {on} to {new}.",
+)
+def time(world: World) -> Drawn:
+    new = str(world.unlike("event", "time", world.time))
+    return edited(world, "time", new, write(new))
+
+
+@SHELF.operation(
+    "Change the place of {title} on {on} to {new}.",
+    "{title} on {on} is at the {new} now: change the event.",
+    "Set the place of the event {title} on {on} to {new}.",
+)
+def place(world: World) -> Drawn:
+    new = world.one(words.PLACES)
+    return edited(world, "place", new, write(new))
+
+
+@SHELF.operation(
+    "Remind me {new} before {title} on {on}.",
+    "Set the reminder of {title} on {on} to {new}.",
+    "Change remind to {new} for the event {title} on {on}.",
+)
+def remind(world: World) -> Drawn:
+    new = world.one(REMIND, "Never")
+    return edited(world, "remind", new, option(REMIND, new))
+
+
+@SHELF.operation(
+    "Move the event {title} from {on} to {day}.",
+    "{title} is not on {on} but on {day}: change the event.",
+    "Change the day of {title} from {on} to {day}.",
+)
+def day(world: World) -> Drawn:
+    key, title = event(world)
+    new = world.one(DAYS, str(world.get("event", key)["day"]))
+    return Drawn(
+        {"title": title, "day": new, "on": str(world.get("event", key)["day"])},
+        [Has(kind="event", match={"title": title}, values={"day": new})],
+        [OPEN, to(world, key), tap("edit"), tap("day"), option(DAYS, new), tap("save")],
+    )
+
+
+@SHELF.operation(
+    "Delete the event {title} on {day}.",
+    "Remove {title} from {day}.",
+    "{title} on {day} will not be: delete it.",
+)
+def delete(world: World) -> Drawn:
+    key, title = event(world)
+    day = str(world.get("event", key)["day"])
+    return Drawn(
+        {"title": title, "day": day},
+        [Absent(kind="event", key=key, match={"title": title, "day": day})],
+        [OPEN, to(world, key), tap("delete"), tap("delete")],
+    )
+
+
+@SHELF.operation(
+    "Add two events: {title} on {day} and {other} on {also}.",
+    "Put {title} on {day} and {other} on {also} into the calendar.",
+    "{title} is on {day}, {other} on {also}: create both events.",
+    exhibits=2,
+)
+def add_two(world: World) -> Drawn:
+    taken = [str(record["title"]) for record in world.data["event"].values()]
+    title, other = world.some([word for word in words.TITLES if word not in taken], 2)
+    day, also = world.some(DAYS[1:], 2)
+    first = [tap(day_id(day)), tap("add"), write(title), tap("save")]
+    second = [tap(day_id(also)), tap("add"), write(other), tap("save")]
+    return Drawn(
+        {"title": title, "day": day, "other": other, "also": also},
+        [
+            Has(kind="event", match={"title": title}, values={"day": day}, new=True),
+            Has(kind="event", match={"title": other}, values={"day": also}, new=True),
+        ],
+        [OPEN, either([*first, BACK, *second], [*second, BACK, *first])],
+    )
+
+
+@SHELF.operation(
+    "Delete {title} on {day} and {other} on {also}.",
+    "Remove two events: {title} on {day}, {other} on {also}.",
+    "{title} on {day} and {other} on {also} will not be: delete both.",
+    exhibits=2,
+    held_out=True,
+)
+def delete_two(world: World) -> Drawn:
+    keys = [world.pick("event") for _ in range(4)]
+    days = world.some(DAYS, 2)
+    for i, key in enumerate(keys):
+        world.get("event", key)["day"] = days[i % 2]
+    titles = [str(world.get("event", key)["title"]) for key in keys]
+    ways = [[tap(day_id(days[i])), hold(f"r{keys[i]}"), tap("delete"), tap("delete")] for i in range(2)]
+    return Drawn(
+        {"title": titles[0], "day": days[0], "other": titles[1], "also": days[1]},
+        [Absent(kind="event", key=keys[i], match={"title": titles[i], "day": days[i]}) for i in range(2)],
+        [OPEN, either([*ways[0], BACK, *ways[1]], [*ways[1], BACK, *ways[0]])],
+    )
+
+
+def asked(world: World, field: str, form: str, others: tuple[str, ...] = ()) -> Drawn:
+    key, title = event(world)
+    value = str(world.get("event", key)[field])
+    answer = Answer(form=form, value=value, others=tuple(o for o in others if o != value))
+    return Drawn(
+        {"title": title, "on": str(world.get("event", key)["day"])},
+        [Has(kind="event", match={"title": title}, values={field: value})],
+        [OPEN, to(world, key) if field != "day" else searched(title, key)],
+        answer=answer,
+    )
+
+
+@SHELF.query(
+    "Where is the event {title} on {on}?",
+    "What is the place of {title} on {on}?",
+    "At which place is {title} on {on}?",
+)
+def ask_place(world: World) -> Drawn:
+    return asked(world, "place", "text", words.PLACES)
+
+
+@SHELF.query(
+    "On which day is {title}?",
+    "What is the date of the event {title}?",
+    "When is {title}? Tell me the day.",
+)
+def ask_day(world: World) -> Drawn:
+    return asked(world, "day", "text", DAYS)
+
+
+@SHELF.query(
+    "How many events are on {day}?",
+    "Count the events of {day}.",
+    "How many events do I have on {day}?",
+)
+def ask_count(world: World) -> Drawn:
+    world.use("event")
+    day = str(world.one(list(world.data["event"].values()))["day"])
+    number = sum(record["day"] == day for record in world.data["event"].values())
+    return Drawn(
+        {"day": day},
+        [Listed(kind="event", match={"day": day})],
+        [OPEN, tap(day_id(day))],
+        answer=Answer(form="number", value=str(number)),
+    )
+
+
+@SHELF.query(
+    "Which event is the first on {day}?",
+    "What begins first on {day}?",
+    "Tell me the first event of {day}.",
+    held_out=True,
+)
+def ask_first(world: World) -> Drawn:
+    key = world.pick("event")
+    day = str(world.get("event", key)["day"])
+    for other, record in world.data["event"].items():
+        if record["day"] == day:
+            world.use("event", other)
+    records = [r for r in world.data["event"].values() if r["day"] == day]
+    first = min(records, key=lambda record: str(record["time"]))
+    if sum(record["time"] == first["time"] for record in records) > 1:
+        first["time"] = "04:45"
+    others = tuple(str(r["title"]) for r in records if r is not first)
+    return Drawn(
+        {"day": day},
+        [Listed(kind="event", match={"day": day}, attributes=("time", "title"))],
+        [OPEN, tap(day_id(day))],
+        answer=Answer(value=str(first["title"]), others=others),
+    )
+
+
+@SHELF.query(
+    "Are {title} on {on} and {other} on {also} at the same place?",
+    "Do {title} on {on} and {other} on {also} have the same place?",
+    "Is the place of {title} on {on} also that of {other} on {also}?",
+    exhibits=2,
+)
+def ask_same_place(world: World) -> Drawn:
+    key, title = event(world)
+    second, other = event(world)
+    place = str(world.get("event", key)["place"])
+    world.get("event", second)["place"] = place if world.flip() else world.one(words.PLACES, place)
+    theirs = str(world.get("event", second)["place"])
+    if world.get("event", key)["day"] == world.get("event", second)["day"]:
+        then = [tap(f"r{second}")]
+    else:
+        then = [BACK, tap(day_id(str(world.get("event", second)["day"]))), tap(f"r{second}")]
+    again = [BACK, tap("query"), write(other), tap(f"r{second}")]
+    return Drawn(
+        {
+            "title": title,
+            "on": str(world.get("event", key)["day"]),
+            "other": other,
+            "also": str(world.get("event", second)["day"]),
+        },
+        [
+            Has(kind="event", match={"title": title}, values={"place": place}),
+            Has(kind="event", match={"title": other}, values={"place": theirs}),
+        ],
+        [OPEN, either([to(world, key), BACK, *then], [searched(title, key), *again])],
+        answer=Answer(form="yes-no", value="yes" if place == theirs else "no"),
+    )
+
+
+@SHELF.query(
+    "Which event is on an earlier day, {title} or {other}?",
+    "Is {title} or {other} earlier in the calendar?",
+    "{title} or {other}: which of them comes first?",
+    exhibits=2,
+)
+def ask_earlier(world: World) -> Drawn:
+    (key, title), (second, other) = event(world), event(world)
+    early, late = sorted(world.some(range(len(DAYS)), 2))
+    world.get("event", key)["day"], world.get("event", second)["day"] = DAYS[early], DAYS[late]
+    one, two = (title, other) if world.flip() else (other, title)
+    return Drawn(
+        {"title": one, "other": two},
+        [
+            Has(kind="event", match={"title": title}, values={"day": DAYS[early]}),
+            Has(kind="event", match={"title": other}, values={"day": DAYS[late]}),
+        ],
+        [OPEN, searched(title, key), BACK, tap("query"), write(other), tap(f"r{second}")],
+        answer=Answer(value=title, others=(other,)),
+    )
