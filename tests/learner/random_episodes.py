@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,17 @@ CHANCE = random.SystemRandom()
 
 
 class Moody(AnswerOnce):
-    """Replies after a while, up to three times, with words and images that are drawn anew every time."""
+    """Replies after a while, up to three times, with words and images that are drawn anew every time.
+
+    It may show something first, and may be over at once.
+    """
+
+    def begin(self) -> Reply | None:
+        if not self.problem.environment_begins or CHANCE.random() < 0.2:
+            return None
+        image = Image.frombytes("L", (32, 32), CHANCE.randbytes(1024))
+        parts = [{"type": "text", "text": str(CHANCE.randrange(1000))}, {"type": "image"}]
+        return Reply(parts, [image], done=CHANCE.random() < 0.2)
 
     def reply(self, said: Said) -> Reply:
         time.sleep(CHANCE.uniform(0.0, 0.02))
@@ -53,7 +64,8 @@ class Moody(AnswerOnce):
     def ending(self) -> Ending:
         ending = super().ending()
         ending.rewards["answer"] = CHANCE.random()
-        ending.turns = [ending.parsed, *[{"turn": n} for n in range(1, len(self._answers))]]
+        if self._answers:
+            ending.turns = [ending.parsed, *[{"turn": n} for n in range(1, len(self._answers))]]
         return ending
 
 
@@ -67,7 +79,7 @@ class Random(DigitsSum):
     def problem(self, split: Any, seed: int, index: int) -> Problem:
         if index == 3:
             raise DataError("this problem is gone")
-        return super().problem(split, seed, index)
+        return replace(super().problem(split, seed, index), environment_begins=index % 2 == 0)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         return Moody(problem, self.tags, self.verdict)

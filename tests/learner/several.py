@@ -1,8 +1,8 @@
 """A small training run as a program for one or several processes.
 
 With ``talk`` its task converses: ragged turns, images in observations, first screens, conversations that are
-over at once, and one reply that hangs past its deadline. ``replay`` names the folder of a run whose log is
-learnt from.
+over at once, and one reply that hangs past its deadline. ``replay`` names the folder of a run: its log is
+learnt from once more, in the folder ``again``.
 
 Usage: several.py OUTPUT WAY [SETTING=VALUE ...] where WAY is alone, ddp, fsdp or zero.
 
@@ -118,27 +118,21 @@ class Wandering(AnswerOnce):
 class Talking(Uneven):
     """Conversations of one to four turns, of which one hangs."""
 
-    limits = EpisodeLimits(turns=4, reply_threads=2, reply_s=3.0)
+    limits = EpisodeLimits(turns=4, reply_threads=4, reply_s=2.0)
 
     def __init__(self, given: dict[str, str]) -> None:
         super().__init__(given)
         self.hung = False
 
     def problem(self, split: str, seed: int, index: int) -> Problem:
-        return replace(super().problem(split, seed, index), environment_begins=index % 3 == 1)
+        return replace(super().problem(split, seed, index), environment_begins=index % 2 == 1)
 
     def open(self, problem: Problem, seed: int) -> Episode:
         return Wandering(self, problem, seed)
 
 
-def main() -> None:
-    output, way, *settings = sys.argv[1:]
-    given = dict(setting.split("=") for setting in settings)
-    faulthandler.dump_traceback_later(int(os.environ.get("HANG_S", "200")), exit=True)  # a hang shows where
-    torch.set_num_threads(1)
-    if way == "zero":
-        use_zero_on_cpu()
-    ranks.start(cpu=True)
+def run(output: Path, way: str, given: dict[str, str], replay: Path | None = None) -> None:
+    """Train to the end, from the beginning or from the newest checkpoint, and save the model."""
     lora = LoraSettings(rank=2, dropout=0.1) if "lora" in given else None
     policy = Policy.load(
         PolicyConfig(
@@ -169,19 +163,32 @@ def main() -> None:
             rollout_log="all" if "talk" in given else "auto",
         ),
         SamplingConfig(group_size=4, max_new_tokens=40),
-        Path(output),
+        output,
         seed=3 + (ranks.index() if "disagree" in given else 0),
         resume="resume" in given,
-        replay=Path(given["replay"]) if "replay" in given else None,
+        replay=replay,
     )
     learner = Learner(training)
     if way == "fsdp":
         use_fsdp_on_cpu(learner)
     learner.run()
-    learner.save_model(Path(output) / "model")
+    learner.save_model(output / "model")
     if ranks.index() == 0:
         facts = {"count": ranks.count(), "root": type(policy.root).__name__}
-        Path(output, "way.json").write_text(json.dumps(facts))
+        (output / "way.json").write_text(json.dumps(facts))
+
+
+def main() -> None:
+    output, way, *settings = sys.argv[1:]
+    given = dict(setting.split("=") for setting in settings)
+    faulthandler.dump_traceback_later(int(os.environ.get("HANG_S", "200")), exit=True)  # a hang shows where
+    torch.set_num_threads(1)
+    if way == "zero":
+        use_zero_on_cpu()
+    ranks.start(cpu=True)
+    run(Path(output), way, given)
+    if "replay" in given:
+        run(Path(output) / "again", way, given, Path(given["replay"]))
 
 
 if __name__ == "__main__":
