@@ -173,7 +173,11 @@ def test_a_full_context_is_no_failure() -> None:
     """The driver ends it without a word, before the limit of turns."""
     _, _, ending = hold(LOOK, KITCHEN)
     assert ending.lost and ending.parsed.unjudged == "the context is full"
-    assert "format" not in ending.rewards
+    assert "format" not in ending.rewards and ending.rewards["truth"] == 0.0
+    # Done, and undone again before the context was full.
+    assert hold(KITCHEN, OVEN)[2].rewards["truth"] == 1.0
+    assert hold(KITCHEN, OVEN, OVEN)[2].rewards["truth"] == 0.0
+    assert "truth" not in hold(KITCHEN, OVEN, make=Waiting)[2].rewards
 
 
 def test_votes_that_do_not_decide_are_no_failure() -> None:

@@ -142,6 +142,8 @@ class AgentEpisode(Episode):
             at_limit = worked.turn + 1 >= self.turns
             worked.outcome = Outcome.IMPROPER if at_limit else Outcome.CUT_OFF
             worked.why = "nothing was handed in" if at_limit else "the context is full"
+            if self._session is not None and not self._session.environment.waits:
+                self._look(last=True)
         if self._session is not None:
             worked.history = self._session.history
         if self._pending is not None:
@@ -161,7 +163,9 @@ class AgentEpisode(Episode):
         if seen.error:
             return self._refused(seen.error, seen)
         self._in_a_row = 0
-        self._look(last=self.worked.turn + 1 >= self.turns)
+        last = self.worked.turn + 1 >= self.turns
+        if last or call.name not in self.looking:
+            self._look(last)
         return self._shown(seen, self.settings.role)
 
     def _submit(self, arguments: dict[str, Any]) -> Reply:
@@ -210,7 +214,11 @@ class AgentEpisode(Episode):
         An environment that is lost at the end only has shown all that judges need.
         """
         session, goal = self._session, self.goal
-        if session is None or goal is None or (session.environment.waits and not last):
+        if session is None or goal is None:
+            return
+        # Before the end it only matters when an operation is done for the first time.
+        settled = goal.kind != "operation" or self.worked.reached is not None
+        if not last and (session.environment.waits or settled):
             return
         try:
             state = session.state()
