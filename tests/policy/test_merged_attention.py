@@ -11,7 +11,7 @@ from torch import Tensor
 from selfverify.core.problem import Problem
 from selfverify.policy import shared_attention
 from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, flash_for
-from selfverify.policy.merged_attention import MergedAttention
+from selfverify.policy.merged_attention import MergedAttention, merged
 from selfverify.policy.policy import Policy
 
 B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
@@ -112,6 +112,46 @@ def test_output_and_gradients_equal_the_definition(
     for mine, wanted in zip(ours, theirs, strict=True):
         assert wanted.grad is not None and wanted.grad.abs().max() > 0.1
         torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("flash", [CpuFlash(), DenseCuda()], ids=["cpu", "cuda's layout"])
+@pytest.mark.parametrize("heads_per_key", [1, 3])
+@pytest.mark.parametrize("kept", [None, [4, 0, 2, 4, 1, 3]], ids=["even", "uneven"])
+@pytest.mark.parametrize("sizes", [None, [7, 2]], ids=["full", "padded"])
+def test_behind_kept_tokens(
+    flash: Flash, heads_per_key: int, kept: list[int] | None, sizes: list[int] | None
+) -> None:
+    """Prompt, kept and new tokens, against the definition for each continuation with its keys in a row."""
+    with torch.no_grad():
+        query, *prompt, new_keys, new_values = inputs(heads_per_key)
+        room = [torch.randn(B, G, K, 4, D, generator=torch.Generator().manual_seed(n)) for n in (2, 3)]
+        new = new_keys, new_values
+        found = merged(flash, query, (prompt[0], prompt[1]), (room[0], room[1]), new, (sizes, kept), SCALING)
+        for b in range(B):
+            for g in range(G):
+                p, n = (sizes or [P] * B)[b], (kept or [4] * (B * G))[b * G + g]
+                keys, values = (
+                    torch.cat([prompt[i][b, :, :p], room[i][b, g, :, :n], new[i][b, g]], dim=1)
+                    for i in range(2)
+                )
+                scores = torch.einsum("knrd,ksd->knrs", query[b, g], keys) * SCALING
+                later = torch.ones(R, R, dtype=torch.bool).triu(1)
+                scores[..., p + n :] = scores[..., p + n :].masked_fill(later, float("-inf"))
+                expected = torch.einsum("knrs,ksd->knrd", scores.softmax(-1), values)
+                torch.testing.assert_close(found[b, g], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_behind_nothing_but_new_tokens() -> None:
+    """Without a prompt and without kept tokens, as at the beginning of a long prompt."""
+    with torch.no_grad():
+        query, keys, values, *new = inputs(2)
+        none = keys[:, :, :0], values[:, :, :0]
+        no_kept = (new[0][:, :, :, :0], new[1][:, :, :, :0])
+        found = merged(CpuFlash(), query, none, no_kept, (new[0], new[1]), (None, None), SCALING)
+        later = torch.ones(R, R, dtype=torch.bool).triu(1)
+        scores = torch.einsum("bgknrd,bgksd->bgknrs", query, new[0]) * SCALING
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        torch.testing.assert_close(found, torch.einsum("bgknrs,bgksd->bgknrd", weights, new[1]))
 
 
 def test_a_key_that_dwarfs_all_others_overflows_nothing() -> None:

@@ -39,7 +39,8 @@ class Part:
 class CpuFlash:
     """The CPU's kernels, which take masks, but need as many key heads as query heads.
 
-    So the queries that share a key head become rows of one head.
+    So the queries that share a key head become rows of one head. Where the causal rule holds, whose kernel
+    takes no such rows, the key heads are repeated instead.
     """
 
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -59,38 +60,49 @@ class CpuFlash:
 
     @staticmethod
     def _mask(part: Part) -> Tensor | None:
-        places = torch.arange(part.keys.shape[2])
-        if part.own:
-            heads = part.query.shape[2] // part.own
-            if heads == 1:
-                return None  # the kernel's own causal rule
-            hidden = (places > torch.arange(part.own)[:, None]).repeat(heads, 1)
-        elif part.sizes is None:
+        if part.own or part.sizes is None:
             return None
-        else:
-            hidden = (places >= torch.tensor(part.sizes)[:, None])[:, None, None]
-        dtype = part.query.dtype
-        return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+        hidden = torch.arange(part.keys.shape[2]) >= torch.tensor(part.sizes)[:, None]
+        mask = torch.zeros(hidden.shape, dtype=part.query.dtype)
+        return mask.masked_fill(hidden, torch.finfo(part.query.dtype).min)[:, None, None]
+
+    @staticmethod
+    def _apart(x: Tensor, part: Part) -> Tensor:
+        """Rows of query heads that share a key head, ``[batch, K, N*R, ...]``, as heads of their own."""
+        return x.unflatten(2, (-1, part.own)).flatten(1, 2) if part.own else x
+
+    @staticmethod
+    def _shared(x: Tensor, part: Part) -> Tensor:
+        """The inverse of `_apart`."""
+        return x.unflatten(1, (part.keys.shape[1], -1)).flatten(2, 3) if part.own else x
+
+    @staticmethod
+    def _repeated(part: Part) -> tuple[Tensor, Tensor]:
+        """The keys and values, repeated for each query head where those are apart."""
+        times = part.query.shape[2] // part.own if part.own else 1
+        if times == 1:
+            return part.keys, part.values
+        return part.keys.repeat_interleave(times, 1), part.values.repeat_interleave(times, 1)
 
     def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
         """Return the output, the logarithm ``[batch, heads, rows]``, and the ``rest`` for `backward`."""
         mask = self._mask(part)
-        causal = bool(part.own) and mask is None
-        out, log = self.kernel(
-            part.query, part.keys, part.values, 0.0, causal, attn_mask=mask, scale=part.scale
-        )
-        return out, log, mask
+        query, (keys, values) = self._apart(part.query, part), self._repeated(part)
+        out, log = self.kernel(query, keys, values, 0.0, bool(part.own), attn_mask=mask, scale=part.scale)
+        return self._shared(out, part), self._shared(log, part), mask
 
     def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:
         """Return the gradients of query, keys and values.
 
         ``out`` and ``log`` are the output and the logarithm of the *whole* softmax, over both sets of keys.
         """
-        causal = bool(part.own) and rest is None
-        q, k, v = self.kernel_backward(
-            grad, part.query, part.keys, part.values, out, log, 0.0, causal, attn_mask=rest, scale=part.scale
+        grad, query, out, log = (self._apart(x, part) for x in (grad, part.query, out, log))
+        causal, scale = bool(part.own), part.scale
+        q, *pair = self.kernel_backward(
+            grad, query, *self._repeated(part), out, log, 0.0, causal, attn_mask=rest, scale=scale
         )
-        return q, k, v
+        k, v = (x.unflatten(1, (part.keys.shape[1], -1)).sum(2) for x in pair)
+        return self._shared(q, part), k, v
 
 
 class CudaFlash:
@@ -127,6 +139,12 @@ class CudaFlash:
             keys, values = part.keys[at, :, :size], part.values[at, :, :size]
             yield Part(part.query[at], keys, values, 0, None, part.scale)
 
+    @staticmethod
+    def _nothing(part: Part) -> tuple[Tensor, Tensor, Any]:
+        """What `forward` gives without any key."""
+        log = part.query.new_full(part.query.shape[:3], float("-inf"), dtype=torch.float32)
+        return torch.zeros_like(part.query), log, None
+
     def forward(self, part: Part) -> tuple[Tensor, Tensor, Any]:
         """Return the output, the logarithm ``[batch, heads, rows]``, and the ``rest`` for `backward`."""
         if part.sizes is None:
@@ -134,7 +152,11 @@ class CudaFlash:
                 part.query, part.keys, part.values, 0.0, bool(part.own), False, scale=part.scale
             )
             return out, log, rest
-        outs, logs, rests = zip(*map(self.forward, self._one_by_one(part)), strict=True)
+        rows = (
+            self.forward(each) if each.keys.shape[2] else self._nothing(each)
+            for each in self._one_by_one(part)
+        )
+        outs, logs, rests = zip(*rows, strict=True)
         return torch.cat(outs), torch.cat(logs), rests
 
     def backward(self, part: Part, grad: Tensor, out: Tensor, log: Tensor, rest: Any) -> Grads:

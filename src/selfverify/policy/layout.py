@@ -54,12 +54,21 @@ class SharedLayout:
     own_images: Tensor | None = None
     masks: dict[int | None, Masks] = field(default_factory=dict)
     _sizes: list[int] | None = None
+    _kept_sizes: list[int] | None = None
 
     def sizes(self) -> list[int] | None:
         """The prompt lengths if any prompt is padded; fetched from the device once, as every layer asks."""
         if self._sizes is None:
             self._sizes = self.prompt_lengths.tolist()
         return self._sizes if any(size != self.prompt_width for size in self._sizes) else None
+
+    def kept_sizes(self) -> list[int] | None:
+        """The numbers of own tokens before the new ones, if they differ; fetched from the device once."""
+        if self.even or self.starts is None:
+            return None
+        if self._kept_sizes is None:
+            self._kept_sizes = self.starts.flatten().tolist()
+        return self._kept_sizes
 
     def to_grow(self, continuations: int, scores_at_once: int | None = None) -> SharedLayout:
         """The layout of ``continuations`` without any token yet behind each prefilled prompt."""
@@ -70,6 +79,7 @@ class SharedLayout:
         """Say where the tokens of the next forward stand; see the class for the arguments."""
         self.starts, self.longest, self.even, self.own_images = starts, longest, even, own_images
         self.masks.clear()
+        self._kept_sizes = None
 
     def select(
         self,

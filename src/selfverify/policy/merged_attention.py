@@ -16,6 +16,53 @@ from torch import Tensor
 
 from selfverify.policy.flash import Flash, Part, Sizes
 
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
+
+def merged(
+    flash: Flash,
+    query: Tensor,
+    prompt: Pair,
+    kept: Pair,
+    new: Pair,
+    sizes: tuple[Sizes, Sizes],
+    scaling: float,
+) -> Tensor:
+    """Attention of new tokens to their prompt, to their continuation's kept tokens and to each other.
+
+    It has no gradients.
+
+    Args:
+        flash: The device's kernels.
+        query: ``[B, G, K, N, R, D]``: K key heads, N query heads per key head, R new tokens.
+        prompt: Keys and values ``[B, K, P, D]``.
+        kept: Keys and values ``[B, G, K, T, D]``.
+        new: Keys and values ``[B, G, K, R, D]``; token r sees new keys 0..r.
+        sizes: The true lengths of B prompts, and the numbers of B*G continuations' kept tokens; None where
+            all are P or T.
+        scaling: Factor of the scores.
+
+    Returns:
+        ``[B, G, K, N, R, D]``.
+    """
+    shape = query.shape
+    found = []
+    for pair, own, size in ((prompt, False, sizes[0]), (kept, True, sizes[1]), (new, True, None)):
+        keys, values = (x.flatten(0, 1) for x in pair) if own else pair
+        if not keys.shape[2]:
+            continue
+        causal = shape[4] if pair is new else 0
+        out, log, _ = flash.forward(Part(flash.rows(query, own), keys, values, causal, size, scaling))
+        found.append((flash.unrows(out, shape, own), flash.unrows(log.unsqueeze(-1), shape, own)))
+    whole = found[0][1]
+    for _, log in found[1:]:
+        whole = torch.logaddexp(whole, log)
+    total = found[0][0] * (found[0][1] - whole).exp()
+    for out, log in found[1:]:
+        total = total.addcmul_(out, (log - whole).exp())
+    return total.to(query.dtype)
+
 
 class MergedAttention(torch.autograd.Function):
     """Attention of continuations to their prompt's keys and to their own earlier tokens.

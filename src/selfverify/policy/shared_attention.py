@@ -23,9 +23,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from selfverify.policy.flash import flash_for
+from selfverify.policy.flash import Flash, flash_for
 from selfverify.policy.layout import SharedLayout
-from selfverify.policy.merged_attention import MergedAttention
+from selfverify.policy.merged_attention import MergedAttention, merged
 from selfverify.policy.two_part_attention import same_image, two_part_attention
 
 ATTENTION = "selfverify_shared"
@@ -47,16 +47,22 @@ class _Layer:
         """The sliding window; None where it covers all ``longest`` tokens of the longest row."""
         return None if self.window is None or longest <= self.window else self.window
 
+    def flash(self, window: int | None) -> Flash | None:
+        """Flash attention's kernels; None where there are none, or masks are needed that they don't take."""
+        return flash_for(self.query) if window is None and self.layout.own_images is None else None
+
 
 def _own_attention(
     layer: _Layer, query: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """The continuations' new tokens; see `two_part_attention` for the shapes."""
-    layout, count = layer.layout, query.shape[4]
+    """The continuations' tokens in one forward with their prompts.
+
+    See `two_part_attention` for the shapes.
+    """
+    layout = layer.layout
     window = layer.narrow_window(layout.prompt_width + own[0].shape[3])
-    whole = count == own[0].shape[3] and count > 1 and layout.prompt_width > 0
-    flash = flash_for(query) if whole and window is None and layout.own_images is None else None
-    if flash is None:
+    flash = layer.flash(window)
+    if flash is None or query.shape[4] == 1:
         return two_part_attention(layout, query, prompt, own, window, layer.scale)
     by_group = query.permute(0, 3, 1, 2, 4, 5)
     out: Tensor = MergedAttention.apply(flash, by_group, *prompt, *own, layout.sizes(), layer.scale)
@@ -116,11 +122,20 @@ def _grow(layer: _Layer) -> Tensor:
     g = layout.continuations
     r = length // g
     new = layer.key.unflatten(2, (g, r)).transpose(1, 2), layer.value.unflatten(2, (g, r)).transpose(1, 2)
-    own = layout.add(layer.number, new)
+    keys, values = layout.add(layer.number, new)
     query = layer.query.reshape(b, k, heads // k, g, r, d)
     # Without a prompt all tokens are the continuation's own.
-    no_prompt = layer.key[:, :, :0], layer.value[:, :, :0]
-    out = _own_attention(layer, query, layout.prompt_keys.get(layer.number, no_prompt), own)
+    prompt = layout.prompt_keys.get(layer.number, (layer.key[:, :, :0], layer.value[:, :, :0]))
+    window = layer.narrow_window(layout.prompt_width + keys.shape[3])
+    flash = layer.flash(window)
+    # A single token's scores are few, and a product of matrices is faster.
+    if flash is None or r == 1:
+        out = two_part_attention(layout, query, prompt, (keys, values), window, layer.scale)
+        return out.reshape(b, heads, length, d).transpose(1, 2)
+    kept = keys[:, :, :, : layout.longest], values[:, :, :, : layout.longest]
+    sizes = layout.sizes(), layout.kept_sizes()
+    by_group = query.permute(0, 3, 1, 2, 4, 5)
+    out = merged(flash, by_group, prompt, kept, new, sizes, layer.scale).permute(0, 2, 3, 1, 4, 5)
     return out.reshape(b, heads, length, d).transpose(1, 2)
 
 
