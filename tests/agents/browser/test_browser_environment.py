@@ -1,0 +1,384 @@
+"""MiniWoB++ in a real Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from selfverify.agents.browser import chromium, miniwob
+from selfverify.agents.browser.browser_environment import BrowserConfig, BrowserEnvironment
+from selfverify.agents.browser.chromium import missing
+from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.errors import ConfigError, DataError
+
+LACKING = missing() or ("" if importlib.util.find_spec("miniwob") else "MiniWoB++ is not installed")
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
+
+Play = Callable[[BrowserEnvironment], Awaitable[Any]]
+
+
+def play(work: Play, **settings: Any) -> Any:
+    """What a session comes to; the browser is gone afterwards."""
+
+    async def run() -> Any:
+        environment = BrowserEnvironment(BrowserConfig.model_validate({"observations": "text", **settings}))
+        try:
+            return await work(environment)
+        finally:
+            await environment.close()
+            assert not any(shared.users for shared in chromium._shared.values())
+
+    return asyncio.run(run())
+
+
+def call(name: str, **arguments: Any) -> Call:
+    return Call(name, arguments)
+
+
+def find(shown: Observation, *words: str) -> str:
+    """The id of the element whose line has these words."""
+    lines = [line for line in shown.text.split("\n") if all(word in line for word in words)]
+    assert len(lines) == 1, shown.text
+    return lines[0].split("[")[1].split("]")[0]
+
+
+def middle(shown: Observation, *words: str) -> tuple[int, int]:
+    line = next(line for line in shown.text.split("\n") if all(word in line for word in words))
+    (left, top), (right, bottom) = (map(int, part.rstrip("]").split(",")) for part in line.rsplit("[", 2)[1:])
+    return (left + right) // 2, (top + bottom) // 2
+
+
+def test_a_task_is_done() -> None:
+    """By a click at a place; the reward comes with the end, and then nothing more is done."""
+
+    async def work(environment: BrowserEnvironment) -> list[Observation]:
+        first = await environment.reset({"task": "click-test-2"}, 1)
+        wanted = first.text.split("\n")[0].removeprefix('Task: "Click button ').removesuffix('."')
+        x, y = middle(first, "button", f'"{wanted}"')
+        state = await environment.state()
+        assert state is not None and state["done"] is False and state["raw_reward"] is None
+        shown = [first, await environment.act(call("click", x=x, y=y)), await environment.act(call("look"))]
+        state = await environment.state()
+        assert (
+            state is not None
+            and state["done"]
+            and state["raw_reward"] == 1
+            and state["page"]["tag"] == "BODY"
+        )
+        return shown
+
+    first, last, after = play(work, observations="both")
+    assert first.images[0].size == last.images[0].size == (320, 420) and first.round == 0
+    assert (first.reward, first.done, first.info["task"]) == (None, False, "click-test-2")
+    assert (last.reward, last.done, last.truncated, last.info["raw_reward"]) == (1.0, True, False, 1)
+    assert "task is over" in after.error and after.round == 2 and not after.done
+
+
+def test_a_failure_earns_nothing_or_less() -> None:
+    """MiniWoB++ gives -1, which counts as 0 unless the raw reward is wanted."""
+
+    async def work(environment: BrowserEnvironment) -> float | None:
+        first = await environment.reset({"task": "click-test-2"}, 1)
+        wrong = next(w for w in ("ONE", "TWO") if f"button {w}." not in first.text.split("\n")[0])
+        last = await environment.act(call("click", id=find(first, "button", f'"{wrong}"')))
+        assert last.done and last.info["raw_reward"] == -1
+        return last.reward
+
+    assert play(work, address="ids") == 0.0
+    assert play(work, address="ids", reward="raw") == -1.0
+
+
+def test_typing_and_choosing() -> None:
+    """A form is filled in with the keyboard, a list's option chosen; it can be read afterwards."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        first = await environment.reset({"task": "login-user"}, 1)
+        fields = first.info["fields"] or {}
+        name, word = (text.strip('\\"') for text in first.text.split("\n")[0].split('"')[2:5:2])
+        assert fields == {}
+        await environment.act(call("click", id=find(first, "input_text#username")))
+        await environment.act(call("type", text="wrong"))
+        await environment.act(call("press", keys="Control+a"))
+        await environment.act(call("type", text=name))
+        await environment.act(call("press", keys="Tab"))
+        filled = await environment.act(call("type", text=word))
+        assert f'"{name}"' in filled.text and "password (focused)" in filled.text
+        last = await environment.act(call("click", id=find(first, "button#subbtn")))
+        assert last.done and last.reward == 1.0 and f'"{name}"' in last.text
+
+        first = await environment.reset({"task": "choose-list"}, 4)
+        wanted = first.text.split("\n")[0].removeprefix('Task: "Select ').split(" from the list")[0]
+        box = find(first, "select#options")
+        refused = await environment.act(call("select", id=box, option="Nowhere"))
+        assert "no such option; it has" in refused.error and wanted in refused.error
+        nothing = await environment.act(call("select", id=find(first, "button"), option="x"))
+        assert "no drop-down list" in nothing.error
+        chosen = await environment.act(call("select", id=box, option=wanted))
+        assert f'option (selected) "{wanted}"' in chosen.text
+        assert (await environment.act(call("click", id=find(first, "button")))).reward == 1.0
+
+    play(work, address="ids")
+
+
+def test_dragging_and_scrolling() -> None:
+    """With the mouse's button held, and with its wheel."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        first = await environment.reset({"task": "highlight-text"}, 1)
+        x1, y1, x2, y2 = first_box(first, "div#randomText")
+        ended = await environment.act(call("drag", x1=x1, y1=y1 + 6, x2=x2 - 1, y2=y2 - 4))
+        x, y = middle(first, "button")
+        assert ended.error == "" and (await environment.act(call("click", x=x, y=y))).reward == 1.0
+        first = await environment.reset({"task": "scroll-text"}, 1)
+        before = await environment.state()
+        x, y = middle(first, "textarea")
+        await environment.act(call("scroll", x=x, y=y, direction="down"))
+        assert before is not None and environment._tab is not None
+        assert await environment._tab.run("document.querySelector('textarea').scrollTop") > 0
+
+    play(work)
+
+
+def first_box(shown: Observation, words: str) -> tuple[int, int, int, int]:
+    line = next((line for line in shown.text.split("\n") if words in line), "")
+    assert line, shown.text
+    (left, top), (right, bottom) = (map(int, part.rstrip("]").split(",")) for part in line.rsplit("[", 2)[1:])
+    return left, top, right, bottom
+
+
+def test_time_stands_still_between_calls() -> None:
+    """The page's clock goes on by calls only: its limit is a truncation, without a reward."""
+
+    async def work(environment: BrowserEnvironment) -> Observation:
+        await environment.reset({"task": "click-test"}, 1)
+        await asyncio.sleep(0.5)
+        for _ in range(3):
+            shown = await environment.act(call("wait", seconds=0.1))
+            assert not shown.truncated
+        return await environment.act(call("wait", seconds=0.1))
+
+    last = play(work, time_limit_s=0.4)
+    assert last.truncated and not last.done and last.reward is None and last.info["reason"] == "timed out"
+
+
+def test_the_limit_of_calls() -> None:
+    """Wrong calls count, and the last one is truncated."""
+
+    async def work(environment: BrowserEnvironment) -> list[Observation]:
+        await environment.reset({"task": "click-test"}, 1)
+        return [await environment.act(c) for c in (call("fly"), call("click", x=9, y=9999), call("look"))]
+
+    shown = play(work, steps=2)
+    assert [o.truncated for o in shown] == [False, True, False]
+    assert "no tool 'fly'" in shown[0].error and "outside the page" in shown[1].error
+    assert shown[2].error == "the session has ended after 2 calls"
+
+
+@pytest.mark.parametrize("task", ["use-autocomplete", "flight.Alaska-auto"])
+def test_equal_seeds_give_equal_pages(task: str) -> None:
+    """Texts and pictures, and another seed others."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        first = await environment.reset({"task": task}, 5)
+        await environment.act(call("type", text="a"))
+        again, other = [await environment.reset({"task": task}, seed) for seed in (5, 6)]
+        assert first.text == again.text != other.text
+        assert first.images[0].tobytes() == again.images[0].tobytes()
+
+    play(work, observations="both", scale=1)
+
+
+def test_a_crashed_page_is_a_loss_and_the_browser_goes_on() -> None:
+    """Other sessions notice nothing."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        crashing = BrowserEnvironment(BrowserConfig(observations="text"))
+        for each in (environment, crashing):
+            await each.reset({"task": "click-test"}, 1)
+        assert crashing._tab is not None
+        with pytest.raises(EnvironmentLost):
+            await crashing._tab._within(crashing._tab._page.goto("chrome://crash"))
+        with pytest.raises(EnvironmentLost, match="the page has crashed"):
+            await crashing.act(call("look"))
+        for again in (
+            crashing.act(call("look")),
+            crashing.reset({"task": "click-test"}, 1),
+            crashing.state(),
+        ):
+            with pytest.raises(EnvironmentLost, match="the page has crashed"):
+                await again
+        await crashing.close()
+        await crashing.close()
+        assert (await environment.act(call("look"))).error == ""
+
+    play(work)
+
+
+def test_a_hanging_page_is_a_loss_and_the_browser_goes_on() -> None:
+    """A script without an end blocks neither other pages nor the event loop."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        hanging = BrowserEnvironment(BrowserConfig(observations="text"))
+        for each in (environment, hanging):
+            await each.reset({"task": "click-test"}, 1)
+        assert hanging._tab is not None
+        hanging._tab.seconds = 1.0
+        busy = asyncio.create_task(hanging._tab.run("(() => { for (;;) {} })()"))
+        assert (await environment.act(call("look"))).error == "" and not busy.done()
+        with pytest.raises(EnvironmentLost, match="did not answer within 1 seconds"):
+            await busy
+        with pytest.raises(EnvironmentLost, match="did not answer within 1 seconds"):
+            await hanging.act(call("look"))
+        await hanging.close()
+        assert (await environment.act(call("look"))).error == ""
+
+    play(work)
+
+
+def test_a_dead_browser_is_a_loss_and_another_one_starts() -> None:
+    """For sessions that begin later."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        await environment.reset({"task": "click-test"}, 1)
+        other = BrowserEnvironment(BrowserConfig(observations="text"))
+        await other.reset({"task": "click-test"}, 1)
+        held = other._chromium._held
+        assert held is not None
+        await held.browser.close()
+        with pytest.raises(EnvironmentLost):
+            await other.act(call("look"))
+        with pytest.raises(EnvironmentLost):
+            await environment.act(call("look"))
+        await other.close()
+        third = BrowserEnvironment(BrowserConfig(observations="text"))
+        assert (await third.reset({"task": "click-test"}, 1)).text.startswith("Task:")
+        await third.close()
+
+    play(work)
+
+
+def test_pages_have_no_network_and_no_memory() -> None:
+    """Neither names nor addresses are reached; what a page has stored is gone with the session."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        server = await asyncio.start_server(lambda reader, writer: asked.append(1), "127.0.0.1", 0)
+        asked: list[int] = []
+        port = server.sockets[0].getsockname()[1]
+        await environment.reset({"task": "click-test"}, 1)
+        for url in (f"http://127.0.0.1:{port}/", f"http://localhost:{port}/", "http://example.org/"):
+            fetched = "url => fetch(url, {mode: 'no-cors'}).then(() => 'reached', () => 'not reached')"
+            assert environment._tab is not None
+            assert await environment._tab.run(fetched, url) == "not reached"
+        socket = (
+            "url => new Promise(done => { const s = new WebSocket(url);"
+            " s.onopen = () => done('reached'); s.onerror = () => done('not reached'); })"
+        )
+        assert await environment._tab.run(socket, f"ws://127.0.0.1:{port}/") == "not reached"
+        await environment._tab.run("localStorage.setItem('x', 'y'), document.cookie = 'a=b'")
+        await environment.reset({"task": "click-test"}, 1)
+        assert await environment._tab.run("localStorage.getItem('x')") is None
+        server.close()
+        assert asked == []
+
+    play(work)
+
+
+def test_a_cancelled_call_loses_the_session() -> None:
+    """Nobody knows how far it came."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        await environment.reset({"task": "click-test"}, 1)
+        acting = asyncio.create_task(environment.act(call("look")))
+        await asyncio.sleep(0)
+        acting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acting
+        with pytest.raises(EnvironmentLost, match="was cancelled"):
+            await environment.act(call("look"))
+
+    play(work)
+
+
+def test_wrong_tasks_are_named() -> None:
+    """With those that are like them."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        assert await environment.state() is None
+        with pytest.raises(ConfigError, match="reset the environment"):
+            await environment.act(call("look"))
+        with pytest.raises(DataError, match="no task 'click-tset'; like it are click-test"):
+            await environment.reset({"task": "click-tset"}, 1)
+        with pytest.raises(DataError, match=r"no task '\.\./core/core'"):
+            await environment.reset({"task": "../core/core"}, 1)
+        for wrong in ({}, {"task": 3}, {"task": "click-test", "seed": 1}):
+            with pytest.raises(DataError, match="a task of the browser is"):
+                await environment.reset(wrong, 1)
+
+    play(work)
+
+
+def test_a_program_that_is_no_browser() -> None:
+    """It is named."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        with pytest.raises(ConfigError, match=r"sh does not start"):
+            await environment.reset({"task": "click-test"}, 1)
+
+    play(work, executable="/bin/sh")
+
+
+def test_all_registered_tasks_are_there() -> None:
+    """128: 125 of MiniWoB++ and 3 of FlightWoB."""
+    assert len(miniwob.pages()) == 128 and all(path.is_file() for path in miniwob.pages().values())
+
+
+@pytest.mark.slow
+def test_every_task_begins_and_ends() -> None:
+    """Each asks for something, draws the same page for the same seed, and ends when time is up."""
+
+    async def work(environment: BrowserEnvironment) -> None:
+        for task in miniwob.pages():
+            first = await environment.reset({"task": task}, 3)
+            assert first.text.startswith('Task: "') and first.images[0].getbbox() is not None, task
+            last = await environment.act(call("wait", seconds=6))
+            assert last.truncated and last.reward is None and last.info["raw_reward"] == -1, task
+            assert (await environment.reset({"task": task}, 3)).text == first.text, task
+
+    play(work, observations="both", scale=1, time_limit_s=5)
+
+
+@pytest.mark.slow
+def test_sixteen_pages_at_once() -> None:
+    """Sixteen sessions in one browser see, and earn, what each would alone."""
+
+    async def session(
+        environment: BrowserEnvironment, numbers: range
+    ) -> list[tuple[str, bytes, float | None]]:
+        seen = []
+        for seed in numbers:
+            first = await environment.reset({"task": "click-test-2"}, seed)
+            wanted = first.text.split("\n")[0].removeprefix('Task: "Click button ').removesuffix('."')
+            x, y = middle(first, "button", f'"{wanted}"')
+            last = await environment.act(call("click", x=x, y=y))
+            seen.append((first.text, first.images[0].tobytes(), last.reward))
+        return seen
+
+    async def run() -> None:
+        environments = [BrowserEnvironment() for _ in range(16)]
+        began = time.monotonic()
+        parts = await asyncio.gather(
+            *(session(each, range(4 * i, 4 * i + 4)) for i, each in enumerate(environments))
+        )
+        print(f"64 episodes in {time.monotonic() - began:.1f} s")
+        assert [one for part in parts for one in part] == await session(environments[0], range(64))
+        # In the other 5 another button lies over the middle of the wanted one.
+        assert sum(reward == 1.0 for part in parts for _, _, reward in part) == 59
+        for each in environments:
+            await each.close()
+
+    asyncio.run(run())

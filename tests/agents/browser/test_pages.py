@@ -1,0 +1,160 @@
+"""Pages in words, and the calls that refer to them; no browser is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfverify.agents.browser import chromium
+from selfverify.agents.browser.browser_tools import (
+    BrowserTools,
+    Choose,
+    Click,
+    Drag,
+    PressKeys,
+    Scroll,
+    TypeKeys,
+)
+from selfverify.agents.browser.chromium import Chromium, missing
+from selfverify.agents.browser.page_elements import page_screen
+from selfverify.agents.screen_tools import Look, WaitFor
+from selfverify.agents.screens import Box, describe
+from selfverify.core.environment import Call
+from selfverify.core.errors import ConfigError
+from selfverify.tasks.tools import ToolError
+
+SIZE = (320, 420)
+
+
+def node(tag: str, box: tuple[float, float, float, float], *children: Any, **more: Any) -> dict[str, Any]:
+    left, top, width, height = box
+    return {"tag": tag, "left": left, "top": top, "width": width, "height": height,
+            "children": list(children), "id": "", "classes": "", **more}  # fmt: skip
+
+
+def lines(*children: Any, scale: int = 1) -> list[str]:
+    screen = page_screen("page", node("BODY", (0, 0, 500, 210), *children), (160, 210), scale)
+    return [line.split("] ", 1)[0].split("[")[0] + line.split("] ", 1)[1]
+            for line in describe(screen).split("\n")[1:]]  # fmt: skip
+
+
+def test_pages_in_words() -> None:
+    """What can be used or read, with the notation of CSS; what only holds others is left out."""
+    shown = lines(
+        node("DIV", (0, 50, 160, 160),
+             node("LABEL", (2, 52, 50, 11.4), text="Name", classes="bold"),
+             node("INPUT_text", (7, 78, 128, 21), id="tt", value="Ann", focused=True),
+             node("INPUT_checkbox", (7, 100, 13, 13), id="ch0", value=True),
+             node("INPUT_radio", (7, 120, 13, 13), value=False)),
+        node("DIV", (10, 150, 20, 20), bgColor="rgb(255, 0, 0)", classes="box a b c"),
+        node("BUTTON", (59, 156, 40, 40), node("t", (60, 160, 30, 10), text="go"), id="subbtn"),
+    )  # fmt: skip
+    assert shown == [
+        'label.bold "Name" [2,52][52,63]',
+        'input_text#tt (focused) "Ann" [7,78][135,99]',
+        "input_checkbox#ch0 (checked) [7,100][20,113]",
+        "input_radio (unchecked) [7,120][20,133]",
+        "div.box.a.b (rgb(255, 0, 0)) [10,150][30,170]",
+        "button#subbtn [59,156][99,196]",
+        '    text "go" [60,160][90,170]',
+    ]
+
+
+def test_pages_are_scaled_and_cut() -> None:
+    """Places are pixels of the screenshot; what lies outside of the task is not seen."""
+    inside, outside = node("A", (150, 200, 100, 100), text="in"), node("A", (161, 0, 9, 9), text="out")
+    assert lines(inside, outside, scale=2) == ['a "in" [300,400][320,420]']
+
+
+def test_options_of_a_list() -> None:
+    """They have the list's place."""
+    options = [{"text": "One", "selected": False}, {"text": 'T"wo', "selected": True}]
+    assert lines(node("SELECT", (2, 57, 150, 19), id="options", options=options)) == [
+        "select#options [2,57][152,76]",
+        '    option "One" [2,57][152,76]',
+        '    option (selected) "T\\"wo" [2,57][152,76]',
+    ]
+
+
+def test_hostile_pages_stay_in_their_lines() -> None:
+    """Names of classes and texts cannot pass for other lines."""
+    bad = node("P", (0, 0, 9, 9), text='x"\n[n0000] button "y', id="a] b\n[n1", classes='"c" [0,0]')
+    shown = lines(bad)
+    assert len(shown) == 1 and shown[0].startswith("p#a_b_n1._c_._0_0_ ")
+
+
+def test_large_and_deep_pages_end() -> None:
+    """After so many elements; depth does not matter."""
+    wide = [node("A", (0, 0, 9, 9), text="x") for _ in range(6000)]
+    assert len(lines(*wide)) == 4999
+    deep = node("A", (0, 0, 9, 9), text="x")
+    for _ in range(3000):
+        deep = node("DIV", (0, 0, 9, 9), deep)
+    assert len(lines(deep)) == 1
+
+
+def test_ids_hang_on_places() -> None:
+    """A text or a value that changes changes no id."""
+
+    def ids(value: str) -> list[str]:
+        page = node("BODY", (0, 0, 9, 9), node("INPUT_text", (0, 0, 9, 9), value=value),
+                    node("INPUT_text", (0, 0, 9, 9)))  # fmt: skip
+        return [element.id for element in page_screen("p", page, (160, 210), 1).elements]
+
+    assert ids("a") == ids("b") and len(set(ids("a"))) == 2
+
+
+def test_calls_are_read() -> None:
+    """Every tool, by coordinates and by ids."""
+    points, names, boxes = BrowserTools("bounds"), BrowserTools("ids"), {"n1234": Box(10, 20, 30, 40)}
+
+    def read(tools: BrowserTools, name: str, **arguments: Any) -> Any:
+        return tools.read(Call(name, arguments), SIZE, boxes)
+
+    assert read(points, "click", x=3, y=4) == Click((3, 4))
+    assert read(names, "click", id="n1234") == Click((20, 30))
+    assert read(names, "scroll", id="n1234", direction="down") == Scroll((20, 30), "down")
+    assert read(points, "select", x=3, y=4, option="One") == Choose((3, 4), "One")
+    assert read(points, "drag", x1=1, y1=2, x2=3, y2=4) == Drag((1, 2), (3, 4))
+    assert read(points, "type", text="ü") == TypeKeys("ü")
+    assert read(points, "press", keys="Control+a") == PressKeys("Control+a")
+    assert read(points, "wait", seconds=1) == WaitFor(1.0) and read(points, "look") == Look()
+    assert {s["function"]["name"] for s in points.schemas} == {s["function"]["name"] for s in names.schemas}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (Call("fly"), "no tool 'fly'; there are click"),
+        (Call("click", {"x": 320, "y": 0}), r"\(320, 0\) is outside the page of 320 x 420"),
+        (Call("drag", {"x1": 1, "y1": 1, "x2": 1, "y2": -1}), "outside the page"),
+        (Call("click", {"id": "n1234"}), "do not fit"),
+        (Call("press", {"keys": "F5"}), "'keys': String should match"),
+        (Call("press", {"keys": "Control+Shift+Alt+x"}), "'keys': String should match"),
+        (Call("type", {"text": "x" * 4001}), "at most 4000"),
+        (Call("wait", {"seconds": 61}), "less than or equal to 60"),
+        (Call("scroll", {"x": 1, "y": 1, "direction": "in"}), "'direction': Input should be"),
+    ],
+)
+def test_wrong_calls_are_told(call: Call, message: str) -> None:
+    """In words for the agent."""
+    with pytest.raises(ToolError, match=message):
+        BrowserTools("bounds").read(call, SIZE, {})
+    with pytest.raises(ToolError, match="no element 'n9'"):
+        BrowserTools("ids").read(Call("click", {"id": "n9"}), SIZE, {})
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And how to get it."""
+    monkeypatch.setattr(chromium.importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'selfverify[agents]'" in missing()
+    monkeypatch.setattr(chromium.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "apt-get install chromium" in missing()
+    with pytest.raises(ConfigError, match="no program /not/there"):
+        Chromium("/not/there")
+    program = tmp_path / "chromium"
+    program.touch(0o755)
+    assert missing() == "" and Chromium().executable == str(program)
