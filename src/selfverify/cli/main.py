@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from selfverify.cli import data_commands
+from selfverify.cli import agent_commands, data_commands
 from selfverify.cli.eval_commands import calibrate, evaluate, matrix, report
 from selfverify.cli.list_commands import methods, recipes
 from selfverify.cli.plan_command import plan
@@ -62,6 +62,7 @@ app.command(name="eval")(evaluate)
 for _command in (report, study, methods, recipes, merge):
     app.command()(_command)
 app.add_typer(data_commands.app, name="data")
+app.add_typer(agent_commands.app, name="agent")
 
 
 def main() -> None:

@@ -305,7 +305,9 @@ def test_a_pool_over_addresses() -> None:
 
             texts = await asyncio.gather(*(one(number) for number in range(12)))
             assert texts == [f"{number} of 10000" for number in range(12)]
-            assert await sources[1].healthy()
+            assert await sources[1].healthy()  # below its name, where health stands at the top
+            _, guarded = await serve(stack, keys=["right"])
+            assert await ServerSource(RemoteSettings(guarded + "/counter"), 1).healthy()
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert Counter.opened == []

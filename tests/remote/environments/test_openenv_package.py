@@ -209,9 +209,9 @@ def test_our_client_on_its_server_of_plain_actions() -> None:
             assert tool["function"]["name"] == "step"
             assert list(tool["function"]["parameters"]["properties"]) == ["word"]
             refused = await client.act(Call("step", {"wort": "hi"}))
-            assert refused.round == 1 and "VALIDATION_ERROR" in refused.error
+            assert refused.round == 0 and "VALIDATION_ERROR" in refused.error
             shown = await client.act(Call("step", {"word": "bye"}))
-            assert (shown.round, shown.text, shown.reward, shown.done) == (2, '{"heard":"bye"}', 1.0, True)
+            assert (shown.round, shown.text, shown.reward, shown.done) == (1, '{"heard":"bye"}', 1.0, True)
             with pytest.raises(Exception, match="it broke"):
                 await client.act(Call("step", {"word": "crash"}))
 

@@ -266,7 +266,7 @@ def test_a_refused_action_is_the_agents_fault() -> None:
             client = await opened(stack, url)
             await client.reset({}, seed=0)
             shown = await client.act(ADD)
-            assert (shown.round, shown.error) == (1, "x is missing (VALIDATION_ERROR)")
-            assert (await client.act(ADD)).round == 2
+            assert (shown.round, shown.error) == (0, "x is missing (VALIDATION_ERROR)")
+            assert (await client.act(ADD)).round == 1
 
     asyncio.run(main())

@@ -64,6 +64,15 @@ def test_images_lose_nothing(mode: str) -> None:
     assert back.mode == mode and np.array_equal(np.asarray(back), np.asarray(image))
 
 
+def test_a_refusal_may_be_counted_or_not() -> None:
+    for told, due, error in ((3, 3, ""), (3, 3, "no"), (3, 4, "no")):
+        data = wire.observation_data(Observation(told, error=error), "add")
+        assert wire.read_observation(data, due, LIMITS) == Observation(told, error=error)
+    for told, due, error in ((3, 4, ""), (3, 5, "no"), (4, 3, "no")):
+        with pytest.raises(DataError, match=f"round {told}, and round {due} is due"):
+            wire.read_observation(wire.observation_data(Observation(told, error=error), "add"), due, LIMITS)
+
+
 def test_images_of_other_modes_become_rgb() -> None:
     [back] = sent(Observation(1, images=[Image.new("CMYK", (4, 3), (10, 20, 30, 0))])).images
     assert back.mode == "RGB" and back.size == (4, 3)

@@ -17,6 +17,7 @@ from typing import Any
 from selfverify.core.errors import ConfigError
 from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.environments.mcp_http import McpEndpoint
+from selfverify.remote.environments.serving_settings import KEYS_VARIABLE
 from selfverify.remote.environments.session_socket import SocketEndpoint
 from selfverify.remote.environments.sessions import Factory, SessionLimits, SessionTable
 
@@ -25,8 +26,6 @@ try:
 except ImportError as error:
     raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
-KEYS_VARIABLE = "SELFVERIFY_ENVIRONMENT_KEYS"
-"""Environment variable with the keys of those who may ask, apart by commas."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 

@@ -11,15 +11,17 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from selfverify.core.environment import Environment, EnvironmentLost
 from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
-from selfverify.remote.environments.environment_server import KEYS_VARIABLE
+from selfverify.remote.environments import serve_environments
 from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
 from selfverify.remote.environments.sources import ServerSource, Source
 
 logger = logging.getLogger("selfverify.environments")
@@ -43,7 +45,7 @@ class ProcessSource(Source):
         environment: What makes an environment, as ``package.module:name``.
         sessions: The most sessions at once.
         settings: How patient the client is; ``url`` and ``key`` are of no use here.
-        options: More options of `serve_environments`, such as ``["--busy", "60"]``.
+        serving: More settings of the server (`EnvironmentServing`), such as ``{"busy": 60}``.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class ProcessSource(Source):
         environment: str,
         sessions: int,
         settings: RemoteSettings | None = None,
-        options: Sequence[str] = (),
+        serving: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"a server of {environment}", sessions)
-        self.environment, self.options = environment, list(options)
+        self.serving = EnvironmentServing(
+            environments=[f"environment={environment}"], port=0, sessions=sessions, **dict(serving or {})
+        )
         self.settings = settings or RemoteSettings("http://127.0.0.1")
         self.restarts = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -108,15 +112,11 @@ class ProcessSource(Source):
         await self._kill()
 
     async def _start(self) -> None:
-        from selfverify.remote.environments import serve_environments
-
         self._starts.append(time.monotonic())
         self._fails = 0
         key = secrets.token_urlsafe(32)
-        command = [
-            *(sys.executable, "-P", "-m", serve_environments.__name__, f"environment={self.environment}"),
-            *("--port", "0", "--sessions", str(self.sessions), "--with-parent", *self.options),
-        ]
+        module = serve_environments.__name__
+        command = [sys.executable, "-P", "-m", module, self.serving.model_dump_json()]
         paths = [path or os.getcwd() for path in sys.path]
         process = await asyncio.create_subprocess_exec(
             *command,

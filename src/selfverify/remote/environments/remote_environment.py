@@ -120,12 +120,12 @@ class RemoteEnvironment(Environment):
         """See `Environment`."""
         message = wire.reset_message(task, seed)
         await self.open()
+        self._round = -1
         kind, data = await self._ask(message, self.settings.reset_s, "reset")
         if kind == "error":
             if data.get("code") == wire.VALIDATION_ERROR:
                 raise DataError(f"{self.address}: {_said(data)}")
             await self._lose(_said(data))
-        self._round = 0
         return await self._read(kind, data)
 
     async def act(self, call: Call) -> Observation:
@@ -135,9 +135,8 @@ class RemoteEnvironment(Environment):
         plain = {"type": "step", "data": dict(call.arguments)}
         message = plain if self.settings.actions == "plain" else wire.call_message(call)
         kind, data = await self._ask(message, self.settings.act_s, call.name)
-        self._round += 1
         if kind == "error" and data.get("code") == wire.VALIDATION_ERROR:
-            return Observation(self._round, error=_said(data))
+            return Observation(self._round, error=_said(data))  # refused, and not counted
         return await self._read(kind, data)
 
     async def state(self) -> dict[str, Any] | None:
@@ -228,7 +227,10 @@ class RemoteEnvironment(Environment):
             await self._lose(f"it answered with {kind[:40]!r} where an observation was due")
         try:
             # Decoding an image takes as long as a hundred messages.
-            return await asyncio.to_thread(wire.read_observation, data, self._round, self.settings.limits)
+            due, limits = self._round + 1, self.settings.limits
+            seen = await asyncio.to_thread(wire.read_observation, data, due, limits)
+            self._round = seen.round
+            return seen
         except DataError as error:
             await self._lose(str(error))
         except BaseException:

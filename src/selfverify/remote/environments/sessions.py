@@ -78,6 +78,7 @@ class Session:
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
         """See `Environment.reset`."""
+        self.begun = False
         shown = await self._do(lambda: self.environment.reset(task, seed), "reset")
         self.begun = True
         return shown

@@ -101,6 +101,6 @@ class ServerSource(Source):
         async with aiohttp.ClientSession(timeout=patience) as http:
             for place in dict.fromkeys((address, address.origin())):
                 async with http.get(place / "health") as reply:
-                    if reply.status != 404:
-                        return reply.status == 200
+                    if reply.status == 200:
+                        return True
         return False

@@ -218,7 +218,8 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -
 
     Args:
         data: The reply's data.
-        due: The round that the observation must have. A server that counts otherwise has lost its session.
+        due: The round that the observation must have, or the one before where the call was refused and not
+            counted. A server that counts otherwise has lost its session.
         limits: What is accepted.
 
     Raises:
@@ -230,17 +231,18 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -
     metadata = data.get("metadata") or shown.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise DataError("metadata is no object")
-    if (told := metadata.get("round", due)) != due:
-        raise DataError(f"the observation is of round {str(told)[:20]}, and round {due} is due")
     text, images = _shown(shown, limits)
     error = _error(shown)
     result = shown.get("result")
     if not error and isinstance(result, dict) and (result.get("is_error") or result.get("isError")):
         text, error = "", text or "the tool has failed"
+    told = metadata.get("round", due)
+    if told != due and not (error and told == due - 1):
+        raise DataError(f"the observation is of round {str(told)[:20]}, and round {due} is due")
     foreign = {name: value for name, value in metadata.items() if name not in ("round", "done", "truncated")}
     info = metadata.get("info", foreign)
     return Observation(
-        due,
+        told,
         text,
         images,
         error,

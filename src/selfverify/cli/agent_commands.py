@@ -1,0 +1,83 @@
+"""The commands about agents and their environments: `selfverify agent ...`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from selfverify.cli.options import settings_as_options
+from selfverify.remote.environments.serving_settings import EnvironmentServing
+
+if TYPE_CHECKING:
+    from selfverify.remote.environments.sessions import Factory
+
+app = typer.Typer(no_args_is_help=True, help="Serve environments in which agents act.")
+
+
+@app.command()
+@settings_as_options
+def serve(settings: EnvironmentServing) -> None:
+    """Serve environments over OpenEnv's wire (WebSocket at /ws) and the Model Context Protocol (/mcp).
+
+    Each session has an environment of its own. Several environments stand below their names, such as
+    /phone/ws.
+
+    Examples:
+
+    - `selfverify agent serve phone`
+
+    - `selfverify agent serve shop=my_package.shop:Shop --port 8001 --sessions 16`
+    """
+    import asyncio
+    import logging
+
+    from selfverify.remote.environments.serve_environments import serve_until_told
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+    def say(port: int) -> None:
+        names = ", ".join(spec.partition("=")[0] for spec in settings.environments)
+        typer.echo(f"http://{settings.host}:{port} serves {names}; Ctrl-C stops it", err=True)
+
+    asyncio.run(serve_until_told(settings, say, _known()))
+
+
+@app.command()
+def mcp(
+    environment: Annotated[
+        str, typer.Argument(help="A name that is known here, or name=package.module:factory.")
+    ],
+    task: Annotated[
+        str | None, typer.Option(help="The task, as JSON; without it the client names one to `begin`.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="With --task: decides whatever is random.")] = 0,
+) -> None:
+    """Serve one environment as tools of the Model Context Protocol, on standard input and output.
+
+    Examples:
+
+    - `selfverify agent mcp phone --task '{"template": "ClockAlarm"}' --seed 3`
+    """
+    import asyncio
+    import logging
+
+    from selfverify.core.errors import ConfigError, DataError
+    from selfverify.remote.environments.mcp_stdio import serve_stdio
+    from selfverify.remote.environments.serve_environments import find_environment
+    from selfverify.remote.environments.wire import decode_object
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _, factory = find_environment(environment, _known())
+    try:
+        asked = None if task is None else (decode_object(task), seed)
+    except DataError as error:
+        raise ConfigError(f"--task: {error}") from None
+    asyncio.run(serve_stdio(factory, asked))
+
+
+def _known() -> dict[str, Factory]:
+    """The environments that have a name here."""
+    from selfverify.agents.phone.phone_environment import PhoneEnvironment
+
+    return {"phone": PhoneEnvironment}

@@ -1,0 +1,85 @@
+"""`selfverify agent`: environments are served by name, over sockets and on standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.core.environment import Call
+from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings
+
+COMMAND = [sys.executable, "-m", "selfverify", "agent"]
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=variables
+    )
+
+
+def test_the_phone_is_served() -> None:
+    process = started("serve", "phone", "counter=tiny_environment:Counter", "--port", "0")
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        assert "serves phone, counter" in line
+        [url] = re.findall(r"http://\S+", line)
+
+        async def use() -> None:
+            phone = RemoteEnvironment(RemoteSettings(url + "/phone"))
+            await phone.open()
+            assert "launch" in [tool["function"]["name"] for tool in phone.tools]
+            await phone.close()
+            counter = RemoteEnvironment(RemoteSettings(url + "/counter"))
+            await counter.reset({"goal": 3}, seed=1)
+            assert (await counter.act(Call("add", {"number": 2}))).done
+            await counter.close()
+
+        asyncio.run(use())
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=20)
+        assert process.returncode == 0 and "stopping; 0 sessions are open" in rest
+    finally:
+        process.kill()
+
+
+def test_an_environment_is_a_server_of_tools_on_standard_input_and_output() -> None:
+    process = started("mcp", "counter=tiny_environment:Counter", "--task", '{"goal": 3}', "--seed", "1")
+    add = {"name": "add", "arguments": {"number": 2}}
+    requests = [
+        {"id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "begin"}},
+        {"id": 3, "method": "tools/call", "params": add},
+    ]
+    lines = ["garbage", *(json.dumps({"jsonrpc": "2.0", **request}) for request in requests)]
+    out, _ = process.communicate("".join(f"{line}\n" for line in lines), timeout=60)
+    replies = [json.loads(line) for line in out.splitlines()]
+    assert process.returncode == 0 and [reply["id"] for reply in replies] == [None, 1, 2, 3]
+    assert replies[2]["result"]["content"][0]["text"] == "1 of 3"
+    assert replies[3]["result"]["_meta"]["selfverify/done"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "tablet"], "known by name are phone"),
+        (["serve", "a=b"], "one looks like"),
+        (["serve", "counter=tiny_environment:Counter", "--host", "0.0.0.0"], "SELFVERIFY_ENVIRONMENT_KEYS"),
+        (["mcp", "phone", "--task", "[]"], "--task: no JSON object"),
+    ],
+)
+def test_what_cannot_be_served_is_said(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["agent", *arguments])
+    assert result.exit_code == 2 and message in result.output.replace("\n", " ")
