@@ -46,7 +46,7 @@ class Lamps(Environment):
 
     def __init__(self, pixels: bool = False, lose: str = "") -> None:
         self.pixels, self.lose = pixels, lose
-        self.closed, self.calls = 0, list[Call]()
+        self.closed, self.calls, self.message = 0, list[Call](), ""
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
@@ -82,6 +82,10 @@ class Lamps(Environment):
                 error = "that does not fit"
         self.round += 1
         return self._screen(error)
+
+    async def submitted(self, message: str) -> None:
+        self._loses("submitted")
+        self.message = message
 
     async def state(self) -> dict[str, Any] | None:
         self._loses("state")

@@ -247,6 +247,17 @@ def test_an_environment_that_is_lost_at_the_end_has_shown_all_that_judges_need()
     assert rewards(ending)[0] == 0.95 and "truth" not in ending.rewards
 
 
+def test_an_environment_hears_what_was_handed_in() -> None:
+    """Of proper submissions; one that is lost by then has shown all that judges need."""
+    made = [Lamps(), Lamps(), Lamps(lose="submitted")]
+    proper, improper, lost = [
+        hold(KITCHEN, OVEN, submit(chosen), make=lambda one=one: one)[2]  # type: ignore[misc]
+        for one, chosen in zip(made, (2, 9, 2), strict=True)
+    ]
+    assert [one.message for one in made] == ["The oven's lamp is on.", "", ""]
+    assert rewards(proper)[0] == rewards(lost)[0] == 0.95 and rewards(improper)[0] < 0
+
+
 def test_an_environment_that_counts_backwards_is_lost() -> None:
     class Forgetful(Lamps):
         def _screen(self, error: str = "") -> Observation:

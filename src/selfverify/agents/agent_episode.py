@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -180,6 +181,8 @@ class AgentEpisode(Episode):
         question = str(self.problem.meta.get("question", ""))
         case = Case(self.problem.id, question, submission, self._session.rounds, self.goal)
         self._pending = self.panel.ask(case)
+        with suppress(EnvironmentLost):  # it has shown all that judges need
+            self._session.submitted(message)
         return self._end(Outcome.SUBMITTED)
 
     def _refused(self, reason: str, seen: Observation | None = None) -> Reply:

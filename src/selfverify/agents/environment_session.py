@@ -45,6 +45,10 @@ class EnvironmentSession:
         """
         return self._seen(call, self._run(self.environment.act(call)))
 
+    def submitted(self, message: str) -> None:
+        """Say with which message the agent has handed in its work; see `Environment.submitted`."""
+        self._run(self.environment.submitted(message))
+
     def state(self) -> dict[str, Any] | None:
         """The ground truth; see `Environment.state`."""
         return self._run(self.environment.state())

@@ -164,11 +164,18 @@ def test_wrong_calls_are_answered(server: Server, phone: Phone) -> None:
     assert not any(c.startswith("input tap") for c in phone.commands)
 
 
-def test_submit_ends_a_session(server: Server) -> None:
+def test_work_that_was_handed_in_ends_a_session(server: Server, phone: Phone) -> None:
     """It asks nothing of the phone."""
-    end = call("submit", message="done", evidences=[1])
-    shown = play(AndroidEnvironment(config(server)), TASK, LOOK, end, LOOK)
-    assert [o.done for o in shown] == [False, False, True, False] and "has ended" in shown[3].error
+    environment = AndroidEnvironment(config(server))
+
+    async def run() -> None:
+        await environment.reset(TASK, 0)
+        asked = len(phone.commands)
+        await environment.submitted("done")
+        assert "was handed in" in (await environment.act(LOOK)).error and len(phone.commands) == asked
+        await environment.close()
+
+    asyncio.run(run())
 
 
 def test_a_screen_that_moves_is_waited_for(server: Server, phone: Phone) -> None:
@@ -463,8 +470,17 @@ def test_traces_are_androidlabs(server: Server, tmp_path: Path) -> None:
     task = {**TASK, "queries": [query]}
     calls = [LOOK, TAP_SWITCH, call("fly"), call("type", text_input="ü\n"), call("launch", app="Settings"),
              call("swipe", x1=0, y1=0, x2=9, y2=9, direction="down", dist="short"), call("wait", seconds=0),
-             call("back"), call("submit", message="Wi-Fi is on", evidences=[2])]  # fmt: skip
-    play(AndroidEnvironment(config(server, traces=tmp_path)), task, *calls)
+             call("back")]  # fmt: skip
+    environment = AndroidEnvironment(config(server, traces=tmp_path))
+
+    async def run() -> None:
+        await environment.reset(task, 7)
+        for one in calls:
+            await environment.act(one)
+        await environment.submitted("Wi-Fi is on")
+        await environment.close()
+
+    asyncio.run(run())
     home = tmp_path / "setting_1_7"
     lines = [json.loads(line) for line in (home / "traces" / "trace.jsonl").read_text().splitlines()]
     assert [(line["index"], line["parsed_action"]) for line in lines] == list(enumerate([

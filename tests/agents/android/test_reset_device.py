@@ -210,7 +210,7 @@ def test_a_reset_begins_anew_in_the_same_session(server: Server, phone: Phone) -
     async def run() -> None:
         made = environment(server, how="clear")
         await made.reset(TASK, 0)
-        assert (await made.act(Call("submit", {"message": "x", "evidences": []}))).done
+        await made.submitted("x")
         again = await made.reset(TASK, 1)
         assert again.round == 0 and again.text.startswith("App")
         assert (await made.act(Call("back"))).round == 1

@@ -25,9 +25,6 @@ Confirm = Callable[[str], Awaitable[bool]]
 
 T = TypeVar("T")
 
-SUBMIT = "submit"
-"""The call that ends a session. It asks nothing of the device, but the trace ends with it."""
-
 
 class FirstScreens:
     """The first screen of each task, which all sessions share that are to begin alike."""
@@ -94,11 +91,17 @@ class AndroidEnvironment(Environment):
         return await self._guarded(self._begin(wanted, seed))
 
     async def act(self, call: Call) -> Observation:
-        """See `Environment`. ``submit`` with a ``message`` ends the session, and its trace."""
+        """See `Environment`."""
         if self._view is None:
             raise ConfigError("reset the environment before the first call")
         self._round += 1
         return await self._guarded(self._answer(call))
+
+    async def submitted(self, message: str) -> None:
+        """See `Environment`; the session's trace ends with it."""
+        if self._trace is not None:
+            self._trace.finished(message)
+        self._trace, self._over = None, "the session has ended: the work was handed in"
 
     async def state(self) -> dict[str, Any] | None:
         """The app in front, and what the device answers to the task's questions."""
@@ -132,7 +135,7 @@ class AndroidEnvironment(Environment):
         await self._admit(task)
         await reset_device(self._device, self._hands, self.config.reset, task)
         await self._viewer.measure()
-        self._task, self._round, self._over = task, 0, ""
+        self._task, self._round, self._over, self._trace = task, 0, "", None
         view = await self._settled()
         self._check_first(task, view)
         self._view = view
@@ -162,11 +165,6 @@ class AndroidEnvironment(Environment):
         assert self._view is not None and self._task is not None
         if self._over:
             return Observation(self._round, error=self._over)
-        if call.name == SUBMIT:
-            self._over = "the session has ended: its evidence was handed in"
-            if self._trace is not None:
-                self._trace.finished(str(call.arguments.get("message", "")))
-            return Observation(self._round, done=True)
         try:
             boxes = self._view.screen.boxes if self._view.screen is not None else {}
             action = self._tools.read(call, self._view.size, boxes)
