@@ -15,6 +15,7 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
 from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
+from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, task_seed, templates_of
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.phone_tools import Address
 from selfverify.agents.phone.templates import TEMPLATES
@@ -27,7 +28,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.policy.policy import Policy
-from selfverify.tasks.base import Judged, ShownTurn, Task, TaskConfig, problem_rng
+from selfverify.tasks.base import Judged, ShownTurn, Task, TaskConfig
 
 LOOKING = frozenset({"get_current_xml"})
 """Tools that show the screen and do nothing."""
@@ -35,12 +36,15 @@ LOOKING = frozenset({"get_current_xml"})
 
 class PhoneAgentsConfig(TaskConfig):
     apps: list[str] | None = Field(None, description="Apps that tasks are about; null is all there are.")
-    held_out: Literal["seeds", "templates", "apps"] = Field(
+    held_out: Unseen = Field(
         "templates",
         description="What the test split has that training has not: other contents of the same kinds of "
         "tasks, kinds of tasks, or the apps `test_apps`.",
     )
-    test_apps: list[str] = Field([], description="Apps of the test split, with `held_out: apps`.")
+    test_apps: list[str] = Field(
+        [],
+        description="Apps of the test split, with `held_out: apps`; if none is named, music and reader.",
+    )
     start: Literal["home", "app"] = Field(
         "home", description="Whether the phone shows its home screen at first, or the app already."
     )
@@ -84,7 +88,7 @@ class PhoneAgentsConfig(TaskConfig):
         for name, apps in (("apps", self.apps or []), ("test_apps", self.test_apps)):
             if unknown := [app for app in apps if app not in known]:
                 raise ValueError(f"{name}: there is no app {unknown[0]!r}; apps: {', '.join(known)}")
-        if (self.held_out == "apps") != bool(self.test_apps):
+        if self.test_apps and self.held_out != "apps":
             raise ValueError("test_apps goes with held_out=apps, and only with it")
         if self.react and self.calls == "json":
             raise ValueError("calls=json is a message that is nothing but JSON: set react=false with it")
@@ -96,13 +100,7 @@ class PhoneAgentsConfig(TaskConfig):
 
     def templates(self, split: Split) -> list[Template]:
         """The kinds of tasks of a split. Validation has those of training, with other contents."""
-        apps = set(self.apps) if self.apps is not None else {t.app for t in TEMPLATES.values()}
-        found = [t for t in TEMPLATES.values() if t.app in apps | {*self.test_apps}]
-        if self.held_out == "seeds":
-            return found
-        if self.held_out == "apps":
-            return [t for t in found if (t.app in self.test_apps) == (split == "test")]
-        return [t for t in found if t.held_out == (split == "test")]
+        return templates_of(split, self.held_out, self.apps, self.test_apps or HELD_OUT_APPS)
 
     @property
     def options(self) -> PhoneOptions:
@@ -138,7 +136,7 @@ class PhoneAgents(Task):
         """See `Task.problem`. Kinds of tasks take turns; what is in the phone is drawn."""
         c, kinds = self.config, self.config.templates(split)
         kind = kinds[index % len(kinds)]
-        drawn = int(problem_rng(split, seed, index).integers(2**31))
+        drawn = task_seed(split, seed, index)
         made = make_task(kind.name, drawn, c.start, c.hostile)
         reset = {"template": kind.name, "start": c.start, "hostile": c.hostile}
         return Problem(

@@ -1,6 +1,12 @@
-"""The words of which the phone's contents are drawn: a closed vocabulary, for small tokenizers."""
+"""The words of the phone: those that its contents are drawn from, and those of the apps themselves.
+
+It is a closed vocabulary, so that a small tokenizer of words can know all that a screen says.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable
 
 FIRST = (
     "Ada", "Anna", "Ben", "Bob", "Carla", "Dan", "Emma", "Finn", "Grace", "Hugo", "Ida", "Jack", "Kim",
@@ -61,3 +67,42 @@ BOOKS = (
     "Quiet Stars", "Red Winter", "Salt Road", "Stone Bridge", "The Key", "Third Door", "Wild Geese",
 )  # fmt: skip
 AUTHORS = ("Baker", "Diaz", "Hill", "Khan", "Moore", "Reed", "Stone", "Wood")
+SCREENS = (
+    "a", "about", "above", "account", "accounts", "add", "added", "again", "airplane", "alarm", "alarms",
+    "all", "already", "always", "amount", "and", "app", "apps", "artist", "as", "author", "backup",
+    "balance", "bank", "battery", "below", "berlin", "bike", "bird", "bluetooth", "book", "books",
+    "brightness", "budget", "budgets", "by", "cairo", "calendar", "came", "cancel", "card", "cash",
+    "category", "chime", "cities", "clock", "closes", "company", "connect", "connected", "contact",
+    "contacts", "counted", "crime", "daily", "danish", "dark", "data", "day", "days", "delete", "deleted",
+    "delhi", "device", "devices", "died", "disconnect", "display", "do", "done", "dust", "dutch", "earned",
+    "edit", "english", "entries", "entry", "event", "events", "every", "expense", "family", "find", "finger",
+    "font", "food", "foot", "forget", "found", "french", "friday", "friends", "fun", "gb", "german", "gift",
+    "go", "goto", "group", "had", "he", "health", "high", "history", "home", "hotspot", "hours", "income",
+    "is", "it", "joined", "keyboard", "km", "label", "language", "large", "late", "later", "letter", "level",
+    "like", "lima", "limit", "list", "lists", "location", "lock", "london", "low", "make", "man", "maps",
+    "mark", "marks", "may", "mb", "media", "medium", "menu", "miles", "min", "minutes", "missing", "model",
+    "money", "more", "morning", "moscow", "music", "name", "narrow", "network", "networks", "never", "no",
+    "nobody", "none", "normal", "not", "note", "nothing", "notify", "of", "off", "once", "one", "options",
+    "oslo", "overview", "page", "pages", "paris", "pause", "paused", "percent", "phone", "piano", "pin",
+    "place", "places", "play", "player", "playing", "poems", "put", "query", "rain", "rate", "rating",
+    "read", "reader", "remind", "remove", "rent", "repeat", "ring", "rome", "rotate", "route", "running",
+    "salary", "saturday", "save", "saved", "saver", "science", "search", "security", "seen", "seoul",
+    "settings", "she", "shelf", "shuffle", "silent", "since", "size", "small", "song", "songs", "sound",
+    "spacing", "spanish", "spent", "star", "start", "stones", "stop", "stopped", "storage", "such", "sunday",
+    "swipe", "sydney", "system", "table", "then", "there", "they", "this", "thursday", "time", "timer",
+    "title", "to", "tokyo", "tone", "traffic", "tuesday", "type", "units", "version", "vibrate", "waited",
+    "was", "wave", "way", "wednesday", "weekdays", "weekend", "when", "white", "wide", "wifi", "with", "you",
+    "zone",
+)  # fmt: skip
+"""The words of the apps, in small letters."""
+
+
+def vocabulary() -> frozenset[str]:
+    """All words that a screen may show, in small letters, numbers and what agents type apart."""
+    drawn: list[Iterable[str]] = [
+        FIRST, LAST, COMPANIES, NOTES, LABELS, NETWORKS, DEVICES, PHONES, MODELS, TITLES, PLACES, ENTRIES,
+        SONGS, ARTISTS, LISTS, SPOTS, *SPOTS.values(), STREETS, REMARKS, BOOKS, AUTHORS, SCREENS,
+    ]  # fmt: skip
+    return frozenset(
+        word for said in drawn for text in said for word in re.findall("[a-z]+", text.casefold())
+    )

@@ -82,6 +82,10 @@ _CSS = f"""
   margin-bottom: 12px; }}
 .phone .keys span {{ position: static; width: 48px; height: 66px; line-height: 66px; text-align: center;
   background: {css(KEY)}; border-radius: 8px; }}
+.phone .keys .space {{ width: 280px; margin-left: 110px; }}
+.phone .keys .enter {{ width: 120px; background: {css(QUIET)}; color: {css(PAPER)}; font-size: 22px; }}
+.phone .battery {{ left: {WIDTH - 60}px; top: 10px; width: 32px; height: 15px; border-radius: 3px;
+  background: {css(PAPER)}; }}
 .phone .toast {{ left: 0; right: 0; margin: auto; width: max-content; max-width: 500px;
   padding: 14px 30px; border-radius: 28px; background: {css(INK)}; color: {css(PAPER)}; font-size: 22px;
   overflow: hidden; text-overflow: ellipsis; }}
@@ -115,7 +119,8 @@ def fragment(look: Layout, beneath: Layout | None = None, clock: str = "09:41") 
         parts += _card(look)
     if look.focus:
         keys = "".join(f"<div>{''.join(f'<span>{k}</span>' for k in row)}</div>" for row in ROWS_OF_KEYS)
-        parts.append(f'<div class="keys">{keys}</div>')
+        wide = '<div><span class="space"></span><span class="enter">enter</span></div>'
+        parts.append(f'<div class="keys">{keys}{wide}</div>')
     if look.toast:
         bottom = 20 + (KEYS if look.focus else TABS if look.screen.tabs else 0)
         parts.append(f'<div class="toast" style="bottom: {bottom}px">{escape(_plain(look.toast))}</div>')
@@ -148,7 +153,7 @@ def _page(look: Layout, clock: str, ids: bool = True) -> list[str]:
             f'<div class="head" style="{_at((0, 0, WIDTH, STATUS + BAR))}"></div>',
             f'<div class="title" style="{_at(box)}">{_titled(look)}</div>',
         ]
-    parts.append(f'<div class="clock">{escape(clock)}</div>')
+    parts.append(f'<div class="clock">{escape(clock)}</div><div class="battery"></div>')
     return [*parts, *(_widget(look, widget, box, ids) for widget, box in look.placed)]
 
 

@@ -92,10 +92,8 @@ def terse(look: Layout) -> str:
         lines.append(" ".join(word for word in loose if word))
     if look.focus:
         lines.append(f"keyboard {look.focus}")
-    if look.scroll > 0:
-        lines.append("more above")
-    if look.scroll < look.end:
-        lines.append("more below")
+    if look.end:
+        lines.append("more" + " above" * (look.scroll > 0) + " below" * (look.scroll < look.end))
     if look.toast:
         lines.append(one_line(look.toast))
     return "\n".join(lines)

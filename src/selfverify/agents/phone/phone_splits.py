@@ -1,0 +1,61 @@
+"""Which tasks belong to training, validation and test: by seed, by kind of task, and by app."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import numpy as np
+
+from selfverify.agents.phone.templates import TEMPLATES
+from selfverify.agents.phone.templates.base import Template
+from selfverify.core.splits import Split
+
+Unseen = Literal["seeds", "templates", "apps"]
+"""What the test split has that training has not: other contents of the same kinds of tasks, kinds of tasks,
+or whole apps."""
+HELD_OUT_APPS = ("music", "reader")
+"""Apps that a test of unseen apps is about, unless it names others."""
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+def templates_of(
+    split: Split,
+    unseen: Unseen,
+    apps: Collection[str] | None = None,
+    test_apps: Collection[str] = HELD_OUT_APPS,
+) -> list[Template]:
+    """The kinds of tasks of a split. Validation has those of training; its contents are others.
+
+    Args:
+        split: The split.
+        unseen: What the test split has that training has not. Kinds of tasks are those that are marked as
+            held out (`Template.held_out`).
+        apps: The apps that tasks are about; None for all.
+        test_apps: With ``apps``: the apps of the test split, which no other split has.
+    """
+    wanted = {template.app for template in TEMPLATES.values()} if apps is None else {*apps}
+    if unseen == "apps":
+        wanted = {*test_apps} if split == "test" else wanted - {*test_apps}
+    found = [template for template in TEMPLATES.values() if template.app in wanted]
+    if unseen == "templates":
+        found = [template for template in found if template.held_out == (split == "test")]
+    return found
+
+
+def task_seed(split: Split, seed: int, index: int) -> int:
+    """The seed of a problem's task; no two splits have one in common."""
+    drawn = np.random.default_rng([seed, index]).integers(2**29)
+    return int(drawn) * len(SPLITS) + SPLITS.index(split)
+
+
+def split_of(template: str, seed: int, unseen: Unseen = "seeds") -> Split | None:
+    """The split to which a task belongs; None where its template is in no split that has its seed.
+
+    Args:
+        template: The template's name.
+        seed: The task's seed.
+        unseen: See `templates_of`.
+    """
+    split = SPLITS[seed % len(SPLITS)]
+    return split if TEMPLATES[template] in templates_of(split, unseen) else None
