@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.policy.conftest import noise_image
 
 import selfverify.policy.shared_attention as shared_attention
 from selfverify.core.problem import Problem
@@ -253,6 +254,25 @@ def test_attention_that_gives_nan_is_noticed(
     policy = load_policy()
     assert policy.logprobs(policy.encode(problems), groups).isfinite().all()
     assert policy.shares_prefix is False
+
+
+def test_long_conversations_are_checked_at_their_beginnings(
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain forward of 2,000 tokens is not made; an image at the border is left out whole."""
+    policy = load_policy()
+    prompts = policy.encode(problems[:1])
+    images = [policy.encoder.image(noise_image(n, 64, 64), "") for n in range(2)]
+    shown = [policy.tokenizer(image.text, add_special_tokens=False)["input_ids"] for image in images]
+    assert [len(tokens) for tokens in shown] == [16, 16]
+    seen = []
+    plain = policy.forward.hidden_plain
+    monkeypatch.setattr(policy.forward, "hidden_plain", lambda p, b: seen.append(b) or plain(p, b))
+    long = Continuation([*shown[0], *[9] * 486, *shown[1], *[9] * 1500], images)
+    assert policy.logprobs(prompts, [[long, [7, 8]]]).shape == (1, 2, 2018)
+    [few] = seen
+    assert few.lengths_bg.tolist() == [[502, 2]] and few.images == [[images[:1], []]]
+    assert policy.shares_prefix is True
 
 
 def test_an_empty_first_batch_is_no_check(load_policy: Any, problems: list[Problem], groups: Groups) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 
@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 """The most by which log-probabilities with shared and with plain prompts may differ, by the model's type."""
+
+
+_COMPARED = 512
+"""Tokens of a continuation that are compared: a plain forward of long conversations may not fit."""
 
 
 @torch.no_grad()
@@ -74,7 +78,7 @@ def sharing_agrees(
         Whether they are equal, up to `TOLERANCE`. If not, a warning names the model. None when there was no
         token to compare.
     """
-    few = batch.first(2, 2)
+    few = _beginnings(forward, batch.first(2, 2), _COMPARED)
     with torch.autocast(forward.device.type, enabled=False):
         rows = [
             head.logprobs(run(prompts[:2], few)[few.mask_bgr], few.ids_bgr[few.mask_bgr], 1.0)
@@ -92,3 +96,23 @@ def sharing_agrees(
         worst,
     )
     return False
+
+
+def _beginnings(forward: Forward, batch: Continuations, tokens: int) -> Continuations:
+    """Return at most the first ``tokens`` of each continuation, up to an image that would be cut."""
+    places_bgr = forward.image_places(batch.ids_bgr).cpu()
+    lengths_bg = batch.lengths_bg.clamp(max=tokens).clone()
+    images = [[[*own] for own in group] for group in batch.images]
+    for i, group in enumerate(batch.images):
+        for j, own in enumerate(group):
+            where = places_bgr[i, j].nonzero().flatten().tolist()
+            ends = [*accumulate(image.placeholders for image in own)]
+            if len(where) != (ends[-1] if ends else 0):
+                return batch  # a forward pass says what is wrong
+            whole = sum(1 for end in ends if where[end - 1] < tokens)
+            images[i][j] = own[:whole]
+            if whole < len(own):
+                first = where[ends[whole - 1] if whole else 0]
+                lengths_bg[i, j] = lengths_bg[i, j].clamp(max=first)
+    width = max(int(lengths_bg.max()), 1)
+    return Continuations(batch.ids_bgr[..., :width], lengths_bg, images)

@@ -12,16 +12,11 @@ from selfverify.agents.judges.judge_settings import OwnJudgeConfig
 from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.prompting import judge_prompt
 from selfverify.core import ranks
-from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError
-from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.threads import Place
-from selfverify.rollouts.answers_to import answers_to
-from selfverify.tasks.base import user_turn
 
 
 @pytest.fixture
@@ -74,18 +69,6 @@ def test_all_that_wait_are_judged_together(judge: OwnJudge, monkeypatch: pytest.
     assert votes == [[False, None, True], [True, True, False]]
     assert threads.batches == 1 and len(threads.heard) == 6
     assert "Alarm 7:30" in threads.heard[0, 0] and "<|im_end|> evil" in threads.heard[1, 2]
-
-
-def test_votes_repeat_themselves_and_depend_on_the_number_only(judge: OwnJudge) -> None:
-    def missing(numbers: Sequence[int], text: str = "Alarm") -> list[Any]:
-        assert judge.policy is not None
-        shown = Problem("p", user_turn("Judge this.", images=0))
-        sampling = SamplingConfig(group_size=max(numbers) + 1, max_new_tokens=8, temperature=0.7)
-        [said] = answers_to(judge.policy, [(shown, Reply(text))], [5], sampling)
-        return [said[number].tokens for number in numbers]  # type: ignore[union-attr]
-
-    assert missing([0, 1, 2]) == [*missing([0, 1]), *missing([2])]
-    assert missing([0, 1, 2]) != missing([0, 1, 2], "Clock")
 
 
 def test_pictures_are_shown(judge: OwnJudge) -> None:
