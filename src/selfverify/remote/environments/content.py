@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,13 +36,15 @@ class ContentLimits:
 def to_blocks(text: str, images: Sequence[Image.Image]) -> list[dict[str, Any]]:
     """Return a text, unless it is empty, and images as content blocks. Images become PNG files.
 
-    A screenshot of 1080 x 2400 pixels takes 0.1 s at the fast compression that is used here, 0.2 s at PIL's
-    usual one, which makes the file 8 % smaller.
+    They are compressed by runs of equal bytes (zlib's ``Z_RLE``). That takes a third to half of the time of
+    PIL's usual way, and the files are as large for photos; a screenshot's may be half as large again.
     """
     blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
     for image in images:
         file = io.BytesIO()
-        (image if image.mode in _PNG_MODES else image.convert("RGB")).save(file, "PNG", compress_level=1)
+        (image if image.mode in _PNG_MODES else image.convert("RGB")).save(
+            file, "PNG", compress_level=1, compress_type=zlib.Z_RLE
+        )
         data = base64.b64encode(file.getvalue()).decode()
         blocks.append({"type": "image", "data": data, "mimeType": "image/png"})
     return blocks
