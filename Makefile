@@ -25,9 +25,9 @@ slow: $(VENV)/.stamp-test $(VENV)/.stamp-js $(VENV)/.stamp-docs
 docs: $(VENV)/.stamp-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
-# What the tests of the gateway's page drive; without it `make test` skips them. The one target that installs
-# anything outside .venv, and only where apt-get and the right to use it are there.
-browser:
+# What the tests of the gateway's page and of pages as environments drive; without it `make test` skips them. The
+# one target that installs anything outside .venv, and only where apt-get and the right to use it are there.
+browser: $(VENV)/.stamp-agents
 	@if command -v chromedriver >/dev/null; then chromedriver --version; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; \
@@ -66,6 +66,10 @@ $(VENV)/.stamp-test: $(DECLARED) $(VENV)/.stamp-core
 $(VENV)/.stamp-js: tests/serving/js/package-lock.json | $(BIN)/python
 	@if ! command -v npm >/dev/null; then echo "npm is not installed: the JavaScript client is not tested"; \
 	elif npm ci --silent --prefix $(<D); then touch $@; else echo "npm failed: the JavaScript client is not tested"; fi
+
+$(VENV)/.stamp-agents: $(DECLARED) $(VENV)/.stamp-core
+	$(PIP) -e '.[agents]'
+	@touch $@
 
 $(VENV)/.stamp-docs: $(DECLARED) $(VENV)/.stamp-core
 	$(PIP) -e '.[docs]'

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import runpy
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,6 +304,15 @@ def test_a_cancelled_call_loses_the_session() -> None:
             await environment.act(call("look"))
 
     play(work)
+
+
+def test_the_page_runs_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first example of docs/browser.md, and what it prints."""
+    page = (Path(__file__).parents[3] / "docs" / "browser.md").read_text(encoding="utf-8")
+    program = tmp_path / "program.py"
+    program.write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    runpy.run_path(str(program))
+    assert capsys.readouterr().out == page.partition("prints\n")[2].split("```")[1].lstrip("\n")
 
 
 def test_wrong_tasks_are_named() -> None:
