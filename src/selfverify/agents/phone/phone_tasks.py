@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfverify.agents.facts import Scalar, same
-from selfverify.agents.goals import Absent, Goal, Has, Listed
+from selfverify.agents.goals import Goal
+from selfverify.agents.needs import Absent, Has, Listed
 from selfverify.agents.phone.apps import APPS, switch_on
 from selfverify.agents.phone.contents.hostile import poison
 from selfverify.agents.phone.contents.world import World

@@ -17,7 +17,7 @@ from selfverify.agents.phone.rendering.writing import terse
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 
-SEEDS = 16
+SEEDS = 6
 """Tasks of each template whose words are learnt; other words fall apart into shorter pieces."""
 SPOKEN = (
     "# Task",
@@ -34,7 +34,8 @@ def corpus() -> Iterator[str]:
     for listed in vars(words).values():
         if isinstance(listed, tuple):
             yield from (f"{word} {word} {word.casefold()}" for word in listed)
-    for name in TEMPLATES:
+    for name, template in TEMPLATES.items():
+        yield from template.wordings
         for seed in range(SEEDS):
             task = make_task(name, seed)
             yield task.instruction

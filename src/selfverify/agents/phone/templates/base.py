@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from selfverify.agents.goals import Absent, Has, Listed
+from selfverify.agents.needs import Absent, Has, Listed
 from selfverify.agents.phone.contents.world import World
 from selfverify.agents.phone.templates.ways import Step
 from selfverify.agents.query_answers import Answer
