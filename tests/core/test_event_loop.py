@@ -70,6 +70,46 @@ def test_what_takes_too_long_is_cancelled(loop: EventLoop) -> None:
     assert loop.run(after(0.0, 1), 5.0) == 1
 
 
+@pytest.mark.parametrize("leaves", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_a_coroutine_that_leaves_ends_alone(loop: EventLoop, leaves: BaseException) -> None:
+    """Its caller gets to know at once, and the others go on."""
+
+    async def leave() -> None:
+        raise leaves
+
+    other = loop.start(after(0.1, 5))
+    with pytest.raises(type(leaves)):
+        loop.run(leave(), 5.0)
+    assert other.result(5.0) == 5
+    assert loop.run(after(0.0, 6), 5.0) == 6
+
+
+def test_a_loop_that_closes_itself_is_refused(loop: EventLoop) -> None:
+    async def closes() -> None:
+        loop.close()
+
+    with pytest.raises(RuntimeError, match="a coroutine of the loop cannot close the loop"):
+        loop.run(closes(), 5.0)
+    assert loop.run(after(0.0, 1), 5.0) == 1
+
+
+def test_several_may_close_at_the_same_time() -> None:
+    loop, failed = EventLoop("test loop"), list[BaseException]()
+
+    def close() -> None:
+        try:
+            loop.close()
+        except BaseException as error:
+            failed.append(error)
+
+    closing = [threading.Thread(target=close) for _ in range(8)]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join(5.0)
+    assert not failed and not any(thread.is_alive() for thread in closing)
+
+
 def test_a_loop_that_waits_for_itself_is_refused(loop: EventLoop) -> None:
     async def nests() -> int:
         return loop.run(after(0.0, 1), 5.0)

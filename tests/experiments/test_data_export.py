@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from atif_rules import Document
 from samples import sample, write_samples
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.folder_lock import only_writer
 from selfverify.core.journal import read_journal, write_journal
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
@@ -192,6 +194,8 @@ def test_it_goes_on_where_it_was_killed(run: Path, tmp_path: Path) -> None:
     for image in (out / "images").iterdir():
         image.write_bytes(b"")
     (out / "problem-000002-sample-00.json.partial").write_text("{")
+    with only_writer(out), pytest.raises(ConfigError, match=r"another process is writing into .*out"):
+        export_atif(run, out)
     assert export_atif(run, out) == Exported(6, 3, 3, UNKNOWN)
     names = sorted(path.relative_to(whole) for path in whole.rglob("*"))
     assert names == sorted(path.relative_to(out) for path in out.rglob("*"))
@@ -199,6 +203,13 @@ def test_it_goes_on_where_it_was_killed(run: Path, tmp_path: Path) -> None:
     assert export_atif(run, out) == Exported(6, 0, 3, UNKNOWN)
     with pytest.raises(ConfigError, match=r"an export of something else: limit was None and is now 3"):
         export_atif(run, out, Portion(limit=3))
+
+
+def test_one_that_was_killed_as_it_began_goes_on(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "export.json.partial").write_text("{")
+    assert export_atif(run, tmp_path / "out") == Exported(6, 6, 3, UNKNOWN)
+    assert not [*(tmp_path / "out").rglob("*.partial")]
 
 
 def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
@@ -222,6 +233,9 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
     (run / "gallery" / "00000.png").rename(run / "asked")
     with pytest.raises(DataError, match=r"problem rooms/0: the image .*00000\.png cannot be read: No such"):
         export_atif(run, tmp_path / "first")
+    os.mkfifo(run / "gallery" / "00000.png")
+    with pytest.raises(DataError, match=r"problem rooms/0: the image .*00000\.png is no file"):
+        export_atif(run, tmp_path / "pipe")
     (run / "asked").rename(run / "gallery" / "00000.png")
     (run / "images" / image).rename(run / "kept")
     with pytest.raises(DataError, match=f"rooms/0, sample 0: the image .*{image} is missing"):
@@ -345,4 +359,7 @@ def test_rollouts_come_back(tmp_path: Path) -> None:
     assert answers["message"] == "a\u20280.5" and answers["metrics"]["completion_tokens"] == 3
     (log.with_suffix("") / f"{next(iter(images))}.png").unlink()
     with pytest.raises(DataError, match=r"step-000012.*: problem p/1, trajectory 0: the image .* is missing"):
+        export_atif(tmp_path / "run", out, rollouts=True)
+    write_journal(log, RecordedGroup, header | {"step": "12"}, rows)
+    with pytest.raises(DataError, match=r"step-000012.*, line 1: its step is '12' and no whole number"):
         export_atif(tmp_path / "run", out, rollouts=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -26,7 +29,9 @@ class EventLoop:
 
     def __init__(self, name: str = "event loop") -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name=name)
+        self._closing = False
+        self._one_closes = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, daemon=True, name=name)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -66,18 +71,40 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Cancel what still runs, and end the thread. A coroutine that blocks the loop is left behind."""
-        if self._loop.is_closed():
-            return
+        """Cancel what still runs, and end the thread. A coroutine that blocks the loop is left behind.
+
+        Raises:
+            RuntimeError: A coroutine of the loop calls it, which would wait for its own end.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(f"{self._thread.name}: a coroutine of the loop cannot close the loop")
+        with self._one_closes:
+            if not self._loop.is_closed():
+                self._close()
+
+    def _close(self) -> None:
         goodbye = asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
         try:
             goodbye.result(_GOODBYE_S)
         except TimeoutError:
             goodbye.cancel()
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_GOODBYE_S)
         if not self._thread.is_alive():
             self._loop.close()
+
+    def _serve(self) -> None:
+        """Run the loop until it is closed, also behind a coroutine that wants to leave the process.
+
+        asyncio lets `SystemExit` and `KeyboardInterrupt` end a loop. All others would wait for ever.
+        """
+        while not self._closing:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                kind = type(error).__name__
+                logger.warning("%s: a coroutine has raised %s; the others go on", self._thread.name, kind)
 
 
 async def _cancel_others() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from selfverify.core.atomic_files import make_output_folder, write_json
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.folder_lock import only_writer
 from selfverify.core.journal import read_journal
 from selfverify.data.atif import VERSION, AtifTrajectory
 from selfverify.data.images import read_image
@@ -128,14 +129,27 @@ def export_atif(
         progress: Called after each trajectory.
 
     Raises:
-        ConfigError: There is nothing to export, or ``output`` holds something else.
+        ConfigError: There is nothing to export, or ``output`` holds something else, or another process is
+            exporting into it.
         DataError: A line of the source is corrupt, or an image is missing or damaged; the message names it.
     """
     portion = portion or Portion()
     held, items, unknown = (_rollouts if rollouts else _samples)(source, portion)
     about = without_surrogates({**held, "format": VERSION, **asdict(portion)})
     shown = [item.found() for item in items]
-    _begin(output, about)
+    make_output_folder(output)
+    with only_writer(output):
+        _begin(output, about)
+        new, copied = _write_all(output, items, shown, progress)
+        count = {"complete": True, "trajectories": len(items), "images": copied}
+        write_json(output / EXPORT_FILE, {"about": about, **count})
+    return Exported(len(items), new, copied, unknown)
+
+
+def _write_all(
+    output: Path, items: list[_Item], shown: list[dict[str, Path]], progress: Progress | None
+) -> tuple[int, int]:
+    """Write trajectories and what they show; the numbers of new trajectories and of images."""
     new, copied = 0, set[str]()
     for number, (item, images) in enumerate(zip(items, shown, strict=True), start=1):
         for name in images.keys() - copied:
@@ -147,9 +161,7 @@ def export_atif(
         new += _write(output / item.file, item.make())
         if progress is not None:
             progress(number, len(items))
-    count = {"complete": True, "trajectories": len(items), "images": len(copied)}
-    write_json(output / EXPORT_FILE, {"about": about, **count})
-    return Exported(len(items), new, len(copied), unknown)
+    return new, len(copied)
 
 
 def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
@@ -206,6 +218,9 @@ def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Ite
             f"{source} holds no rollout log; a run writes one with learner.rollout_log=all (or recent)"
         )
     read = [(path, *read_journal(path, RecordedGroup)) for path in files]
+    for path, header, _ in read:
+        if not isinstance(header.get("step", 0), int):
+            raise DataError(f"{path}, line 1: its step is {header['step']!r:.40} and no whole number")
     ids = {row.problem: row for *_, rows in read for row in rows.values() if row.trajectories}
     chosen = set(_chosen(ids, portion, folder))
     items = [
@@ -234,11 +249,11 @@ def _chosen(ids: Mapping[str, Any], portion: Portion, source: Path) -> list[str]
 
 
 def _begin(output: Path, about: dict[str, Any]) -> None:
-    """Make the folder, or see that it holds a part of the same export."""
-    make_output_folder(output)
+    """See that the folder is empty, or holds a part of the same export."""
     marker = output / EXPORT_FILE
     if not marker.exists():
-        if any(output.iterdir()):
+        # What a kill may have left of a first beginning is written anew.
+        if any(path.name != f"{EXPORT_FILE}.partial" for path in output.iterdir()):
             raise ConfigError(f"{output} is not empty, and holds no export; choose another folder")
         write_json(marker, {"about": about, "complete": False})
     try:

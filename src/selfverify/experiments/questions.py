@@ -65,6 +65,8 @@ class Questions:
         if not entry.get("image"):
             return entry, None
         file = file_inside(self.gallery, str(entry["image"]))
+        if file.exists() and not file.is_file():
+            raise DataError(f"problem {problem}: the image {file} is no file")
         try:
             content = file.read_bytes()
         except OSError as error:
