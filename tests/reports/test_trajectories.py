@@ -124,6 +124,8 @@ def test_all_versions_1_are_read(trial: Path, version: str) -> None:
         ("none.png", "is missing or unreadable"),
         ("bomb.png", "is missing or unreadable"),
         (ATTACK, "is missing or unreadable"),
+        ("a" * 300, "File name too long"),
+        ("a/" * 3000, "File name too long"),
     ],
 )
 def test_images_that_are_not_shown(
@@ -188,6 +190,13 @@ def test_a_file_that_is_none_is_named(trial: Path, text: str, said: str) -> None
     (trial / "t.json").write_text(text)
     with pytest.raises(DataError, match=said):
         page_of(trial)
+
+
+def test_an_integer_that_no_float_holds(trial: Path) -> None:
+    verdict = {"correct": True, "answer": [10**400, 0.5]}
+    steps = [{"step_id": 1, "source": "agent", "message": "x", "extra": {"selfverify": {"verdict": verdict}}}]
+    (trial / "t.json").write_text(json.dumps(foreign(steps=steps)))
+    assert f"[1{'0' * 400}, 0.5]" in page_of(trial)
 
 
 def test_a_page_has_only_so_many(trial: Path) -> None:

@@ -95,7 +95,7 @@ def file_inside(folder: Path, name: str) -> Path:
     """Return the file in a folder that a name leads to; it may be missing.
 
     Raises:
-        DataError: The name leads out of the folder, also through links.
+        DataError: The name leads out of the folder, also through links; or no file can have it.
     """
     try:
         path = (folder / name).resolve()
@@ -104,6 +104,10 @@ def file_inside(folder: Path, name: str) -> Path:
         inside = False
     if not inside:
         raise DataError(f"image {name[:80]} lies outside the folder {folder.name}")
+    try:
+        path.is_file()
+    except OSError as error:
+        raise DataError(f"image {name[:80]}: {error.strerror}") from None
     return path
 
 

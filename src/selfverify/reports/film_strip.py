@@ -96,5 +96,12 @@ def answer_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(item, (int, float)) for item in value):
-        return "[" + ", ".join(f"{item:g}" for item in value) + "]"
+        return "[" + ", ".join(map(_number, value)) + "]"
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _number(value: float) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:
+        return str(value)  # an integer that no float holds
