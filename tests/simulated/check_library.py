@@ -143,6 +143,16 @@ def test_an_unknown_family(asked: list[Problem], tmp_path_factory: pytest.TempPa
     policy.logprobs(prompts, drawn[:1]).sum().backward()
 
 
+def test_conversations_in_chunks(tiny_folder: Path, asked: list[Problem]) -> None:
+    """One prompt is longer than a chunk and grows as conversations do, and so do long replies."""
+    spoken = []
+    for policy in (on_cpu(tiny_folder), on_device(tiny_folder, prefill_chunk=24)):
+        assert {len(prompt.ids) > 24 for prompt in policy.encode(asked)} == {True, False}
+        rows = talk(policy, asked, end=0.2)
+        spoken.append([piece.tokens for group in rows for piece, _ in group])
+    assert spoken[0] == spoken[1]
+
+
 def test_given_up_samples_and_a_cut_nucleus(tiny_folder: Path) -> None:
     problems = [make_task("digits-pick").problem("train", 0, index) for index in range(2)]
     found = []
