@@ -278,7 +278,15 @@ RESUMED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"policy": {"lora": LoraSettings(rank=4, dropout=0.2)}, "log_channels_every": 1},
     ),
-    "alternate, masters": ("sft", {}, {"channels": "alternate", "policy": {"dtype": "bfloat16"}}),
+    "alternate, masters": (
+        "sft",
+        {},
+        {
+            "channels": "alternate",
+            "policy": {"dtype": "bfloat16"},
+            "updates_per_rollout": 2,  # each channel's moments are used again after the resumption
+        },
+    ),
     "images in conversations, old log-probs, KL, ratios of trajectories": (
         "grpo",
         {"kl": 0.01},
