@@ -23,11 +23,15 @@ def test_words_of_the_corpus_are_one_token_each() -> None:
     def pieces(text: str) -> list[str]:
         return [TOKENIZER.decode([token]) for token in TOKENIZER(text)["input_ids"]]
 
-    assert pieces("Set an alarm for 7:30.") == ["Set", " an", " alarm", " for", " ", "7", ":", "3", "0", "."]
+    assert pieces("Set an alarm for 7:30.") == [
+        *["Set", " ", "an", " ", "alarm", " ", "for", " ", "7", ":", "3", "0", "."]
+    ]
     assert pieces(f'{CALL}n3"}}}}') == [CALL, "n", "3", '"}}']
     # "Bobby" is not known: it falls apart, and nothing is lost.
-    assert len(pieces(" Bobby")) > 1
-    assert "".join(pieces(" Bobby")) == " Bobby"
+    assert len(pieces("Bobby")) > 1
+    assert "".join(pieces("Bobby")) == "Bobby"
+    times = text_tokenizer(["07:30"], words=r"\d\d:\d\d|.")
+    assert len(times("07:30 ")["input_ids"]) == 2
 
 
 @settings(max_examples=200, deadline=None)

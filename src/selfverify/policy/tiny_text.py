@@ -30,27 +30,32 @@ TEMPLATE = (
 """Tools are shown by their names alone: what they take is learnt."""
 
 
-_WORDS = pre_tokenizers.Split(Regex(r"\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s"), "isolated")
-"""A digit, a word or a run of signs with the space before it, or a space."""
+WORDS = r"\d|\p{L}+|[^\s\p{L}\d]+|\s"
+"""A digit, a word, a run of signs, or a space. A word is the same token behind a space, a quote and nothing:
+small models copy it from one place to another without having learnt that the forms are the same."""
 
 
-def text_tokenizer(corpus: Iterable[str], phrases: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """A tokenizer to which each word of ``corpus`` is one token, each digit is one, and no text is unknown.
+def text_tokenizer(
+    corpus: Iterable[str], phrases: Sequence[str] = (), words: str = WORDS
+) -> PreTrainedTokenizerFast:
+    """A tokenizer to which each word of ``corpus`` is one token, and no text is unknown.
 
     Args:
-        corpus: Texts whose words are to be known. A word includes the space before it.
+        corpus: Texts whose words are to be known.
         phrases: Strings that are one token wherever they stand, such as the fixed parts of a tool call. They
             are no special tokens: whoever writes such a text gets such a token.
+        words: What a word is: a regular expression, whose matches are never joined to one token.
 
     Raises:
         ValueError: The corpus has no words.
     """
-    words = Tokenizer(models.BPE())
-    words.pre_tokenizer = pre_tokenizers.Sequence(
-        [_WORDS, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    splitter = pre_tokenizers.Split(Regex(words), "isolated")
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    words.decoder = decoders.ByteLevel()
-    known = sorted({word for text in corpus for word, _ in _WORDS.pre_tokenize_str(text)})
+    inner.decoder = decoders.ByteLevel()
+    known = sorted({word for text in corpus for word, _ in splitter.pre_tokenize_str(text)})
     if not known:
         raise ValueError("the corpus of a tokenizer has no words")
     trainer = trainers.BpeTrainer(
@@ -61,10 +66,10 @@ def text_tokenizer(corpus: Iterable[str], phrases: Sequence[str] = ()) -> PreTra
         special_tokens=[PAD, END, *ROLES],
     )
     # The pieces are given as they stand, so that each is counted once, whatever the corpus repeats.
-    words.train_from_iterator(known, trainer)
-    words.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
+    inner.train_from_iterator(known, trainer)
+    inner.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words,
+        tokenizer_object=inner,
         eos_token=END,
         pad_token=PAD,
         extra_special_tokens=list(ROLES),

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.rendering.writing import terse
-from selfverify.agents.phone.small_policy import corpus, phrases
+from selfverify.agents.phone.small_policy import WORDS, corpus, phrases
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.policy.tiny_text import text_tokenizer
 
 
 def test_calls_and_screens_cost_few_tokens() -> None:
-    tokenizer = text_tokenizer(corpus(), phrases())
+    tokenizer = text_tokenizer(corpus(), phrases(), WORDS)
 
     def pieces(text: str) -> list[str]:
         return [tokenizer.decode([token]) for token in tokenizer(text)["input_ids"]]
 
     assert pieces('{"name": "tap", "arguments": {"id": "r3"}}') == [
         '{"name": "tap", "arguments": {"id": "',
-        "r",
-        "3",
+        "r3",
         '"}}',
     ]
     assert pieces('{"name": "back", "arguments": {}}') == ['{"name": "back", "arguments": {}}']
     swipe = '{"name": "swipe", "arguments": {"direction": "up", "dist": "long"}}'
     assert len(pieces(swipe)) == 5
     submit = '{"name": "submit", "arguments": {"message": "Done.", "evidences": [3, 12]}}'
-    assert len(pieces(submit)) == 10
+    assert len(pieces(submit)) == 9
     screens = [terse(make_task(name, 1000).phone().look()) for name in TEMPLATES]
     assert max(len(pieces(screen)) for screen in screens) <= 60

@@ -1,4 +1,6 @@
-"""A small text policy with fresh weights for agents on the phone: what `builtin:phone` was trained from.
+"""A small text policy with fresh weights, with which the cold start of agents on the phone begins.
+
+The recipe `cold-start-phone` trains it.
 
 Its tokenizer knows the words of the phone's screens, tasks and calls as one token each. Calls are plain JSON;
 the fixed part of each is one token, so that a call costs three to eight.
@@ -19,6 +21,9 @@ from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 
 SEEDS = 6
 """Tasks of each template whose words are learnt; other words fall apart into shorter pieces."""
+LAYERS = 4
+WORDS = r"\d\d:\d\d|[a-z]\d+(?!\p{L})|\d{1,2}|\p{L}+|[^\s\p{L}\d]+|\s"
+"""A time of day, an id such as ``r3``, up to two digits, a word, a run of signs, or a space."""
 SPOKEN = (
     "# Task",
     "## Round",
@@ -63,7 +68,7 @@ def phrases() -> list[str]:
 
 def write_small_policy(folder: Path, seed: int = 0) -> Path:
     """Write the fresh policy to ``folder`` and return it; its weights depend on the seed alone."""
-    return write_tiny_text(folder, text_tokenizer(corpus(), phrases()), seed)
+    return write_tiny_text(folder, text_tokenizer(corpus(), phrases(), WORDS), seed, layers=LAYERS)
 
 
 if __name__ == "__main__":
