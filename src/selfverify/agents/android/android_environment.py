@@ -141,7 +141,7 @@ class AndroidEnvironment(Environment):
         self._view = view
         if self.config.traces is not None:
             self._trace = Trace(self.config.traces, task, seed)
-            self._trace.seen(view, await self._answers(task))
+            await asyncio.to_thread(self._trace.seen, view, await self._answers(task))
         return self._shown(view) if self.config.first_screen == "given" else Observation(0, info=_info(view))
 
     async def _admit(self, task: AndroidTask) -> None:
@@ -176,7 +176,7 @@ class AndroidEnvironment(Environment):
             self._trace.done(action)
         self._view = await (self._look() if isinstance(action, Look) else self._settled())
         if self._trace is not None:
-            self._trace.seen(self._view, await self._answers(self._task))
+            await asyncio.to_thread(self._trace.seen, self._view, await self._answers(self._task))
         return self._limited(self._shown(self._view))
 
     async def _allow(self, action: ScreenAction) -> None:
@@ -207,7 +207,7 @@ class AndroidEnvironment(Environment):
         if view is not None and focus.package == view.focus.package:
             return view
         hidden = (f"{focus.package or 'what is in front'} may not be shown on this phone",)
-        return Capture(focus, b"", None, None, hidden, self._viewer.size)
+        return Capture(focus, b"", None, None, b"", hidden, self._viewer.size)
 
     async def _settled(self) -> Capture:
         """The screen, as soon as two looks in a row see the same, or after the time for it."""

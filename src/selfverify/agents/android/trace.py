@@ -78,8 +78,8 @@ class Trace:
         """
         image = self.home / "Screen" / f"screenshot-{self.steps}-before.png"
         xml = self.home / "xml" / f"{self.steps}.xml"
-        if view.picture is not None:
-            view.picture.save(image)
+        if view.png:
+            image.write_bytes(view.png)
         begin = _BEGIN.search(view.dump)
         if begin is not None:
             xml.write_bytes(view.dump[begin.start() :])

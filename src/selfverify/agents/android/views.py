@@ -40,6 +40,7 @@ class Capture:
         dump: What uiautomator has printed; empty where it was not asked.
         screen: The screen that it describes; None where it cannot be read, or was not asked for.
         picture: A screenshot, where one was asked for and there is one.
+        png: The same as the device has sent it.
         lacking: What could not be shown and why, in words for the agent.
         size: Width and height in pixels, as the device is held.
     """
@@ -48,6 +49,7 @@ class Capture:
     dump: bytes
     screen: Screen | None
     picture: Image.Image | None
+    png: bytes
     lacking: tuple[str, ...]
     size: tuple[int, int]
 
@@ -123,15 +125,14 @@ class Viewer:
         """
         focus = await self.focus()
         screen, dump, lacking = await self._read(focus) if words else (None, b"", [])
-        image = await self._photograph() if picture else None
+        image, png = await self._photograph() if picture else (None, b"")
         if picture and image is None:
             lacking.append("no screenshot: the device gives none, as of apps that forbid them")
         elif image is not None and image.getbbox() is None:
             lacking.append("the screenshot is black: the app forbids screenshots, or the screen is off")
         held = image.size if image is not None else self.size
-        return Capture(
-            focus, dump, screen, image, tuple(lacking), screen.size if screen is not None else held
-        )
+        size = screen.size if screen is not None else held
+        return Capture(focus, dump, screen, image, png, tuple(lacking), size)
 
     async def _read(self, focus: Focus) -> tuple[Screen | None, bytes, list[str]]:
         """The screen, the dump, and what is wrong with it."""
@@ -143,21 +144,23 @@ class Viewer:
                 await asyncio.sleep(self.pause)
             dump = await self.device.output(command)
             try:
-                screen = read_hierarchy(
-                    dump, self.size, focus.package, self.display if self.display else None
-                )
-                return screen, dump, []
+                # In a thread, as are pictures: large ones take long to read.
+                read = asyncio.to_thread(read_hierarchy, dump, self.size, focus.package, self.display or None)
+                return await read, dump, []
             except UnreadableScreen as error:
                 wrong = str(error)
         return None, dump, [f"the screen cannot be described: {wrong}"]
 
-    async def _photograph(self) -> Image.Image | None:
-        """A screenshot; None where the device gives none."""
+    async def _photograph(self) -> tuple[Image.Image | None, bytes]:
+        """A screenshot, also as it was sent; None where the device gives none."""
         which = f" -d {self._physical}" if self._physical else ""
         # A device with several displays says so before the picture.
         _, mark, rest = (await self.device.output(f"screencap -p{which} 2>/dev/null")).partition(_PNG)
         try:
-            image = Image.open(io.BytesIO(mark + rest), formats=["PNG"])
-            return image.convert("RGB")
+            return await asyncio.to_thread(_decoded, mark + rest), mark + rest
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            return None
+            return None, b""
+
+
+def _decoded(png: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(png), formats=["PNG"]).convert("RGB")
