@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from tests.updating import update
 
 from selfverify.core.credit import valid_trajectories
+from selfverify.core.environment import EnvironmentLost
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
@@ -20,7 +22,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
 from selfverify.experiments.run import learn
-from selfverify.learner.streams import UNTRAINED, make_streams
+from selfverify.learner.streams import UNTRAINED, make_streams, select
 from selfverify.methods.conversation_sft import ConversationSFT, ConversationSFTConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout
@@ -138,3 +140,66 @@ def test_a_demonstration_that_outlasts_its_episode_is_an_error(policy: Policy) -
 def test_a_task_without_demonstrated_conversations_says_so(policy: Policy) -> None:
     with pytest.raises(ConfigError, match="word-sums has no demonstrated conversations"):
         shown(policy, WordSums())
+
+
+class Failing(Counting):
+    """Its episodes fail in one way or another."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        return replace(super().problem(split, seed, index), environment_begins=self.way == "over")
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        if self.way == "no browser" and not seed:
+            raise OSError("no browser")
+        return Broken(problem.target, self.way if not seed else "")
+
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+        if self.way == "long":
+            return [ShownTurn("so " * 40_000), ShownTurn("so it is")]
+        return [] if self.way == "silent" else super().demonstrate_turns(problem, rng)
+
+
+class Broken(Asking):
+    def __init__(self, last: int, way: str) -> None:
+        super().__init__(last)
+        self.way = way
+
+    def begin(self) -> Reply | None:
+        return Reply(done=True) if self.way == "over" else None
+
+    def reply(self, said: Said) -> Reply:
+        if self.way == "gone":
+            raise EnvironmentLost("the device is gone")
+        return super().reply(said)
+
+
+@pytest.mark.parametrize(("way", "reason"), [("no browser", "OSError"), ("gone", "EnvironmentLost")])
+def test_an_episode_that_fails_takes_no_part(
+    policy: Policy, way: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are learnt."""
+    method, rollout = shown(policy, Failing(way), 2)
+    lost, whole = rollout.groups
+    assert [valid_trajectories(group, False).tolist() for group in (lost, whole)] == [[False], [True]]
+    assert f"problem counting/0: the episode of its demonstration failed: {reason}" in caplog.text
+    credits = [method.credit(group, valid_trajectories(group, False)) for group in rollout.groups]
+    kept, _ = select(rollout, credits, drop_zero=True)
+    assert [streams.prompt.problem_id for streams in kept] == ["counting/1"]
+    assert method.metrics(rollout.groups)["conversation/error"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("over", r"its demonstration has 2 turns, and its episode is over after 0"),
+        ("silent", "its demonstration has no turns"),
+        ("long", r"a demonstration has \d+ tokens with its prompt, and the model reads \d+"),
+    ],
+)
+def test_a_demonstration_that_cannot_be_learnt_is_named(policy: Policy, way: str, said: str) -> None:
+    with pytest.raises(DataError, match=f"problem counting/0: {said}"):
+        shown(policy, Failing(way))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,23 @@ def test_a_device_that_is_not_there_is_refused() -> None:
             Policy.load("builtin:digits", device=name)
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "idefics3", "internvl", "llava_onevision", "qwen3_vl"])
-def test_families(kind: str, asked: list[Problem], tmp_path: Path) -> None:
-    """Conversations with images in the middle, log-probabilities, gradients."""
+@pytest.mark.parametrize(
+    ("kind", "chunk"),
+    [
+        ("gemma3", 8192),
+        ("gemma3", 5),
+        ("idefics3", 8192),
+        ("internvl", 8192),
+        ("llava_onevision", 5),
+        ("qwen3_vl", 5),
+    ],
+)
+def test_families(kind: str, chunk: int, asked: list[Problem], tmp_path: Path) -> None:
+    """Conversations with images in the middle, log-probabilities, gradients; with 5 all in chunks."""
+    asked = [*asked, replace(asked[1], id="begun", environment_begins=True)]
     folder = write_family(kind, tmp_path)
     gradients, spoken = {}, {}
-    for policy in (on_cpu(folder), on_device(folder)):
+    for policy in (on_cpu(folder, prefill_chunk=chunk), on_device(folder, prefill_chunk=chunk)):
         rows = talk(policy, asked, end=0.2)
         assert any(piece.images for group in rows for piece, _ in group)
         prompts = policy.encode(asked)

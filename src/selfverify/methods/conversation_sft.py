@@ -6,6 +6,7 @@ really replies, and each turn is cut into the channels that the episode gives it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,15 +14,20 @@ import torch
 from pydantic import Field
 
 from selfverify.core.credit import Credit
-from selfverify.core.errors import DataError
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import CONTEXT, Finish, Group, Trajectory
+from selfverify.core.trajectory import CONTEXT, OBSERVATION, Finish, Group, Segment, Trajectory
 from selfverify.methods.base import Method, MethodConfig, column
+from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite
+from selfverify.rollouts.replying import outcome
 from selfverify.tasks.base import ShownTurn, Task
+
+logger = logging.getLogger(__name__)
 
 
 class ConversationSFTConfig(MethodConfig):
@@ -54,27 +60,42 @@ class ConversationSFT(Method):
     ) -> Rollout:
         """Hold the demonstrated conversations; nothing is sampled from the policy.
 
+        A conversation whose episode fails takes no part in training.
+
         Raises:
-            DataError: The episode ends a conversation before the demonstration does.
+            DataError: A demonstration has no turns, or a problem's conversation is over before it ends, or
+                they are longer than the model's context.
         """
-        groups = []
-        for problem, seed in zip(problems, seeds, strict=True):
+        prompts, groups, room = policy.encode(problems), [], longest_row(policy.model)
+        for problem, prompt, seed in zip(problems, prompts, seeds, strict=True):
             rng = np.random.default_rng(seed)
             shown = [task.demonstrate_turns(problem, rng) for _ in range(self.config.demonstrations)]
             told = [self._told(policy, task, problem, seed, turns) for turns in shown]
+            longest = len(prompt.ids) + max(len(trajectory.tokens) for trajectory in told)
+            if room is not None and longest > room:
+                raise DataError(
+                    f"problem {problem.id}: a demonstration has {longest} tokens with its prompt, and the "
+                    f"model reads {room}; demonstrate shorter conversations"
+                )
             groups.append(Group(problem, told))
-        return Rollout(policy.encode(problems), groups)
+        return Rollout(prompts, groups)
 
     def _told(
         self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[ShownTurn]
     ) -> Trajectory:
+        if not turns:
+            raise DataError(f"problem {problem.id}: its demonstration has no turns")
         samples = []
         for turn in turns:
             ids: list[int] = policy.tokenizer(turn.text, add_special_tokens=False)["input_ids"]
             samples.append(Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP))
-        told = recite(policy, problem, self.open(task, problem, seed), samples)
+        told = outcome(lambda: recite(policy, problem, self.open(task, problem, seed), samples))
+        if isinstance(told, Exception):
+            if isinstance(told, ConfigError | DataError):
+                raise told
+            return _lost(problem, len(turns), told)
         own = [segment for segment in told.segments if segment.author == "policy"]
-        if (said := own[-1].turn + 1) < len(turns):
+        if (said := own[-1].turn + 1 if own else 0) < len(turns):
             raise DataError(
                 f"problem {problem.id}: its demonstration has {len(turns)} turns, "
                 f"and its episode is over after {said}"
@@ -91,3 +112,12 @@ class ConversationSFT(Method):
         weight = 1.0 / column(group, "turns") if self.config.share_turns else 1.0
         own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
         return [Credit(c, ones, weight=weight, valid=valid) for c in dict.fromkeys(own) if c != CONTEXT]
+
+
+def _lost(problem: Problem, turns: int, error: Exception) -> Trajectory:
+    """What stands for a conversation whose episode has failed."""
+    reason = f"{type(error).__name__}: {error}"
+    message = f"problem {problem.id}: the episode of its demonstration failed: {reason}"
+    note(logger, "episode_failed", message, problem=problem.id, turn=0, reason=reason)
+    nothing = Segment(OBSERVATION, [], author="environment", finish=Finish.ERROR)
+    return Trajectory([nothing], rewards={"turns": float(turns)})
