@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,30 @@ class Chat(Episode):
         return Ending(answer_rewards(Tagged(), judged), parsed=judged)
 
 
+class Opening(Chat):
+    """Shows one before the first turn, too."""
+
+    def begin(self) -> Reply | None:
+        return self.reply(Said("", [], Finish.STOP, -1))
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["policy first", "environment first"])
 @pytest.mark.parametrize("chunk", [100, pytest.param(8192, marks=pytest.mark.slow)])
 def test_memory_of_conversations(
-    tiny_folder: Path, tmp_path: Path, chatty: Callable[[Recipe], None], chunk: int
+    tiny_folder: Path,
+    tmp_path: Path,
+    chatty: Callable[[Recipe], None],
+    chunk: int,
+    begins: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Kept keys, images that environments show, replies that are heard in chunks."""
+    if begins:
+        monkeypatch.setattr(DigitsPick, "open", lambda self, problem, seed: Opening(self, problem, seed))
+        make = DigitsPick.problem
+        monkeypatch.setattr(
+            DigitsPick, "problem", lambda *place: replace(make(*place), environment_begins=True)
+        )
     sizes = ("learner.groups_per_step=1", "learner.micro_batch_groups=1", f"policy.prefill_chunk={chunk}")
     recipe = recipe_of(tiny_folder, tmp_path, "method.name=grpo", *sizes)
     problem = Problem("x", user_turn("", 0))
@@ -134,7 +154,7 @@ def test_memory_of_conversations(
     heard = len(writer.encode(problem, reply, 1).tokens) - 1  # the policy writes the first one itself
     settings = PlanSettings(gpu="cpu", reply_tokens=heard, reply_image_tokens=24)
     made = make_plan(recipe, settings)
-    assert made.measured.shapes.response_tokens == 3 * 24 + 2 * heard
+    assert made.measured.shapes.response_tokens == 3 * 24 + (2 + begins) * heard
     chatty(recipe)
     torch.manual_seed(0)
     real = measured_run(recipe)

@@ -275,6 +275,22 @@ def test_lengths_of_replies(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert less.measured.phases["sampling"].flops == pytest.approx(sampling.flops, rel=0.1)
 
 
+def test_first_screens_are_planned(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample hears its own, also where the policy speaks once."""
+    make = DigitsPick.problem
+    monkeypatch.setattr(DigitsPick, "problem", lambda *p: replace(make(*p), environment_begins=True))
+    recipe = load_recipe("quickstart", [f"policy.path={tiny_folder}", *SETTINGS])
+    with pytest.raises(ConfigError, match=r"begin with what is shown.*give --reply-tokens"):
+        make_plan(recipe, PlanSettings())
+    given = {"reply_tokens": 70, "reply_image_tokens": 36, "response_tokens": 20}
+    for more in ({}, {"prompt_tokens": 50}):
+        made = make_plan(recipe, PlanSettings(**given, **more))
+        assert made.measured.shapes.response_tokens == 20 + 70
+        assert "a turn behind a first screen" in made.measured.shapes.stated
+        images = sum(i.placeholders for prompt in made.measured.shapes.prompts for i in prompt.images)
+        assert made.as_json()["tokens"]["images"] == images + 8 * 8 * 36
+
+
 @pytest.mark.parametrize("method", ["adapo", "turns-sft"])
 def test_second_turns_are_planned(method: str) -> None:
     """Both turns at their longest, and what is put between them."""

@@ -33,27 +33,36 @@ class Conversation:
         turns: How often the policy speaks.
         said: The tokens of each of its turns.
         reply: What it hears between two turns.
+        begins: Whether it hears as much before the first turn, too (`Episode.begin`).
     """
 
     turns: int
     said: int
     reply: Continuation
+    begins: bool = False
+
+    @property
+    def replies(self) -> int:
+        """How often something is heard."""
+        return self.turns - 1 + self.begins
 
     @property
     def tokens(self) -> list[int]:
         """All that stands behind the prompt."""
         between = [*self.reply.tokens]
-        return [*([0] * self.said + between) * (self.turns - 1), *[0] * self.said]
+        first = between if self.begins else []
+        return [*first, *([0] * self.said + between) * (self.turns - 1), *[0] * self.said]
 
     @property
     def trained(self) -> list[bool]:
         """Of each of the tokens, whether the policy has said it."""
-        turn = [True] * self.said + [False] * len(self.reply.tokens)
-        return [*turn * (self.turns - 1), *[True] * self.said]
+        heard = [False] * len(self.reply.tokens)
+        turn = [True] * self.said + heard
+        return [*(heard if self.begins else []), *turn * (self.turns - 1), *[True] * self.said]
 
     def images(self, name: str) -> list[ImageInput]:
         """The images in all replies of the conversation ``name``; no two are the same."""
-        return [i for turn in range(self.turns - 1) for i in self.heard(f"{name}/{turn}").images]
+        return [i for turn in range(self.replies) for i in self.heard(f"{name}/{turn}").images]
 
     def heard(self, name: str) -> Continuation:
         """The reply with images of its own."""
@@ -61,8 +70,16 @@ class Conversation:
         return replace(self.reply, images=images)
 
 
-def conversation_of(recipe: Recipe, policy: Policy, lengths: PlanSettings) -> tuple[Conversation, str]:
+def conversation_of(
+    recipe: Recipe, policy: Policy, lengths: PlanSettings, begins: bool
+) -> tuple[Conversation, str]:
     """Return the conversations of a recipe, and where their lengths come from, in words for people.
+
+    Args:
+        recipe: The recipe.
+        policy: Its tokenizer makes the replies.
+        lengths: Those that are given.
+        begins: Whether environments speak first. What they show counts like a reply.
 
     Raises:
         ConfigError: The lengths of replies are not known, or cannot be made.
@@ -73,23 +90,25 @@ def conversation_of(recipe: Recipe, policy: Policy, lengths: PlanSettings) -> tu
     long = "given" if lengths.response_tokens else "all as long as sampling.max_new_tokens allows"
     words = recipe.method.options.get("second_turn")
     given = lengths.reply_tokens is not None or lengths.reply_image_tokens is not None
-    if turns == 1 or not samples(recipe, method):
+    if (turns == 1 and not begins) or not samples(recipe, method):
         if given:
             raise ConfigError(
                 "--reply-tokens, --reply-image-tokens: the recipe holds no conversations of several turns"
             )
         return Conversation(1, said, Continuation([])), long
-    if not given and words is None:
+    if not given and (begins or words is None):
+        shown = "begin with what is shown" if begins else f"have up to {turns} turns"
         raise ConfigError(
-            f"conversations of task {recipe.task.name} have up to {turns} turns, and how long replies are "
-            "is not known; give --reply-tokens, and --reply-image-tokens where they show images"
+            f"conversations of task {recipe.task.name} {shown}, and how long replies "
+            "are is not known; give --reply-tokens, and --reply-image-tokens where they show images"
         )
     if words is None or given:
         reply = _made(policy, lengths)
     else:
         reply = ReplyEncoder(policy.encoder).encode(Problem("planned", user_turn(WORD, 0)), Reply(words), 1)
-    number = "two" if turns == 2 else str(turns)
-    return Conversation(turns, said, reply), f"{number} turns, {long}"
+    number = "a turn" if turns == 1 else "two turns" if turns == 2 else f"{turns} turns"
+    first = " behind a first screen" if begins else ""
+    return Conversation(turns, said, reply, begins), f"{number}{first}, {long}"
 
 
 def samples(recipe: Recipe, method: Method) -> bool:

@@ -48,7 +48,7 @@ class MeasuredPass:
         """The bytes of the preprocessed images in all replies."""
         shapes, talk = self.shapes, self.shapes.conversation
         tensors = [t for image in talk.reply.images for t in image.tensors.values() if isinstance(t, Tensor)]
-        count = len(shapes.prompts) * shapes.group_size * (talk.turns - 1)
+        count = len(shapes.prompts) * shapes.group_size * talk.replies
         return count * sum(t.nbytes for t in tensors)
 
     def keep(self, policy: Policy, meter: Meter, size: int) -> None:

@@ -32,8 +32,9 @@ class PlanSettings(Settings):
     """The length of every response, in a conversation of each turn, instead of `sampling.max_new_tokens`."""
 
     reply_tokens: int | None = Field(None, ge=1)
-    """The length of what a conversation of several turns hears between two of them, image included. Where
-    the replies of a recipe are not known beforehand, it or `--reply-image-tokens` has to be given."""
+    """The length of what a conversation of several turns hears between two of them, image included, and
+    before the first one where environments speak first. Where replies are not known beforehand,
+    it or `--reply-image-tokens` has to be given."""
 
     reply_image_tokens: int | None = Field(None, ge=1)
     """The tokens of one image in each of these replies."""

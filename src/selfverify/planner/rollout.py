@@ -49,7 +49,7 @@ def converse(policy: Policy, measured: MeasuredPass, meter: Meter, voice: Voice)
     talk, b, g = shapes.conversation, len(shapes.prompts), shapes.group_size
     if policy.device.type == "cpu" and measured.reply_pixels:
         # Preprocessed images are held as far as their cache holds them, at least those of one turn.
-        turn = measured.reply_pixels // (talk.turns - 1)
+        turn = measured.reply_pixels // talk.replies
         cached = policy.config.pixel_cache_mb << 20
         measured.keep(policy, meter, min(measured.reply_pixels, max(cached, turn)))
     total, heard = len(talk.tokens), 1 + len(talk.reply.tokens)  # what was said last is heard, too
@@ -59,15 +59,15 @@ def converse(policy: Policy, measured: MeasuredPass, meter: Meter, voice: Voice)
         meter.relabel((x for pair in prefilled.prompt_keys.values() for x in pair), "caches")
         layout = prefilled.to_grow(g, scores_at_once(forward))
         hidden_bgh = last_bh[:, None].expand(b, g, -1)
-        flops, hearing = reading.flops, total - talk.said - heard
-        for place in _growing(talk.turns, talk.said, heard):
-            if talk.turns > 1 and hearing >= 0 and place > hearing:
-                flops += (talk.turns - 1) * _hear(policy, measured, meter, layout, hearing)
+        flops, hearing = reading.flops, max(total - talk.said - heard, 0) if talk.replies else -1
+        for place in _growing(talk.turns, talk.said, heard, len(talk.reply.tokens) if talk.begins else 0):
+            if hearing >= 0 and place > hearing:
+                flops += talk.replies * _hear(policy, measured, meter, layout, hearing)
                 hearing = -1
             _step(policy, voice, hidden_bgh, layout, place)
             meter.relabel((x for pair in layout.own_keys.values() for x in pair), "caches")
-        if talk.turns > 1 and hearing >= 0:
-            flops += (talk.turns - 1) * _hear(policy, measured, meter, layout, hearing)
+        if hearing >= 0:
+            flops += talk.replies * _hear(policy, measured, meter, layout, hearing)
         with meter.span() as one:
             _step(policy, voice, hidden_bgh, layout, total // 2)
         _step(policy, voice, hidden_bgh, layout, max(total - 2, 0))
@@ -80,15 +80,19 @@ def converse(policy: Policy, measured: MeasuredPass, meter: Meter, voice: Voice)
     measured.cache_bytes = prompt + own // 2
 
 
-def _growing(turns: int, said: int, heard: int) -> Iterator[int]:
+def _growing(turns: int, said: int, heard: int, first: int = 0) -> Iterator[int]:
     """The own tokens that conversations have where the next token finds no room; see `SharedLayout`.
 
     Args:
         turns: How often the policy speaks.
         said: The tokens of each of its turns, the last of which is heard or dropped.
         heard: The tokens that are heard between two turns.
+        first: Those that are heard before the first one.
     """
-    have = kept = 0
+    have, kept = 0, first
+    if first:
+        yield first - 1
+        have = max(first, SharedLayout.FIRST_ROOM)
     for turn in range(turns):
         kept += said - 1
         while have < kept:

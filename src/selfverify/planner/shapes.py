@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 import torch
 
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
@@ -59,7 +60,7 @@ class Shapes:
     def image_tokens(self) -> int:
         """The image placeholders in all prompts and replies."""
         talk = self.conversation
-        reply = (talk.turns - 1) * sum(image.placeholders for image in talk.reply.images)
+        reply = talk.replies * sum(image.placeholders for image in talk.reply.images)
         own = sum(image.placeholders for prompt in self.prompts for image in prompt.images)
         return own + self.group_size * len(self.prompts) * reply
 
@@ -72,15 +73,21 @@ def shapes_of(recipe: Recipe, policy: Policy, groups: int, lengths: PlanSettings
         DataError: The task cannot make its problems.
     """
     problems: list[Problem] = []
+    begins = False
     if lengths.prompt_tokens is None and lengths.image_tokens is None:
         task = make_task(recipe.task.name, **recipe.task.options)
         task.use_space(policy.coordinate_space)
         problems = [task.problem("train", recipe.seed, i) for i in range(min(groups, MOST))]
         prompts = [policy.encoder.prompt(problem) for problem in problems]
+        begins = any(problem.environment_begins for problem in problems)
         where = f"{len(problems)} problems of {recipe.task.name}"
     else:
         prompts, where = [_made(policy, lengths)], "given"
-    conversation, allowed = conversation_of(recipe, policy, lengths)
+        # Whoever gives lengths may not have the task's data.
+        with suppress(SelfVerifyError):
+            task = make_task(recipe.task.name, **recipe.task.options)
+            begins = task.problem("train", recipe.seed, 0).environment_begins
+    conversation, allowed = conversation_of(recipe, policy, lengths, begins)
     stated = f"prompts: {where}; responses: {allowed}"
     return Shapes(
         _repeated(prompts, groups),
