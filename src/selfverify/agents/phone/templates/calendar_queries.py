@@ -7,7 +7,7 @@ from selfverify.agents.phone.apps.calendar_app import DAYS, day_id
 from selfverify.agents.phone.contents import words
 from selfverify.agents.phone.contents.world import World
 from selfverify.agents.phone.templates.base import Drawn, Shelf
-from selfverify.agents.phone.templates.calendar_tasks import OPEN, event, to
+from selfverify.agents.phone.templates.calendar_tasks import OPEN, event, onward, to
 from selfverify.agents.phone.templates.ways import BACK, Step, either, tap, write
 from selfverify.agents.query_answers import Answer
 
@@ -106,7 +106,8 @@ def ask_same_place(world: World) -> Drawn:
     if world.get("event", key)["day"] == world.get("event", second)["day"]:
         then = [tap(f"r{second}")]
     else:
-        then = [BACK, tap(day_id(str(world.get("event", second)["day"]))), tap(f"r{second}")]
+        days = [str(world.get("event", k)["day"]) for k in (key, second)]
+        then = [onward(days[0], days[1], tap(f"r{second}"))]
     again = [BACK, tap("query"), write(other), tap(f"r{second}")]
     return Drawn(
         {

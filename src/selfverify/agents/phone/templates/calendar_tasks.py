@@ -7,7 +7,7 @@ from selfverify.agents.phone.apps.calendar_app import DAYS, REMIND, day_id
 from selfverify.agents.phone.contents import words
 from selfverify.agents.phone.contents.world import World
 from selfverify.agents.phone.templates.base import Drawn, Shelf
-from selfverify.agents.phone.templates.ways import BACK, Step, either, hold, launch, tap, write
+from selfverify.agents.phone.templates.ways import BACK, Step, either, hold, launch, swipe, tap, write
 
 SHELF = Shelf("calendar")
 OPEN = launch("calendar")
@@ -24,6 +24,15 @@ def to(world: World, key: str) -> Step:
     record = world.get("event", key)
     by_day = [tap(day_id(str(record["day"]))), tap(f"r{key}")]
     return either(by_day, [tap("search"), write(str(record["title"])), tap(f"r{key}")])
+
+
+def onward(day: str, other: str, *then: Step) -> Step:
+    """From one day's events to another's, and what is done there."""
+    by = DAYS.index(other) - DAYS.index(day)
+    ways = [[BACK, tap(day_id(other)), *then]]
+    if abs(by) <= 2:
+        ways.append([swipe("left" if by > 0 else "right")] * abs(by) + [*then])
+    return either(*ways)
 
 
 def new_title(world: World) -> str:
@@ -180,15 +189,20 @@ def add_two(world: World) -> Drawn:
     taken = [str(record["title"]) for record in world.data["event"].values()]
     title, other = world.some([word for word in words.TITLES if word not in taken], 2)
     day, also = world.some(DAYS[1:], 2)
-    first = [tap(day_id(day)), tap("add"), write(title), tap("save")]
-    second = [tap(day_id(also)), tap("add"), write(other), tap("save")]
+    one, two = ([tap("add"), write(name), tap("save")] for name in (title, other))
     return Drawn(
         {"title": title, "day": day, "other": other, "also": also},
         [
             Has(kind="event", match={"title": title}, values={"day": day}, new=True),
             Has(kind="event", match={"title": other}, values={"day": also}, new=True),
         ],
-        [OPEN, either([*first, BACK, *second], [*second, BACK, *first])],
+        [
+            OPEN,
+            either(
+                [tap(day_id(day)), *one, onward(day, also, *two)],
+                [tap(day_id(also)), *two, onward(also, day, *one)],
+            ),
+        ],
     )
 
 
@@ -205,9 +219,15 @@ def delete_two(world: World) -> Drawn:
     for i, key in enumerate(keys):
         world.get("event", key)["day"] = days[i % 2]
     titles = [str(world.get("event", key)["title"]) for key in keys]
-    ways = [[tap(day_id(days[i])), hold(f"r{keys[i]}"), tap("delete"), tap("delete")] for i in range(2)]
+    one, two = ([hold(f"r{key}"), tap("delete"), tap("delete")] for key in keys[:2])
     return Drawn(
         {"title": titles[0], "day": days[0], "other": titles[1], "also": days[1]},
         [Absent(kind="event", key=keys[i], match={"title": titles[i], "day": days[i]}) for i in range(2)],
-        [OPEN, either([*ways[0], BACK, *ways[1]], [*ways[1], BACK, *ways[0]])],
+        [
+            OPEN,
+            either(
+                [tap(day_id(days[0])), *one, onward(days[0], days[1], *two)],
+                [tap(day_id(days[1])), *two, onward(days[1], days[0], *one)],
+            ),
+        ],
     )

@@ -6,7 +6,7 @@ from selfverify.agents.needs import Absent, Has
 from selfverify.agents.phone.contents.world import World
 from selfverify.agents.phone.templates.base import Drawn, Shelf
 from selfverify.agents.phone.templates.contacts_tasks import OPEN, make, someone
-from selfverify.agents.phone.templates.ways import BACK, either, tap, write
+from selfverify.agents.phone.templates.ways import BACK, either, hold, tap, write
 
 SHELF = Shelf("contacts")
 
@@ -37,6 +37,7 @@ def add_two(world: World) -> Drawn:
     "Star {name} and change the phone number of {other} to {phone}.",
     "Give {name} a star, and {other} the new number {phone}.",
     "Two things: star {name}; the phone of {other} is now {phone}.",
+    hidden=True,
     exhibits=2,
 )
 def star_and_phone(world: World) -> Drawn:
@@ -44,18 +45,17 @@ def star_and_phone(world: World) -> Drawn:
     world.get("contact", key)["star"] = False
     second, other = someone(world)
     phone = world.number()
-    change = [tap(f"r{second}"), tap("edit"), tap("phone"), write(phone), tap("save")]
+    change = [hold(f"r{second}"), tap("edit"), tap("phone"), write(phone), tap("save")]
+    starred = [tap(f"r{key}"), tap("star")]
     return Drawn(
         {"name": name, "other": other, "phone": phone},
         [
             Has(kind="contact", match={"name": name}, values={"star": True}),
             Has(kind="contact", match={"name": other}, values={"phone": phone}),
         ],
-        [OPEN, either(
-            [tap(f"r{key}"), tap("star"), BACK, *change],
-            [*change, BACK, tap(f"r{key}"), tap("star")],
-        )],
-    )  # fmt: skip
+        [OPEN, either([*change, *starred], [*starred, BACK, *change])],
+        [either([tap(f"r{second}")], [BACK, tap(f"r{second}")])],
+    )
 
 
 @SHELF.operation(
