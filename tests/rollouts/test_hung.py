@@ -162,3 +162,19 @@ def test_an_evaluation_keeps_its_batches(gate: threading.Event, hung: HungThread
         evaluate(Policy.load("builtin:digits"), task, config, store, max_new_tokens=8)
     stored = read_samples(store)[1]
     assert len(stored) == 8 and sum(sample.finish == "error" for sample in stored) == 2
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_call_that_leaves_its_thread_is_known_at_once(error: type[BaseException]) -> None:
+    """It is no thread that hangs, and the rollout does not wait for its deadline."""
+
+    def leaves() -> int:
+        raise error("now")
+
+    limits = EpisodeLimits(turns=1, reply_threads=2, reply_s=60.0)
+    hung = replying.HUNG.count()
+    found = replying.Replies(limits, str).ask({(0, 0): leaves, (0, 1): lambda: 2}, "turn 0")
+    assert (
+        isinstance(found[0, 0], RuntimeError) and str(found[0, 0]) == f"it ended with {error.__name__}: now"
+    )
+    assert found[0, 1] == 2 and replying.HUNG.count() == hung

@@ -79,7 +79,11 @@ class Replies:
         found: dict[Place, T | Exception] = {}
 
         def run(place: Place) -> None:
-            done.put((place, outcome(calls[place])))
+            try:
+                came = outcome(calls[place])
+            except BaseException as error:  # on a thread of ours no user has interrupted
+                came = RuntimeError(f"it ended with {type(error).__name__}: {error}")
+            done.put((place, came))
 
         while waiting or running:
             if may_hang is not None:
