@@ -150,7 +150,7 @@ def test_figures_and_categories_are_tabulated(tmp_path: Path) -> None:
     assert tabulate(summarise(rows, boxes)) == []
 
 
-@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "F", "LA"])
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "LA"])
 def test_images_of_any_mode_come_into_the_gallery(mode: str, tmp_path: Path) -> None:
     """Photographs for print are CMYK, which PNG does not know."""
     from selfverify.tasks.mathematics.math import Math

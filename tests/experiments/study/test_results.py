@@ -156,7 +156,7 @@ def test_two_turns_have_a_table_of_their_own() -> None:
 
 def test_two_turn_figures_are_drawn(tmp_path: Path) -> None:
     steps = [{"step": k, **dict.fromkeys(TURN_CURVES, 0.1 * k)} for k in (1, 2)]
-    runs = {name: {0: RunData(name, tmp_path, steps=steps)} for name in ("ours", "other")}
+    runs = {name: {0: RunData(name, tmp_path, tmp_path, steps=steps)} for name in ("ours", "other")}
     metrics = {f"turns.{kind}": {"mean": 0.1, "per_seed": {"0": 0.1}} for kind in ("acc@t1", "0->1", "1->0")}
     results = {"before": {"metrics": metrics}, "variants": {name: {"metrics": metrics} for name in runs}}
     drawn = draw_figures(tmp_path, "pick", results, runs)
