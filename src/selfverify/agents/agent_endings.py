@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from selfverify.agents.agent_figures import Record, measure
 from selfverify.agents.cases import Judgement
@@ -37,6 +38,8 @@ class Worked:
         outcome: How it ended; None while it goes on.
         why: Why nothing proper was handed in, or what cut it off.
         turn: The last turn of the policy, from 0; -1 before the first.
+        turns: What became of each turn, as plain JSON: the ``call`` that was read, the ``round`` that the
+            environment counted, and the ``error`` with which it was refused; each where there is one.
         message: The final message.
         chosen: The exhibits that the agent has handed in.
         seen: The exhibits that the agent was shown, by which it may prove its work.
@@ -51,6 +54,7 @@ class Worked:
     outcome: Outcome | None = None
     why: str = ""
     turn: int = -1
+    turns: dict[int, dict[str, Any]] = field(default_factory=dict)
     message: str = ""
     chosen: list[Exhibit] = field(default_factory=list)
     seen: list[Exhibit] = field(default_factory=list)
@@ -71,8 +75,9 @@ def ending_of_agent(
     """A conversation's rewards (Eq. 3) and figures, with every vote and its words.
 
     ``answer`` is the whole reward R. ``correct`` is the ground truth, or where nobody knows it what the
-    judges say. Everything else in the rewards is explained in docs/smartsnap.md. ``turns`` has, for the last
-    turn, what was handed in and how it was judged, so that the rollout log keeps the votes.
+    judges say. Everything else in the rewards is explained in docs/smartsnap.md. ``turns`` has what became of
+    each turn (`Worked.turns`), and of the last one what was handed in and how it was judged, so that the
+    rollout log keeps the votes and a page can show them.
 
     Args:
         problem: What was asked; ``meta["steps"]`` is how many calls that act the task takes, if known.
@@ -123,6 +128,10 @@ def ending_of_agent(
         "message": worked.message,
         "evidence": [exhibit.seen.round for exhibit in worked.chosen],
         "judgement": None if judgement is None else judgement.as_json(),
+        "reward": None if lost else asdict(components),
+        "truth": None if worked.truth is None else asdict(worked.truth),
     }
-    turns = [*[None] * worked.turn, said] if worked.turn >= 0 else []
+    turns = [worked.turns.get(turn, {}) for turn in range(worked.turn + 1)]
+    if turns:
+        turns[-1] = turns[-1] | said
     return Ending(rewards, parsed=judged, turns=turns, lost=bool(lost))

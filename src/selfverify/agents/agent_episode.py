@@ -115,6 +115,7 @@ class AgentEpisode(Episode):
     def reply(self, said: Said) -> Reply:
         """See `Episode`."""
         self.worked.turn = said.turn
+        self.worked.turns[said.turn] = {}
         if said.finish != Finish.STOP:
             return self._end(Outcome.CUT_OFF, "the turn was cut off")
         read = read_calls(said, self.problem.tools)
@@ -125,6 +126,7 @@ class AgentEpisode(Episode):
         if len(read.calls) > 1:
             return self._refused(f"{len(read.calls)} calls in one message, and there may be one")
         [call] = read.calls
+        self.worked.turns[said.turn]["call"] = {"name": call.name, "arguments": call.arguments}
         if call.name == SUBMIT:
             return self._submit(call.arguments)
         names = [tool["function"]["name"] for tool in self.problem.tools]
@@ -156,11 +158,16 @@ class AgentEpisode(Episode):
         if self._session is not None:
             self._session.close()
 
+    def give_up(self, why: str) -> None:
+        """End a conversation that has broken off, also while judges vote: there is no verdict."""
+        self.worked.outcome, self.worked.why, self._pending = Outcome.CUT_OFF, why, None
+
     def _act(self, call: Call) -> Reply:
         assert self._session is not None
         seen = self._session.act(call)
         if self._session.history[-1].seen is seen:
             self.worked.seen.append(self._session.history[-1])
+            self.worked.turns[self.worked.turn]["round"] = seen.round
         if seen.error:
             return self._refused(seen.error, seen)
         self._in_a_row = 0
@@ -188,6 +195,7 @@ class AgentEpisode(Episode):
     def _refused(self, reason: str, seen: Observation | None = None) -> Reply:
         """Tell the agent why a call was not carried out; too many in a row end the conversation."""
         self.worked.refused += 1
+        self.worked.turns[self.worked.turn]["error"] = reason
         self._in_a_row += 1
         if self._in_a_row > self.settings.errors_in_a_row:
             return self._end(Outcome.IMPROPER, f"{self._in_a_row} calls in a row were refused")

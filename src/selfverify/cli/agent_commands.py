@@ -8,11 +8,40 @@ import typer
 
 from selfverify.cli.options import settings_as_options
 from selfverify.remote.environments.serving_settings import EnvironmentServing
+from selfverify.serving.agent_run_settings import AgentRunSettings
 
 if TYPE_CHECKING:
     from selfverify.remote.environments.sessions import Factory
 
-app = typer.Typer(no_args_is_help=True, help="Serve environments in which agents act.")
+app = typer.Typer(no_args_is_help=True, help="Let an agent act and watch it; serve environments.")
+
+
+@app.command()
+@settings_as_options
+def run(settings: AgentRunSettings) -> None:
+    """Let an agent do something on a phone of its own, watch it, and write a page about it.
+
+    Ctrl-C ends the session; the page then shows what was done so far.
+
+    Examples:
+
+    - `selfverify agent run --template clock-add --expert`
+
+    - `selfverify agent run "Set an alarm for 7:30" --model runs/mine/model --text terse`
+
+    - `selfverify agent run "Set an alarm for 7:30" --server http://127.0.0.1:8000 --model Qwen/Qwen3-8B`
+    """
+    from selfverify.cli.agent_watching import told, watch_begin, watch_turn
+    from selfverify.core.errors import ConfigError
+
+    try:
+        from selfverify.serving.agent_run import run_agent
+    except ImportError as error:
+        raise ConfigError(f"this needs more: pip install 'selfverify[serve]' ({error})") from None
+    session = run_agent(settings, watch_begin, watch_turn)
+    told(session)
+    if session.error is not None:
+        raise session.error
 
 
 @app.command()
@@ -57,7 +86,7 @@ def mcp(
 
     Examples:
 
-    - `selfverify agent mcp phone --task '{"template": "ClockAlarm"}' --seed 3`
+    - `selfverify agent mcp phone --task '{"template": "clock-add"}' --seed 3`
     """
     import asyncio
     import logging

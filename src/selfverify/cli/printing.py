@@ -17,6 +17,11 @@ def say(text: str, style: str = "", prefix: str = "") -> None:
     Console(stderr=True).print(Text(prefix, style).append(text, ""), soft_wrap=True, highlight=False)
 
 
+def harmless(text: str) -> str:
+    """A text of a model or a screen without what a terminal would obey, such as escape sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def print_json(data: Any, indent: int | None = 2) -> None:
     """Print data as JSON. What JSON does not know, such as a path, is written as a text."""
     typer.echo(json.dumps(data, indent=indent, ensure_ascii=False, default=str))

@@ -43,14 +43,15 @@ def _step(segments: list[Segment], store: Path | None) -> StoredStep:
         text="".join(segment.text for segment in segments),
         images=[]
         if store is None
-        else _written(store.parent / IMAGES, (i for s in segments for i in s.images)),
+        else written_images(store.parent / IMAGES, (i for s in segments for i in s.images)),
         finish=last.finish,
         values={name: value for segment in segments for name, value in segment.values.items()},
         verdict=None if judged is None else StoredVerdict(judged.answer, judged.key, judged.correct),
+        record=next((s.parsed for s in segments if isinstance(s.parsed, dict)), None),
     )
 
 
-def _written(folder: Path, images: Iterable[Image]) -> list[str]:
+def written_images(folder: Path, images: Iterable[Image]) -> list[str]:
     """The names of images in a folder. An image that is shown again has the file that it had."""
     names = []
     for image in images:

@@ -38,6 +38,8 @@ class StoredStep:
         finish: How a turn ended; None for an environment's message.
         values: What was measured of a turn, by name.
         verdict: What the task says of a turn, where it says something.
+        record: What the episode tells of a turn, as plain JSON; for an agent which call was read, and at the
+            end what was handed in and every vote (`agents.agent_endings.ending_of_agent`).
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -50,6 +52,7 @@ class StoredStep:
     finish: str | None
     values: dict[str, float]
     verdict: StoredVerdict | None
+    record: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)

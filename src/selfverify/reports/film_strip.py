@@ -18,6 +18,8 @@ from selfverify.evaluation.store import StoredSample
 
 _LONGEST_SIDE = 640
 """Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
+_COLOURS = 64
+"""Colours of a picture that was drawn."""
 
 
 class Pictures:
@@ -45,6 +47,28 @@ class Pictures:
             found["id"] = f"shown-{digest.hexdigest()}"
         self._known[name] = found
         return {**found, "data": data}
+
+
+class Drawings:
+    """Pictures that a report draws itself. Each is in the page once; frames refer to it."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, dict[str, Any]] = {}
+        """By content: size, ``id`` and ``data``."""
+
+    def shown(self, image: Image.Image) -> dict[str, Any]:
+        """An image's size and ``id``; `known` has its data."""
+        pixels = hashlib.blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=8).digest()
+        name = f"drawn-{pixels.hex()}"
+        if name not in self.known:
+            buffer = io.BytesIO()
+            # Screens have few colours; so many keep letters smooth.
+            few = image.quantize(_COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+            few.save(buffer, "PNG", optimize=True)
+            self.known[name] = {"width": image.width, "height": image.height, "id": name} | {
+                "data": f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+            }
+        return {**self.known[name], "data": None, "note": None}
 
 
 def sample_strip(sample: StoredSample, pictures: Pictures) -> list[dict[str, Any]]:

@@ -12,7 +12,11 @@ from selfverify.core.atomic_files import write_text
 from selfverify.core.differences import flatten
 from selfverify.core.errors import DataError
 from selfverify.evaluation.breakdown import SHOWN, tabulate
+from selfverify.evaluation.store import StoredSample
 from selfverify.reports import charts, figures
+from selfverify.reports.agent_film import agent_film
+from selfverify.reports.agent_gallery import agent_gallery, has_agents
+from selfverify.reports.film_strip import Drawings, Pictures
 from selfverify.reports.gallery import KINDS, gallery
 from selfverify.reports.run_data import STAGES, RunData, load_run
 from selfverify.reports.trajectories import MOST_SHOWN, trajectory_cards
@@ -56,48 +60,98 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
         run.colour = figures.RUN_COLOURS[index % len(figures.RUN_COLOURS)]
         if names.count(run.name) > 1:
             run.name = str(folder)
-    environment = Environment(
-        loader=PackageLoader("selfverify.reports"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    page = environment.get_template("report.html.j2").render(
-        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
-        palette=figures.PALETTE,
-        runs=[
-            {
-                "name": run.name,
-                "colour": run.colour,
-                "sentence": sentence(run),
-                "tiles": tiles(run),
-                "table": table(run),
-                "breakdown": _breakdown(run),
-                "turn_categories": turn_categories(run),
-                "gallery": gallery(run),
-                "trajectories": trajectory_cards(run.path, run.trajectories),
-                "more": max(len(run.trajectories) - MOST_SHOWN, 0),
-                "times": talk_times(run),
-                "settings": [(name, _plain(value)) for name, value in sorted(flatten(run.settings).items())],
-                "happened": run.happened,
-                "missing": run.missing,
-            }
-            for run in runs
-        ],
-        measured=any(not run.trajectories for run in runs),
-        comparison=comparison(runs) if len(runs) > 1 else [],
-        small="small" if len(runs) == 1 else "",
-        stages=[(stage, STAGE_TITLES[stage]) for stage in STAGES],
-        accuracy=list(charts.accuracy(runs)),
-        turns=list(charts.turns(runs)),
-        training=list(charts.training(runs)),
-        conversations=list(charts.conversations(runs)),
-        signal=list(charts.signal(runs)),
-        scores=list(charts.scores(runs)),
-        kinds={kind: title for kind, (title, _) in KINDS.items()},
+    drawings = Drawings()
+    agents = agent_gallery(runs, drawings)
+    page = (
+        templates()
+        .get_template("report.html.j2")
+        .render(
+            title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+            palette=figures.PALETTE,
+            runs=[
+                {
+                    "name": run.name,
+                    "colour": run.colour,
+                    "sentence": sentence(run),
+                    "tiles": tiles(run),
+                    "table": table(run),
+                    "breakdown": _breakdown(run),
+                    "turn_categories": turn_categories(run),
+                    "gallery": [] if has_agents(run) else gallery(run),
+                    "trajectories": trajectory_cards(run.path, run.trajectories, drawings),
+                    "more": max(len(run.trajectories) - MOST_SHOWN, 0),
+                    "times": talk_times(run),
+                    "settings": [
+                        (name, _plain(value)) for name, value in sorted(flatten(run.settings).items())
+                    ],
+                    "happened": run.happened,
+                    "missing": run.missing,
+                }
+                for run in runs
+            ],
+            measured=any(not run.trajectories for run in runs),
+            agent_cards=agents,
+            agents_only=all(has_agents(run) or run.trajectories for run in runs),
+            drawn=list(drawings.known.values()),
+            comparison=comparison(runs) if len(runs) > 1 else [],
+            small="small" if len(runs) == 1 else "",
+            stages=[(stage, STAGE_TITLES[stage]) for stage in STAGES],
+            accuracy=list(charts.accuracy(runs)),
+            turns=list(charts.turns(runs)),
+            training=list(charts.training(runs)),
+            conversations=list(charts.conversations(runs)),
+            signal=list(charts.signal(runs)),
+            scores=list(charts.scores(runs)),
+            kinds={kind: title for kind, (title, _) in KINDS.items()},
+        )
     )
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
     return out
+
+
+def write_agent_page(
+    sample: StoredSample, entry: dict[str, Any], about: str, images: Path, out: Path
+) -> Path:
+    """Write a page about one session of an agent.
+
+    Args:
+        sample: The session; its steps have their records.
+        entry: The problem's ``id``, ``question`` and ``target``, as in a gallery.
+        about: Who acted and where, in a sentence.
+        images: The folder of the images that the sample names.
+        out: The HTML file; its folder is created.
+
+    Raises:
+        DataError: The sample is no session of an agent.
+    """
+    drawings = Drawings()
+    shown = agent_film(sample, entry["target"], Pictures(images), drawings, open=True)
+    if shown is None:
+        raise DataError(f"{entry['id']}: there is no session of an agent to be shown")
+    column = {"title": "", "colour": "best", "shows": [shown], "more": 0}
+    page = (
+        templates()
+        .get_template("agent_page.html.j2")
+        .render(
+            about=about,
+            card={"id": entry["id"], "question": entry["question"], "columns": [column]},
+            palette=figures.PALETTE,
+            drawn=list(drawings.known.values()),
+        )
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page)
+    return out
+
+
+def templates() -> Environment:
+    """The pages' templates; whatever they are filled with is text."""
+    return Environment(
+        loader=PackageLoader("selfverify.reports"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
 
 
 def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:

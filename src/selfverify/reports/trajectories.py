@@ -22,8 +22,10 @@ from selfverify.data.atif import (
     read_atif,
     text_of,
 )
-from selfverify.reports.film_strip import Pictures, answer_text
-from selfverify.rollouts.atif_steps import OURS
+from selfverify.evaluation.atif_samples import sample_from_atif
+from selfverify.reports.agent_film import agent_film
+from selfverify.reports.film_strip import Drawings, Pictures, answer_text
+from selfverify.rollouts.atif_steps import OURS, SHOWN_IMAGES
 from selfverify.tasks.tool_episode import shortened
 
 MOST_SHOWN = 24
@@ -50,12 +52,13 @@ class _About(BaseModel):
     verdict: _Verdict | None = None
 
 
-def trajectory_cards(folder: Path, files: list[Path]) -> list[dict[str, Any]]:
+def trajectory_cards(folder: Path, files: list[Path], drawings: Drawings) -> list[dict[str, Any]]:
     """Return a card for each of the first `MOST_SHOWN` trajectories; subagents come behind their agent.
 
     Args:
         folder: What the page is about; files are named relative to it.
         files: The files of trajectories.
+        drawings: Takes the screens of our own agents' sessions.
 
     Raises:
         DataError: A file is no ATIF; the message names it.
@@ -67,7 +70,7 @@ def trajectory_cards(folder: Path, files: list[Path]) -> list[dict[str, Any]]:
             break
         own = pictures.setdefault(file.parent, Pictures(file.parent))
         for trajectory, title in _all(read_atif(file), str(file.relative_to(folder))):
-            cards.append(_card(trajectory, title, file, own))
+            cards.append(_card(trajectory, title, file, own) | {"film": _film(trajectory, file, drawings)})
     return cards[:MOST_SHOWN]
 
 
@@ -91,6 +94,19 @@ def _card(trajectory: AtifTrajectory, title: str, file: Path, pictures: Pictures
         "outcome": _outcome(trajectory),
         "steps": [shown for step in trajectory.steps for shown in _strip(step, file, pictures)],
     }
+
+
+def _film(trajectory: AtifTrajectory, file: Path, drawings: Drawings) -> Shown | None:
+    """A session of an agent of ours, exported from an evaluation; None for all others."""
+    try:
+        found = sample_from_atif(trajectory)
+    except DataError:
+        return None
+    if found is None:
+        return None
+    about, sample = found
+    target = (about.entry or {}).get("target")
+    return agent_film(sample, target, Pictures(file.parent / SHOWN_IMAGES), drawings, open=True)
 
 
 def _outcome(trajectory: AtifTrajectory) -> list[tuple[str, str]]:

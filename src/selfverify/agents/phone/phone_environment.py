@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from selfverify.agents.phone.apps import APPS
-from selfverify.agents.phone.phone_tasks import PhoneTask, Start, given_task, make_task
+from selfverify.agents.phone.phone_tasks import PhoneTask, Start, free_phone, given_task, make_task
 from selfverify.agents.phone.phone_tools import Address, schemas
 from selfverify.agents.phone.playing import perform
 from selfverify.agents.phone.rendering.html import html
@@ -45,7 +45,7 @@ class PhoneOptions(BaseModel):
 
 
 class _Reset(BaseModel):
-    """What a session can be reset to: a template, or a task as plain JSON."""
+    """What a session can be reset to: a template, a task as plain JSON, or a phone without any task."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,6 +53,33 @@ class _Reset(BaseModel):
     start: Start = "home"
     hostile: bool = False
     task: dict[str, Any] | None = None
+    free: bool = False
+
+
+def reset_phone(task: Mapping[str, Any], seed: int) -> tuple[PhoneTask | None, Phone]:
+    """The task that a session is reset to, None for a free one, and the phone at its beginning.
+
+    Args:
+        task: As `PhoneEnvironment` describes it.
+        seed: Decides whatever is random.
+
+    Raises:
+        DataError: There is no such task.
+    """
+    try:
+        asked = _Reset.model_validate(dict(task))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise DataError(f"phone task: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+    if (asked.template is not None) + (asked.task is not None) + asked.free != 1:
+        raise DataError("phone task: it must have one of `template`, `task` and `free`")
+    if asked.free:
+        return None, free_phone(seed, asked.hostile)
+    if asked.task is not None:
+        made = given_task(asked.task)
+    else:
+        made = make_task(str(asked.template), seed, asked.start, asked.hostile)
+    return made, made.phone()
 
 
 class PhoneEnvironment(Environment):
@@ -60,7 +87,8 @@ class PhoneEnvironment(Environment):
 
     `reset` takes ``{"template": NAME}``, to be drawn with the seed, with ``"start": "home"`` (the default) or
     ``"app"`` and ``"hostile": true`` for contents that try to deceive (`agents.phone.contents.hostile`); or
-    ``{"task": {...}}``, a task as `PhoneTask.record` writes it.
+    ``{"task": {...}}``, a task as `PhoneTask.record` writes it; or ``{"free": true}``, a phone whose contents
+    the seed draws and that nothing is asked of.
 
     An observation's ``info`` has the ``facts`` that its screen shows, and ``app`` and ``screen``.
 
@@ -83,18 +111,7 @@ class PhoneEnvironment(Environment):
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
         """See `Environment`."""
-        try:
-            asked = _Reset.model_validate(dict(task))
-        except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            raise DataError(f"phone task: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
-        if (asked.template is None) == (asked.task is None):
-            raise DataError("phone task: it must have either `template` or `task`")
-        if asked.task is not None:
-            self.task = given_task(asked.task)
-        else:
-            self.task = make_task(str(asked.template), seed, asked.start, asked.hostile)
-        self.phone = self.task.phone()
+        self.task, self.phone = reset_phone(task, seed)
         self._round = 0
         return self._shown() if self.options.first_screen == "given" else Observation(0, info={"facts": []})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
@@ -89,6 +90,20 @@ def make_task(template: str, seed: int, start: Start = "home", hostile: bool = F
     return _made(named(template).name, int(seed), start, hostile)
 
 
+def free_phone(seed: int, hostile: bool = False) -> Phone:
+    """A phone that shows its home screen and of which nothing is asked.
+
+    Args:
+        seed: Decides its contents.
+        hostile: As in `make_task`.
+    """
+    world = World(Random(f"free/{seed}"))
+    clock = world.time()
+    if hostile:
+        poison(world, frozenset())
+    return switch_on(Phone.fresh(world.data, clock=clock))
+
+
 def named(template: str) -> Template:
     """The template of this name.
 
@@ -96,7 +111,9 @@ def named(template: str) -> Template:
         DataError: There is none.
     """
     if template not in TEMPLATES:
-        raise DataError(f"phone: there is no template {template!r}; docs/phone.md lists them")
+        close = difflib.get_close_matches(template[:80], TEMPLATES, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        raise DataError(f"phone: there is no template {template!r}; {hint}docs/phone.md lists them")
     return TEMPLATES[template]
 
 

@@ -13,6 +13,7 @@ from selfverify.agents.agent_figures import METRICS
 from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
+from selfverify.agents.judges.nobody import Nobody
 from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
 from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, task_seed, templates_of
@@ -22,7 +23,6 @@ from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.phone.templates.base import Template
 from selfverify.agents.prompting import agent_prompt, hint_names
 from selfverify.agents.tasks.phone_demonstrations import CallForm, Teacher, demonstrated
-from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
@@ -134,21 +134,36 @@ class PhoneAgents(Task):
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`. Kinds of tasks take turns; what is in the phone is drawn."""
-        c, kinds = self.config, self.config.templates(split)
+        kinds = self.config.templates(split)
         kind = kinds[index % len(kinds)]
         drawn = task_seed(split, seed, index)
+        return self.of_template(kind, drawn, f"{self.name}/{split}/{seed}/{index}")
+
+    def of_template(self, kind: Template, drawn: int, name: str) -> Problem:
+        """A problem of this kind, called ``name``, whose contents the seed ``drawn`` decides."""
+        c = self.config
         made = make_task(kind.name, drawn, c.start, c.hostile)
         reset = {"template": kind.name, "start": c.start, "hostile": c.hostile}
+        target = {"reset": reset, "seed": drawn, "goal": made.goal.model_dump(mode="json")}
+        about = {
+            "category": kind.app,
+            "categories": {"template": [kind.name], "kind": [kind.kind]},
+            "steps": made.length,
+        }
+        return self._posed(name, made.instruction, target, about)
+
+    def of_instruction(self, instruction: str, drawn: int, name: str) -> Problem:
+        """What a person asks, on a phone whose contents the seed ``drawn`` decides; no goal is known."""
+        target = {"reset": {"free": True, "hostile": self.config.hostile}, "seed": drawn, "goal": None}
+        return self._posed(name, instruction, target, {})
+
+    def _posed(self, name: str, instruction: str, target: Any, about: dict[str, Any]) -> Problem:
+        c = self.config
         return Problem(
-            id=f"{self.name}/{split}/{seed}/{index}",
-            messages=self._messages(made.instruction),
-            target={"reset": reset, "seed": drawn, "goal": made.goal.model_dump(mode="json")},
-            meta={
-                "question": made.instruction,
-                "category": kind.app,
-                "categories": {"template": [kind.name], "kind": [kind.kind]},
-                "steps": made.length,
-            },
+            id=name,
+            messages=self._messages(instruction),
+            target=target,
+            meta={"question": instruction, **about},
             tools=[*PhoneEnvironment(c.options).tools, submit_tool(c.agent.evidence.source)],
             environment_begins=c.agent.first_screen == "given",
         )
@@ -159,18 +174,20 @@ class PhoneAgents(Task):
             return asked
         return [{"role": "system", "content": [{"type": "text", "text": self._told}]}, *asked]
 
-    def open(self, problem: Problem, seed: int) -> Episode:
+    def open(self, problem: Problem, seed: int) -> AgentEpisode:
         """See `Task.open`. What is in the phone depends on the problem, and nothing on ``seed``."""
         target = problem.target
+        goal = None if target["goal"] is None else Goal.read(target["goal"], problem.id)
+        unjudged = goal is None and self.config.judge.kind == "rules"
         return AgentEpisode(
             problem,
             lambda: PhoneEnvironment(self.config.options),
             target["reset"],
             target["seed"],
-            self.jury,
+            Nobody() if unjudged else self.jury,
             self.config.agent,
             self.limits.turns,
-            Goal.read(target["goal"], problem.id),
+            goal,
             LOOKING,
         )
 

@@ -1,0 +1,249 @@
+"""One session of an agent, watched while it goes on, and the page about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from selfverify.agents.agent_endings import Worked
+from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
+from selfverify.agents.judges.judge_settings import ModelJudgeConfig
+from selfverify.agents.judges.make_judge import JudgeConfig
+from selfverify.agents.phone.phone_tasks import named
+from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.errors import SelfVerifyError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
+from selfverify.evaluation.steps import written_images
+from selfverify.evaluation.store import StoredSample, StoredStep
+from selfverify.policy.policy import Policy
+from selfverify.remote.client import ServerSettings
+from selfverify.reports.report import write_agent_page
+from selfverify.rollouts.converse import converse
+from selfverify.serving.agent_run_settings import AgentRunSettings
+from selfverify.serving.agent_speakers import OnServer, Script, Speaker
+from selfverify.tasks.judged import Judged
+
+OnTurn = Callable[[int, Worked, str, str], None]
+"""Called after each turn with its number, what came of the session so far, what was said, and the reply."""
+
+
+@dataclass(slots=True)
+class Session:
+    """A session that is over.
+
+    Args:
+        problem: What was asked.
+        ending: What came of it; None where its environment was lost.
+        worked: The same in detail.
+        page: The page about it; None where nothing was said.
+        error: Why it broke off; None where it did not.
+    """
+
+    problem: Problem
+    ending: Ending | None
+    worked: Worked
+    page: Path | None
+    error: BaseException | None = None
+
+
+def run_agent(settings: AgentRunSettings, on_begin: Callable[[Problem], None], on_turn: OnTurn) -> Session:
+    """Hold one session, and write the page about it, also where it breaks off.
+
+    Args:
+        settings: What is asked, who acts, who judges.
+        on_begin: Told what is asked.
+        on_turn: Told of each turn.
+
+    Raises:
+        ConfigError: The model cannot be loaded or has no tools, or a server's address is none.
+        DataError: There is no such template.
+    """
+    task = PhoneAgents(_config(settings))
+    task.limits = task.limits.model_copy(update={"turns": settings.task.max_turns})
+    problem = _problem(settings, task)
+    speaks = _speaker(settings, task, problem)
+    on_begin(problem)
+    with TemporaryDirectory() as images:
+        watched = Watched(task.open(problem, settings.task.seed), Path(images), on_turn)
+        error: BaseException | None = None
+        try:
+            speaks(watched)
+        except (KeyboardInterrupt, SelfVerifyError) as stopped:
+            error = stopped
+            watched.stop("it was interrupted" if isinstance(stopped, KeyboardInterrupt) else str(stopped))
+        finally:
+            watched.close()
+        page = None
+        if watched.ended is not None and any(step.author == "policy" for step in watched.steps):
+            entry = {"id": problem.id, "question": problem.meta["question"], "target": problem.target}
+            page = write_agent_page(
+                watched.sample(problem.id), entry, _about(settings), Path(images), settings.output
+            )
+    return Session(problem, watched.ended, watched.inner.worked, page, error)
+
+
+class Watched(Episode):
+    """An agent's episode, of which every turn is told and kept.
+
+    Args:
+        inner: The episode.
+        images: The folder that its pictures are written to.
+        on_turn: Told of each turn.
+    """
+
+    def __init__(self, inner: AgentEpisode, images: Path, on_turn: OnTurn) -> None:
+        self.inner, self.images, self.on_turn = inner, images, on_turn
+        self.channel = inner.channel
+        self.steps: list[StoredStep] = []
+        self.ended: Ending | None = None
+        self._closed = False
+
+    def foreseen(self) -> Sequence[Reply]:
+        """See `Episode`."""
+        return self.inner.foreseen()
+
+    def begin(self) -> Reply | None:
+        """See `Episode`."""
+        reply = self.inner.begin()
+        if reply is not None:
+            self._keep(reply, 0)
+        return reply
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`."""
+        finish = str(said.finish)
+        self.steps.append(StoredStep("policy", said.turn, self.channel, said.text, [], finish, {}, None))
+        reply = self.inner.reply(said)
+        words = "" if reply.done else self._keep(reply, said.turn + 1)
+        self.on_turn(said.turn, self.inner.worked, said.text, words)
+        return reply
+
+    def ending(self) -> Ending:
+        """See `Episode`."""
+        self.ended = self.inner.ending()
+        return self.ended
+
+    def stop(self, why: str) -> None:
+        """End what has broken off, without a verdict."""
+        if self.ended is None:
+            self.inner.give_up(why)
+            self.ending()
+
+    def close(self) -> None:
+        """See `Episode`."""
+        if not self._closed:
+            self._closed = True
+            self.inner.close()
+
+    def sample(self, problem: str) -> StoredSample:
+        """The session as the store keeps one."""
+        assert self.ended is not None
+        for step in self.steps:
+            if step.author == "policy" and step.turn < len(self.ended.turns):
+                step.record = self.ended.turns[step.turn]
+        judged = self.ended.parsed
+        text = "".join(step.text for step in self.steps)
+        return StoredSample(
+            problem, 0, text, None, None, isinstance(judged, Judged) and judged.correct,
+            dict(self.ended.rewards), {}, 0, None, str(Finish.STOP), 0, steps=self.steps,
+        )  # fmt: skip
+
+    def _keep(self, reply: Reply, turn: int) -> str:
+        words = _words(reply)
+        names = written_images(self.images, reply.images)
+        self.steps.append(StoredStep("environment", turn, "observation", words, names, None, {}, None))
+        return words
+
+
+def _words(reply: Reply) -> str:
+    if isinstance(reply.content, str):
+        return reply.content
+    return "\n".join(part["text"] for part in reply.content if part["type"] == "text")
+
+
+def _config(settings: AgentRunSettings) -> PhoneAgentsConfig:
+    actor, judge = settings.actor, JudgeConfig()
+    if settings.judge is not None and settings.judge_model is not None:
+        judge = JudgeConfig(
+            kind="model", server=ModelJudgeConfig(url=settings.judge, model=settings.judge_model)
+        )
+    return PhoneAgentsConfig(
+        hostile=settings.task.hostile,
+        address=actor.address,
+        text=actor.text,
+        show=actor.show,
+        prompt=actor.prompt,
+        agent=AgentSettings(first_screen=actor.first_screen),
+        judge=judge,
+    )
+
+
+def _problem(settings: AgentRunSettings, task: PhoneAgents) -> Problem:
+    asked = settings.task
+    if asked.template is not None:
+        kind = named(asked.template)
+        return task.of_template(kind, asked.seed, f"{kind.name}/{asked.seed}")
+    return task.of_instruction(asked.instruction or "", asked.seed, f"free/{asked.seed}")
+
+
+def _speaker(settings: AgentRunSettings, task: PhoneAgents, problem: Problem) -> Callable[[Watched], None]:
+    """What holds a session with who acts; a model is loaded before anything begins."""
+    actor, turns, seed = settings.actor, settings.task.max_turns, settings.task.seed
+    if actor.expert:
+        shown = task.demonstrate_turns(problem, np.random.default_rng(seed))
+        script = Script([turn.text for turn in shown])
+        return lambda watched: hold(watched, script, turns)
+    if actor.server is not None:
+        fields: dict[str, Any] = {
+            "model": actor.model,
+            "temperature": actor.temperature,
+            "max_tokens": actor.max_new_tokens,
+            "seed": seed,
+        }
+        speaker = OnServer(problem, ServerSettings(actor.server, timeout_s=actor.timeout), fields)
+        return lambda watched: hold(watched, speaker, turns)
+    policy = Policy.load(actor.model or "")
+    sampling = SamplingConfig(
+        group_size=1, temperature=actor.temperature, top_p=1.0, max_new_tokens=actor.max_new_tokens
+    )
+
+    def converses(watched: Watched) -> None:
+        task.use_policy(policy)
+        converse(policy, task, [problem], [seed], sampling, lambda asked, its_seed: watched)
+
+    return converses
+
+
+def hold(episode: Episode, speaker: Speaker, turns: int) -> None:
+    """Hold a conversation with who needs no policy, to its end.
+
+    Raises:
+        SelfVerifyError: The speaker or the environment has failed; nothing is closed then.
+    """
+    first = episode.begin()
+    if first is not None:
+        speaker.hear(first)
+    for turn in range(turns):
+        said = speaker.speak(turn)
+        reply = episode.reply(said)
+        if reply.done or said.finish != Finish.STOP:
+            break
+        speaker.hear(reply)
+    episode.ending()
+
+
+def _about(settings: AgentRunSettings) -> str:
+    actor = settings.actor
+    who = "A script that knows the way" if actor.expert else f"The model {actor.model}"
+    at = f" behind {actor.server}" if actor.server else ""
+    judge = f"the model {settings.judge_model}" if settings.judge else "rules"
+    judged = judge if settings.judge or settings.task.template else "nobody"
+    return f"{who}{at} acted on the library's own phone, seed {settings.task.seed}. Judged by {judged}."

@@ -1,0 +1,131 @@
+"""Who can act in a session without a model that is loaded here: a script, or a model behind a server."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from selfverify.agents import background
+from selfverify.core.episode import Reply, Said
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
+from selfverify.remote.messages import image_url, openai_messages
+from selfverify.tasks.strict_json import read_json
+
+
+class Speaker(ABC):
+    """Says something in turn, and hears what comes of it."""
+
+    @abstractmethod
+    def hear(self, reply: Reply) -> None:
+        """Be shown what the environment says."""
+
+    @abstractmethod
+    def speak(self, turn: int) -> Said:
+        """Say what is to be done next."""
+
+
+class Script(Speaker):
+    """Says what was written beforehand.
+
+    Args:
+        texts: One for each turn.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = list(texts)
+
+    def hear(self, reply: Reply) -> None:
+        """See `Speaker`. It knows the way."""
+
+    def speak(self, turn: int) -> Said:
+        """See `Speaker`. Behind its end it says nothing."""
+        return Said(self.texts[turn] if turn < len(self.texts) else "", [], Finish.STOP, turn)
+
+
+class OnServer(Speaker):
+    """A model behind an OpenAI-compatible server, with tools as the server knows them.
+
+    Calls are taken from the reply's ``tool_calls``; a reply without them is read as text, in which a model
+    may have written its call.
+
+    Args:
+        problem: What is asked; its tools are offered.
+        server: Where the server is.
+        fields: The request's other fields: model, temperature, ``max_tokens``, seed.
+
+    Raises:
+        ConfigError: The address is none.
+    """
+
+    def __init__(self, problem: Problem, server: ServerSettings, fields: dict[str, Any]) -> None:
+        server_url(server.url)
+        self.server, self.fields, self.tools = server, fields, problem.tools
+        self.messages = openai_messages(problem)
+        self._named: list[str] = []
+        """The ids of the calls in the last message."""
+
+    def hear(self, reply: Reply) -> None:
+        """See `Speaker`. Pictures follow in a message of the user: those of tools hold text only."""
+        parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
+        words = "\n".join(part["text"] for part in parts if part["type"] == "text")
+        for name in self._named:
+            self.messages.append({"role": "tool", "tool_call_id": name, "content": words})
+        shown = [{"type": "image_url", "image_url": {"url": image_url(image)}} for image in reply.images]
+        told = [] if self._named else [{"type": "text", "text": words}]
+        if told + shown:
+            self._told(told + shown)
+        self._named = []
+
+    def _told(self, parts: list[dict[str, Any]]) -> None:
+        """Go on with the user's message: many chat templates refuse two in a row."""
+        if self.messages[-1]["role"] == "user":
+            before = self.messages.pop()["content"]
+            parts = [*([{"type": "text", "text": before}] if isinstance(before, str) else before), *parts]
+        self.messages.append({"role": "user", "content": parts})
+
+    def speak(self, turn: int) -> Said:
+        """See `Speaker`.
+
+        Raises:
+            ServerError: The server cannot be reached, refuses, or answers what is no chat completion.
+        """
+        choice = background.start(self._asked()).result()
+        message = choice["message"]
+        content = message.get("content")
+        text = content if isinstance(content, str) else ""
+        calls = message.get("tool_calls")
+        finish = Finish.LENGTH if choice.get("finish_reason") == "length" else Finish.STOP
+        if not isinstance(calls, list) or not calls:
+            self.messages.append({"role": "assistant", "content": text})
+            return Said(text, [], finish, turn)
+        self.messages.append({"role": "assistant", "content": text, "tool_calls": calls})
+        self._named = [str(call.get("id", "")) for call in calls if isinstance(call, dict)]
+        read = _read(calls)
+        shown = read.get("tool_calls", calls)
+        written = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in shown)
+        return Said("\n".join(part for part in (text, written) if part), [], finish, turn, message=read)
+
+    async def _asked(self) -> dict[str, Any]:
+        body = {**self.fields, "messages": self.messages, "tools": self.tools}
+        async with OpenAIClient(self.server) as client:
+            choice: dict[str, Any] = (await client.chat(body))["choices"][0]
+            return choice
+
+
+def _read(calls: list[Any]) -> dict[str, Any]:
+    """A server's ``tool_calls`` as `Said.message` has them: their arguments are JSON in a text."""
+    found = []
+    try:
+        for call in calls:
+            function = call["function"]
+            arguments = function["arguments"]
+            if isinstance(arguments, str):
+                arguments = read_json(arguments or "{}")
+            found.append({"name": function["name"], "arguments": arguments})
+    except (KeyError, TypeError, ValueError) as error:
+        return {"error": f"its arguments are no JSON: {error}"[:300]}
+    return {"tool_calls": found}

@@ -1,0 +1,47 @@
+"""Sessions on the phone without a model, as the store keeps them: for tests of pages and judges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfverify.agents.cases import Panel
+from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
+from selfverify.core.problem import Problem
+from selfverify.evaluation.store import StoredSample
+from selfverify.serving.agent_run import Watched, hold
+from selfverify.serving.agent_speakers import Script
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A call as an agent writes it."""
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"So.\n<tool_call>\n{body}\n</tool_call>"
+
+
+def expert(task: PhoneAgents, problem: Problem) -> list[str]:
+    """The shortest way, and its proof."""
+    return [turn.text for turn in task.demonstrate_turns(problem, np.random.default_rng(0))]
+
+
+def played(
+    task: PhoneAgents, problem: Problem, texts: Sequence[str], images: Path, panel: Panel | None = None
+) -> StoredSample:
+    """The session in which an agent says ``texts``."""
+    episode = task.open(problem, 0)
+    episode.panel = panel or episode.panel
+    watched = Watched(episode, images, lambda *about: None)
+    try:
+        hold(watched, Script(texts), len(texts))
+    finally:
+        watched.close()
+    return watched.sample(problem.id)
+
+
+def phone_task(**config: Any) -> PhoneAgents:
+    """The task `phone` as it is tested: the first screen is given."""
+    return PhoneAgents(PhoneAgentsConfig.model_validate({"agent": {"first_screen": "given"}, **config}))

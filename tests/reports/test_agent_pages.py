@@ -1,0 +1,195 @@
+"""Pages about agents: frames, marks, exhibits, votes; evaluations side by side; nothing becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from tests.agents.phone.played import call, expert, phone_task, played
+from tests.agents.test_agent_episode import Asked
+
+from browser import look, missing, open_browser
+from samples import write_samples
+from selfverify.agents.exhibits import Vote
+from selfverify.agents.judges.jury import Jury
+from selfverify.agents.phone.contents.hostile import TEXTS
+from selfverify.agents.phone.templates import TEMPLATES
+from selfverify.evaluation.shown_problems import shown_entry
+from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.experiments.data_export import Portion, export_atif
+from selfverify.reports.agent_film import agent_film
+from selfverify.reports.film_strip import Drawings, Pictures
+from selfverify.reports.report import write_report
+
+SIZES = {"screen": (1180, 900), "phone": (390, 844)}
+EVIL = "".join(TEXTS)
+NONE = dict.fromkeys(("sampled", "greedy", "soft"))
+
+
+def entry(task, problem):
+    return json.loads(json.dumps(shown_entry(task, problem, "")))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Before: an agent that gives up, and one whose judge is deceived. After: the expert."""
+    folder = tmp_path_factory.mktemp("agents") / "run"
+    (folder / "gallery").mkdir(parents=True)
+    task = phone_task(hostile=True)
+    problems = [
+        task.of_template(TEMPLATES[name], 3, f"phone/test/0/{n}")
+        for n, name in enumerate(("clock-add", "contacts-add", "reader-mark"))
+    ]
+    stages: dict[str, list[StoredSample]] = {"before": [], "after": []}
+    fooled = Jury(Asked(Vote(True, True, f"Round 1 says {EVIL}", (1,))))
+    weak = [
+        call("launch", app="clock"), call("tap", id="nothing-here"), call("swipe", direction="up"),
+        call("long_press", x1=0, y1=200, x2=540, y2=260), "<b>what</b> {{ 7 * 7 }}" + call("back"),
+        call("submit", message=EVIL, evidences=[1, 3]),
+    ]  # fmt: skip
+    for problem in problems:
+        own = (
+            played(task, problem, weak, folder, fooled),
+            played(task, problem, expert(task, problem), folder),
+        )
+        for stage, sample in zip(stages, own, strict=True):
+            stages[stage].append(replace(sample, scores=dict(NONE)))
+    for stage, samples in stages.items():
+        write_samples(folder / f"samples-{stage}.jsonl", {"task": "phone"}, samples)
+    (folder / "gallery" / "problems.json").write_text(json.dumps([entry(task, p) for p in problems]))
+    return folder
+
+
+def test_frames_say_what_happened_and_mark_what_is_touched(tmp_path: Path) -> None:
+    task = phone_task()
+    problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
+    texts = [
+        call("launch", app="clock"), call("fly"), call("tap", id="add"), call("tap", id="gone"),
+        call("swipe", direction="up", dist="short"), call("submit", message="Done.", evidences=[2]),
+    ]  # fmt: skip
+    drawings = Drawings()
+    film = agent_film(
+        played(task, problem, texts, tmp_path), entry(task, problem)["target"], Pictures(tmp_path), drawings
+    )
+    assert film is not None
+    assert [frame["title"] for frame in film["frames"]] == [
+        "Round 0", "Round 1", "Refused", "Round 2", "Round 3", "Round 4", "Handed in",
+    ]  # fmt: skip
+    assert [frame["exhibit"] for frame in film["frames"]] == [n == 3 for n in range(7)]
+    marks = [frame["mark"] and frame["mark"]["kind"] for frame in film["frames"]]
+    assert marks == [None, "tap", None, None, "swipe", None, None]
+    home, clock, _, form, same, *_ = film["frames"]
+    assert home["images"][0]["id"] != clock["images"][0]["id"] != form["images"][0]["id"]
+    assert form["images"] == same["images"] and "there is no" in same["error"]
+    assert clock["call"] == 'launch(app="clock")' and clock["said"] == "So." and "Alarms" in clock["read"]
+    x, y, width, height = clock["mark"]["box"]
+    assert x < clock["mark"]["x"] < x + width and y < clock["mark"]["y"] < y + height
+    up = same["mark"]
+    assert up["to"][0] == up["x"] and up["to"][1] < up["y"]
+    assert film["truth"] is False and film["judged"] is False and film["reward"] == pytest.approx(-0.05)
+    assert film["message"] == "Done." and film["evidence"] == [2] and len(film["votes"]) == 1
+    assert len(drawings.known) == 4  # five frames, and the refused call left its screen as it was
+
+
+def test_two_evaluations_stand_side_by_side(run: Path) -> None:
+    page = write_report([run], run / "page.html").read_text("utf-8")
+    assert page.count('<div class="side">') == 2 * page.count('<article class="card panel agent">') > 0
+    assert "Before training" in page and "After training" in page and "judged a success" in page
+    # The expert is believed and has done it; the other one is believed only.
+    assert page.count("✓ done") == page.count("✗ not done") > 0
+    assert 'class="step frame exhibit' in page and "Problems and answers" not in page
+    ids = re.findall(r'<image id="(drawn-\w+)"', page)
+    assert len(ids) == len(set(ids)) and set(re.findall(r'href="#(drawn-\w+)"', page)) == set(ids)
+    # Two folders of evaluations do the same.
+    for stage in ("before", "after"):
+        own = run.parent / stage
+        (own / "gallery").mkdir(parents=True, exist_ok=True)
+        (own / "samples.jsonl").write_bytes((run / f"samples-{stage}.jsonl").read_bytes())
+        (own / "gallery" / "problems.json").write_bytes((run / "gallery" / "problems.json").read_bytes())
+    both = write_report([run.parent / "before", run.parent / "after"], run / "both.html").read_text("utf-8")
+    assert both.count('<div class="side">') == page.count('<div class="side">')
+
+
+def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path: Path) -> None:
+    task = phone_task()
+    problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
+    sample = played(task, problem, expert(task, problem), tmp_path)
+    for target in (None, "x", {"reset": {"template": "gone"}, "seed": 1}, {"reset": {"free": 3}, "seed": 0}):
+        film = agent_film(sample, target, Pictures(tmp_path), Drawings())
+        assert film is not None and not any(frame["images"] for frame in film["frames"])
+        assert "Alarms" in film["frames"][1]["read"]
+    damaged = [replace(step, record={"outcome": 3}) for step in sample.steps]
+    assert agent_film(replace(sample, steps=damaged), None, Pictures(tmp_path), Drawings()) is None
+
+
+def test_pictures_that_the_agent_saw_need_no_drawing(tmp_path: Path) -> None:
+    task = phone_task(show="both")
+    problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
+    sample = played(task, problem, expert(task, problem), tmp_path)
+    film = agent_film(sample, None, Pictures(tmp_path), Drawings())
+    assert film is not None and [len(frame["images"]) for frame in film["frames"]] == [1, 1, 1, 1, 1, 0]
+
+
+def test_exported_sessions_are_shown_in_the_same_way(run: Path, tmp_path: Path) -> None:
+    """Whole problems as their evaluation, a part of one as trajectories; both with drawn screens."""
+    own = tmp_path / "eval"
+    (own / "gallery").mkdir(parents=True)
+    settings, samples = read_samples(run / "samples-before.jsonl")
+    twice = [replace(sample, sample=n) for sample in samples for n in range(2)]
+    write_samples(own / "samples.jsonl", settings, twice)
+    (own / "gallery" / "problems.json").write_bytes((run / "gallery" / "problems.json").read_bytes())
+    export_atif(own, tmp_path / "all")
+    export_atif(own, tmp_path / "part", Portion(limit=3))
+
+    def film(folder: Path) -> list[str]:
+        page = write_report([folder], tmp_path / "page.html").read_text("utf-8")
+        return re.findall(r'<use href="#(drawn-\w+)"', page)
+
+    assert film(own) == film(tmp_path / "all") != []
+    assert set(film(tmp_path / "part")) <= set(film(own)) and len(film(tmp_path / "part")) == 3 * 6
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    with open_browser() as found:
+        yield found
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_hostile_words_stay_words_in_a_browser(driver: webdriver.Chrome, run: Path, size: str) -> None:
+    """No element comes from a screen, a message or a vote; keys go through a strip; nothing sticks out."""
+    look(driver, SIZES[size], dark=size == "phone")
+    driver.get(write_report([run], run / "page.html").as_uri())
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
+    assert driver.execute_script("return document.body.innerHTML") != "done"
+    kinds = driver.execute_script(
+        "return [...new Set([...document.querySelectorAll('.agent *')].map(e => e.localName))].sort()"
+    )
+    assert set(kinds) <= {
+        "b", "circle", "code", "details", "div", "g", "h3", "line", "p", "pre", "q", "rect", "section",
+        "span", "summary", "svg", "use",
+    }  # fmt: skip
+    quoted = driver.execute_script("return document.querySelector('.ballot pre').textContent")
+    assert TEXTS[9] in quoted and "49" not in driver.execute_script(
+        "return document.querySelectorAll('.frame')[5].querySelector('.did').textContent"
+    )
+    strip = driver.find_element(By.CSS_SELECTOR, ".film[open] .strip")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", strip)
+    for _ in range(3):
+        strip.send_keys(Keys.ARROW_RIGHT)
+    script = "return [...arguments[0].children].findIndex(c => c.classList.contains('at'))"
+    assert driver.execute_script(script, strip) == 2
+    shown = driver.execute_script(
+        "return [...document.querySelectorAll('.screen use')].map(e => e.getBBox().width)"
+    )
+    assert shown and set(shown) == {540}
+    assert driver.get_log("browser") == []

@@ -1,0 +1,179 @@
+"""One session of an agent: a script, a server, an own model; what breaks off, and the page about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.agents.phone.played import call
+from tests.policy.test_tool_templates import QWEN3
+
+from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.policy.policy import Policy
+from selfverify.serving.agent_run import Session, run_agent
+from selfverify.serving.agent_run_settings import ActorSettings, AgentRunSettings, AgentTaskSettings
+from serving_servers import FakeUpstream, Loop
+
+YES = "<Reasoning>Round 1 shows it.</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>SUCCESS</Verdict>"
+
+
+class AgentServer(FakeUpstream):
+    """A model server that speaks ``turns``: texts, or lists of calls as OpenAI's protocol has them."""
+
+    turns: list[Any]
+
+    async def _chat(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        said = self.turns[sum(message["role"] == "assistant" for message in body["messages"])]
+        message = {"role": "assistant", "content": said if isinstance(said, str) else None}
+        if not isinstance(said, str):
+            message["tool_calls"] = [
+                {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                for n, (name, arguments) in enumerate(said)
+            ]
+        return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def held(page: Path, task: dict[str, Any], actor: dict[str, Any], **more: Any) -> tuple[Session, list[str]]:
+    """A session, and what was told of each turn."""
+    told: list[str] = []
+    settings = AgentRunSettings(
+        task=AgentTaskSettings(**task), actor=ActorSettings(**actor), output=page, **more
+    )
+    session = run_agent(settings, lambda problem: None, lambda turn, worked, said, reply: told.append(reply))
+    return session, told
+
+
+def test_a_script_needs_no_model(tmp_path: Path) -> None:
+    session, told = held(tmp_path / "a" / "p.html", {"template": "clock-add", "seed": 4}, {"expert": True})
+    assert session.error is None and session.ending is not None and session.page == tmp_path / "a" / "p.html"
+    assert session.ending.parsed.reward == pytest.approx(0.95) and session.worked.truth is not None
+    assert "Alarms" in told[0] and told[-1] == ""
+    page = session.page.read_text("utf-8")
+    assert "A script that knows the way" in page and "✓ done" in page and page.count("<section") == 6
+
+
+def test_a_server_calls_tools_and_a_judge_votes(tmp_path: Path, loop: Loop) -> None:
+    agent = AgentServer()
+    agent.turns = [
+        [("launch", '{"app": "clock"}')],
+        [("tap", '{"id": "add"'), ("home", "{}")],
+        call("tap", id="add"),
+        [("submit", {"message": "Seen.", "evidences": [1]})],
+    ]
+    judge = FakeUpstream(write=lambda body, i: YES)
+    session, _ = held(
+        tmp_path / "p.html", {"instruction": "Look at my <b>alarms</b>."},
+        {"server": loop.upstream(agent), "model": "m"}, judge=loop.upstream(judge), judge_model="m",
+    )  # fmt: skip
+    assert session.error is None and [turn.get("round") for turn in session.worked.turns.values()] == [
+        1, None, 2, None,
+    ]  # fmt: skip
+    assert session.worked.judgement is not None and session.worked.judgement.success is True
+    assert session.worked.truth is None and "no JSON" in session.worked.turns[1]["error"]
+    last = agent.seen[-1]
+    assert [message["role"] for message in last["messages"]] == [
+        "system", "user", "assistant", "tool", "assistant", "tool", "tool", "assistant", "user",
+    ]  # fmt: skip
+    assert [m["tool_call_id"] for m in last["messages"] if m["role"] == "tool"] == ["c0", "c0", "c1"]
+    assert "submit" in [tool["function"]["name"] for tool in last["tools"]] and last["max_tokens"] == 1024
+    assert "Look at my" in judge.seen[0]["messages"][1]["content"]
+    page = (tmp_path / "p.html").read_text("utf-8")
+    assert "truth not known" in page and "judged a success" in page and "<b>alarms" not in page
+
+
+def test_pictures_follow_in_a_message_of_the_user(tmp_path: Path, loop: Loop) -> None:
+    agent = AgentServer()
+    agent.turns = [[("launch", '{"app": "clock"}')], "I have finished."]
+    session, _ = held(
+        tmp_path / "p.html",
+        {"instruction": "Look."},
+        {"server": loop.upstream(agent), "model": "m", "show": "both"},
+    )
+    messages = agent.seen[-1]["messages"]
+    assert [message["role"] for message in messages] == [
+        "system",
+        "user",
+        "user",
+        "assistant",
+        "tool",
+        "user",
+    ]
+    assert messages[-1]["content"][0]["type"] == "image_url" and isinstance(messages[-2]["content"], str)
+    assert session.worked.outcome == "improper" and session.worked.why == "a message without a call"
+
+
+def test_what_breaks_off_is_shown(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = AgentServer(fault=lambda body: None)
+    agent.turns = [[("launch", '{"app": "clock"}')], 3]
+    session, _ = held(
+        tmp_path / "p.html", {"instruction": "Look."}, {"server": loop.upstream(agent), "model": "m"}
+    )
+    assert isinstance(session.error, ServerError) and session.page is not None
+    assert session.ending is not None and session.ending.lost
+    down, _ = held(
+        tmp_path / "q.html", {"instruction": "Look."}, {"server": "http://127.0.0.1:9", "model": "m"}
+    )
+    assert "cannot be reached" in str(down.error) and down.page is None
+
+    def interrupted(turn: int, worked: Any, said: str, reply: str) -> None:
+        if turn == 1:
+            raise KeyboardInterrupt
+
+    settings = AgentRunSettings(
+        task=AgentTaskSettings(template="clock-add"),
+        actor=ActorSettings(expert=True),
+        output=tmp_path / "r.html",
+    )
+    closed: list[bool] = []
+    monkeypatch.setattr(
+        "selfverify.agents.phone.phone_environment.PhoneEnvironment.close", lambda self: _note(closed)
+    )
+    stopped = run_agent(settings, lambda problem: None, interrupted)
+    assert isinstance(stopped.error, KeyboardInterrupt) and closed == [True]
+    assert "it was interrupted" in (tmp_path / "r.html").read_text("utf-8")
+
+
+async def _note(closed: list[bool]) -> None:
+    closed.append(True)
+
+
+def test_an_own_model_acts(
+    tmp_path: Path, load_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tiny model says nothing of use: that is a format error, and a page about it."""
+    own = load_policy()
+    monkeypatch.setattr(Policy, "load", lambda path: own)
+    actor = {"model": "own", "max_new_tokens": 3, "prompt": "task", "temperature": 1.0}
+    with monkeypatch.context() as patched:
+        patched.setattr(own.tokenizer, "chat_template", QWEN3)
+        session, told = held(tmp_path / "p.html", {"template": "clock-add"}, actor)
+    assert len(told) == 1 and session.ending is not None and session.page is not None
+    page = session.page.read_text("utf-8")
+    assert "The model own acted" in page and page.count("<section") == 2
+    session, told = held(tmp_path / "q.html", {"template": "clock-add"}, actor)
+    assert isinstance(session.error, ConfigError) and not told and session.page is None
+
+
+def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="did you mean clock-add"):
+        held(tmp_path / "p.html", {"template": "clock-ad"}, {"expert": True})
+    for task, actor, why in (
+        ({}, {"expert": True}, "say what is to be done"),
+        ({"instruction": "x", "template": "clock-add"}, {"expert": True}, "leave yours out"),
+        ({"instruction": "x"}, {}, "say who acts"),
+        ({"instruction": "x"}, {"expert": True, "model": "m"}, "say who acts"),
+        ({"instruction": "x"}, {"server": "http://x"}, "--server needs --model"),
+        ({"instruction": "x"}, {"expert": True}, "of a --template only"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            held(tmp_path / "p.html", task, actor)
