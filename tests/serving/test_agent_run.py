@@ -101,13 +101,9 @@ def test_pictures_follow_in_a_message_of_the_user(tmp_path: Path, loop: Loop) ->
     )
     messages = agent.seen[-1]["messages"]
     assert [message["role"] for message in messages] == [
-        "system",
-        "user",
-        "user",
-        "assistant",
-        "tool",
-        "user",
-    ]
+        "system", "user", "assistant", "tool", "user",
+    ]  # fmt: skip
+    assert [part["type"] for part in messages[1]["content"]] == ["text", "text", "image_url"]
     assert messages[-1]["content"][0]["type"] == "image_url" and isinstance(messages[-2]["content"], str)
     assert session.worked.outcome == "improper" and session.worked.why == "a message without a call"
 

@@ -229,7 +229,7 @@ def test_broken_tasks_are_named(change: Any, reason: str) -> None:
 
 
 def test_what_cannot_be_reset_to() -> None:
-    for task, reason in (({}, "either"), ({"template": "x"}, "no template"), ({"temp": 1}, "temp")):
+    for task, reason in (({}, "one of"), ({"template": "x"}, "no template"), ({"temp": 1}, "temp")):
         with pytest.raises(DataError, match=reason):
             asyncio.run(PhoneEnvironment().reset(task, 0))
     with pytest.raises(DataError, match="not been reset"):
