@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from selfverify.agents.phone.film import Frame, Mark, film
 from selfverify.agents.phone.phone_environment import reset_phone
-from selfverify.agents.phone.rendering.film import Frame, Mark, film
 from selfverify.core.errors import DataError
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.reports.agent_records import CallRecord, EndRecord, TurnRecord, calls_of, end_of, turns_of
