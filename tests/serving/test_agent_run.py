@@ -13,7 +13,7 @@ from tests.policy.test_tool_templates import QWEN3
 
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.policy.policy import Policy
-from selfverify.serving.agent_run import Session, run_agent
+from selfverify.serving.agent_run import AgentRun, run_agent
 from selfverify.serving.agent_run_settings import ActorSettings, AgentRunSettings, AgentTaskSettings
 from serving_servers import FakeUpstream, Loop
 
@@ -43,7 +43,7 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
-def held(page: Path, task: dict[str, Any], actor: dict[str, Any], **more: Any) -> tuple[Session, list[str]]:
+def held(page: Path, task: dict[str, Any], actor: dict[str, Any], **more: Any) -> tuple[AgentRun, list[str]]:
     """A session, and what was told of each turn."""
     told: list[str] = []
     settings = AgentRunSettings(

@@ -12,7 +12,7 @@ from selfverify.cli.printing import harmless
 if TYPE_CHECKING:
     from selfverify.agents.agent_endings import Worked
     from selfverify.core.problem import Problem
-    from selfverify.serving.agent_run import Session
+    from selfverify.serving.agent_run import AgentRun
 
 MOST_LINES = 6
 """Lines of a screen that are shown."""
@@ -47,7 +47,7 @@ def watch_turn(turn: int, worked: Worked, said: str, reply: str) -> None:
         _print(Text(" " * 11), f"... {len(lines) - MOST_LINES} more lines", "dim")
 
 
-def told(session: Session) -> None:
+def told(session: AgentRun) -> None:
     """Say what was handed in, what the judges made of it, and where the page is."""
     worked, judgement = session.worked, session.worked.judgement
     if worked.message:

@@ -36,8 +36,8 @@ OnTurn = Callable[[int, Worked, str, str], None]
 
 
 @dataclass(slots=True)
-class Session:
-    """A session that is over.
+class AgentRun:
+    """An agent's session that is over.
 
     Args:
         problem: What was asked.
@@ -54,7 +54,7 @@ class Session:
     error: BaseException | None = None
 
 
-def run_agent(settings: AgentRunSettings, on_begin: Callable[[Problem], None], on_turn: OnTurn) -> Session:
+def run_agent(settings: AgentRunSettings, on_begin: Callable[[Problem], None], on_turn: OnTurn) -> AgentRun:
     """Hold one session, and write the page about it, also where it breaks off.
 
     Args:
@@ -87,7 +87,7 @@ def run_agent(settings: AgentRunSettings, on_begin: Callable[[Problem], None], o
             page = write_agent_page(
                 watched.sample(problem.id), entry, _about(settings), Path(images), settings.output
             )
-    return Session(problem, watched.ended, watched.inner.worked, page, error)
+    return AgentRun(problem, watched.ended, watched.inner.worked, page, error)
 
 
 class Watched(Episode):
