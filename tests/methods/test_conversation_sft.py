@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,8 @@ def test_the_gradient_is_that_of_the_plain_likelihood_with_a_weight_for_each_tur
     assert totals is not None
 
 
-def test_a_policy_learns_what_it_is_shown(policy: Policy, tmp_path: Path) -> None:
+def test_a_policy_learns_what_it_is_shown(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    policy = load_policy()  # the other tests' must not learn
     learner = LearnerConfig(steps=12, groups_per_step=3, learning_rate=3e-3, warmup_steps=0)
     learn(policy, Counting(), ConversationSFT(), learner, SAMPLING, output=tmp_path)
     losses = [
