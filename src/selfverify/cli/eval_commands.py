@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import Field
@@ -27,6 +27,10 @@ class EvaluateSettings(Settings):
 
     output: Path | None = None
     """The folder for samples and metrics. By default `eval` in the run's folder."""
+
+
+MOST = 20
+"""Values of a category that are printed; those of a longer one are left to the JSON."""
 
 
 @settings_as_options
@@ -68,19 +72,29 @@ def evaluate(
     if as_json:
         print_json(metrics)
         return
-    from selfverify.evaluation.breakdown import tabulate
-
     figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories")})
     title = f"{loaded.name}: {model or loaded.policy.path}"
     print_table(("metric", "value"), figures.items(), title)
-    if rows := tabulate(metrics):
-        cells, before = [], None
-        for row in rows:
-            again = {"part": "", "problems": ""} if row["part"] == before else {}
-            cells.append(list((row | again).values()))
-            before = row["part"]
-        title = "the task's figures, and by category; --json has every N"
-        print_table(list(rows[0]), cells, title, no_wrap=("part", "figure"))
+    columns, cells, title = by_category(metrics)
+    if cells:
+        print_table(columns, cells, title, no_wrap=("part", "figure"))
+
+
+def by_category(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
+    """The columns, rows and title of the table of a task's figures; there are no rows without figures."""
+    from selfverify.evaluation.breakdown import tabulate
+
+    crowded = [name for name, values in (metrics.get("categories") or {}).items() if len(values) > MOST]
+    left_out = tuple(f"{name}: " for name in crowded)
+    rows = [row for row in tabulate(metrics) if not row["part"].startswith(left_out)]
+    columns = [key for key in (rows[0] if rows else {}) if any(row[key] is not None for row in rows)]
+    cells, before = [], None
+    for row in rows:
+        again = {"part": "", "problems": ""} if row["part"] == before else {}
+        cells.append([(row | again)[key] for key in columns])
+        before = row["part"]
+    rest = f", and every {' and '.join(crowded)}" if crowded else ""
+    return columns, cells, f"the task's figures, and by category; --json has every N{rest}"
 
 
 class CalibrationSettings(Settings):

@@ -1,0 +1,28 @@
+"""The table that `selfverify eval` prints of a task's figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selfverify.cli.eval_commands import MOST, by_category
+
+
+def found(value: float) -> dict[str, Any]:
+    """One figure of some problems, as `evaluation.metrics.summarise` has it; nothing was scored."""
+    return {"problems": 4, "SR": {"curves": {"pass@1": [value]}}}
+
+
+def test_long_categories_and_empty_columns_are_left_out() -> None:
+    kinds = {f"kind-{number}": found(0.5) for number in range(MOST + 1)}
+    metrics = {
+        "problems": 4,
+        "samples_per_problem": 1,
+        "metrics": {"SR": found(0.25)["SR"]},
+        "categories": {"template": kinds, "app": {"clock": found(0.75)}},
+    }
+    columns, rows, title = by_category(metrics)
+    assert columns == ["part", "problems", "figure", "pass@1"]
+    assert rows == [["all", 4, "SR", 0.25], ["app: clock", 4, "SR", 0.75]]
+    assert title.endswith("--json has every N, and every template")
+    assert by_category({"problems": 4, "categories": {"template": kinds}})[:2] == ([], [])
+    assert by_category({"problems": 4})[:2] == ([], [])
