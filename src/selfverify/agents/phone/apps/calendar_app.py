@@ -14,12 +14,11 @@ from selfverify.agents.phone.system.forms import (
     draft,
     facts_of,
     field,
-    found,
+    keep,
     menu,
-    nothing_found,
     picked,
     row_id,
-    search_field,
+    search_of,
     time_of_day,
 )
 from selfverify.agents.phone.system.widgets import View, Widget, counted, icon, row, text
@@ -91,13 +90,7 @@ def day(phone: Phone, frame: Frame) -> View:
 
 
 def search(phone: Phone, frame: Frame) -> View:
-    keys = found(phone, frame, "event", "title")
-    body = [search_field(phone, frame)]
-    if keys is None:
-        return View("Search", body)
-    body += [line(phone, key) for key in keys] or [nothing_found()]
-    listed = Listing.of("event", "title", "~", frame["form"]["query"])
-    return View("Search", body, count=len(keys), facts=(counted(listed, len(keys)),))
+    return search_of(phone, frame, "event", "title", partial(line, phone))
 
 
 def event(phone: Phone, frame: Frame) -> View:
@@ -122,15 +115,7 @@ def form(phone: Phone, frame: Frame) -> View:
     key, on = frame["args"]["key"], frame["args"]["day"]
     record = phone.data["event"][key] if key else {**EMPTY, "day": on}
     now = draft(frame, record)
-
-    def save() -> None:
-        phone.close()
-        if key:
-            record.update(now)
-        else:
-            phone.reveal(row_id(phone.add("event", now)))
-        phone.toast("Saved")
-
+    save = partial(keep, phone, "event", key, now)
     return View(
         "Edit" if key else "New",
         [

@@ -14,12 +14,12 @@ from selfverify.agents.phone.system.forms import (
     draft,
     facts_of,
     field,
-    found,
+    in_order,
+    keep,
     menu,
-    nothing_found,
     picked,
     row_id,
-    search_field,
+    search_of,
     view,
 )
 from selfverify.agents.phone.system.widgets import View, Widget, counted, icon, row, tab, text
@@ -27,11 +27,6 @@ from selfverify.agents.phone.system.widgets import View, Widget, counted, icon, 
 GROUPS = ("None", "Family", "Friends", "Work")
 EMPTY: Record = {"name": "", "phone": "", "company": "", "group": "None", "star": False, "note": ""}
 TYPED = ("phone", "company", "note")
-
-
-def by_name(phone: Phone) -> list[str]:
-    records = phone.data["contact"]
-    return sorted(records, key=lambda key: (str(records[key]["name"]).casefold(), int(key)))
 
 
 def line(phone: Phone, key: str, *attributes: str) -> Widget:
@@ -46,7 +41,7 @@ def line(phone: Phone, key: str, *attributes: str) -> Widget:
 def root(phone: Phone, frame: Frame) -> View:
     stars = frame["form"].get("view") == "stars"
     records = phone.data["contact"]
-    keys = [key for key in by_name(phone) if not stars or records[key]["star"]]
+    keys = [key for key in in_order(records, "name") if not stars or records[key]["star"]]
     listed = Listing.of("contact", "star", "=", "True") if stars else Listing.of("contact")
     return View(
         "Stars" if stars else "Contacts",
@@ -63,13 +58,7 @@ def root(phone: Phone, frame: Frame) -> View:
 
 
 def search(phone: Phone, frame: Frame) -> View:
-    keys = found(phone, frame, "contact", "name")
-    body = [search_field(phone, frame)]
-    if keys is None:
-        return View("Search", body)
-    body += [line(phone, key) for key in keys] or [nothing_found()]
-    listed = Listing.of("contact", "name", "~", frame["form"]["query"])
-    return View("Search", body, count=len(keys), facts=(counted(listed, len(keys)),))
+    return search_of(phone, frame, "contact", "name", partial(line, phone))
 
 
 def contact(phone: Phone, frame: Frame) -> View:
@@ -99,15 +88,7 @@ def form(phone: Phone, frame: Frame) -> View:
     key = frame["args"]["key"]
     record = phone.data["contact"][key] if key else EMPTY
     now = draft(frame, record)
-
-    def save() -> None:
-        phone.close()
-        if key:
-            record.update(now)
-        else:
-            phone.reveal(row_id(phone.add("contact", now)))
-        phone.toast("Saved")
-
+    save = partial(keep, phone, "contact", key, now)
     return View(
         "Edit" if key else "New",
         [

@@ -10,11 +10,10 @@ from selfverify.agents.phone.system.forms import (
     draft,
     facts_of,
     field,
-    found,
-    nothing_found,
+    in_order,
     options_of,
     row_id,
-    search_field,
+    search_of,
 )
 from selfverify.agents.phone.system.widgets import View, Widget, button, counted, icon, row, switch, text
 
@@ -52,8 +51,7 @@ def line(phone: Phone, key: str, *attributes: str) -> Widget:
 
 def places(phone: Phone, stars: bool) -> View:
     records = phone.data["place"]
-    keys = [key for key in records if not stars or records[key]["star"]]
-    keys.sort(key=lambda key: (str(records[key]["name"]).casefold(), int(key)))
+    keys = in_order(records, "name", [key for key in records if not stars or records[key]["star"]])
     listed = Listing.of("place", "star", "=", "True") if stars else Listing.of("place")
     return View(
         "Stars" if stars else "Maps",
@@ -64,13 +62,7 @@ def places(phone: Phone, stars: bool) -> View:
 
 
 def search(phone: Phone, frame: Frame) -> View:
-    keys = found(phone, frame, "place", "name")
-    body = [search_field(phone, frame)]
-    if keys is None:
-        return View("Search", body)
-    body += [line(phone, key) for key in keys] or [nothing_found()]
-    listed = Listing.of("place", "name", "~", frame["form"]["query"])
-    return View("Search", body, count=len(keys), facts=(counted(listed, len(keys)),))
+    return search_of(phone, frame, "place", "name", partial(line, phone))
 
 
 def place(phone: Phone, frame: Frame) -> View:

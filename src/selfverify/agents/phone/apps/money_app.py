@@ -15,11 +15,9 @@ from selfverify.agents.phone.system.forms import (
     draft,
     facts_of,
     field,
-    found,
-    nothing_found,
     picked,
     row_id,
-    search_field,
+    search_of,
     whole_number,
 )
 from selfverify.agents.phone.system.widgets import View, Widget, counted, icon, row, tab, text
@@ -116,13 +114,7 @@ def line(phone: Phone, key: str, attribute: str) -> Widget:
 
 
 def search(phone: Phone, frame: Frame) -> View:
-    keys = found(phone, frame, "entry", "note")
-    body = [search_field(phone, frame)]
-    if keys is None:
-        return View("Search", body)
-    body += [line(phone, key, "note") for key in keys] or [nothing_found()]
-    listed = Listing.of("entry", "note", "~", frame["form"]["query"])
-    return View("Search", body, count=len(keys), facts=(counted(listed, len(keys)),))
+    return search_of(phone, frame, "entry", "note", partial(line, phone, attribute="note"))
 
 
 def entry(phone: Phone, frame: Frame) -> View:

@@ -12,12 +12,11 @@ from selfverify.agents.phone.system.forms import (
     draft,
     facts_of,
     field,
-    found,
-    nothing_found,
+    in_order,
     option_id,
     options_of,
     row_id,
-    search_field,
+    search_of,
     view,
 )
 from selfverify.agents.phone.system.widgets import View, Widget, button, counted, icon, row, switch, tab, text
@@ -43,7 +42,7 @@ def line(phone: Phone, key: str) -> Widget:
 
 def songs(phone: Phone, frame: Frame) -> View:
     records = phone.data["song"]
-    keys = sorted(records, key=lambda key: (str(records[key]["title"]).casefold(), int(key)))
+    keys = in_order(records, "title")
     return View(
         "Songs",
         [line(phone, key) for key in keys],
@@ -54,13 +53,7 @@ def songs(phone: Phone, frame: Frame) -> View:
 
 
 def search(phone: Phone, frame: Frame) -> View:
-    keys = found(phone, frame, "song", "title")
-    body = [search_field(phone, frame)]
-    if keys is None:
-        return View("Search", body)
-    body += [line(phone, key) for key in keys] or [nothing_found()]
-    listed = Listing.of("song", "title", "~", frame["form"]["query"])
-    return View("Search", body, count=len(keys), facts=(counted(listed, len(keys)),))
+    return search_of(phone, frame, "song", "title", partial(line, phone))
 
 
 def song(phone: Phone, frame: Frame) -> View:

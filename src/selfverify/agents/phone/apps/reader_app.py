@@ -14,12 +14,12 @@ from selfverify.agents.phone.system.forms import (
     draft,
     facts_of,
     field,
-    found,
-    nothing_found,
+    in_order,
+    keep,
     options_of,
     picked,
     row_id,
-    search_field,
+    search_of,
     view,
     whole_number,
 )
@@ -58,7 +58,7 @@ def line(phone: Phone, key: str) -> Widget:
 
 def books(phone: Phone, frame: Frame) -> View:
     records = phone.data["book"]
-    keys = sorted(records, key=lambda key: (str(records[key]["title"]).casefold(), int(key)))
+    keys = in_order(records, "title")
     return View(
         "Books",
         [line(phone, key) for key in keys],
@@ -70,13 +70,7 @@ def books(phone: Phone, frame: Frame) -> View:
 
 
 def search(phone: Phone, frame: Frame) -> View:
-    keys = found(phone, frame, "book", "title")
-    body = [search_field(phone, frame)]
-    if keys is None:
-        return View("Search", body)
-    body += [line(phone, key) for key in keys] or [nothing_found()]
-    listed = Listing.of("book", "title", "~", frame["form"]["query"])
-    return View("Search", body, count=len(keys), facts=(counted(listed, len(keys)),))
+    return search_of(phone, frame, "book", "title", partial(line, phone))
 
 
 def book(phone: Phone, frame: Frame) -> View:
@@ -112,15 +106,10 @@ def form(phone: Phone, frame: Frame) -> View:
     now = draft(frame, record)
 
     def save() -> None:
-        phone.close()
-        if key:
-            for mark in phone.data["mark"].values():
-                if mark["book"] == record["title"]:
-                    mark["book"] = now["title"]
-            record.update(now)
-        else:
-            phone.reveal(row_id(phone.add("book", now)))
-        phone.toast("Saved")
+        for mark in phone.data["mark"].values():
+            if key and mark["book"] == record["title"]:
+                mark["book"] = now["title"]
+        keep(phone, "book", key, now)
 
     return View(
         "Edit" if key else "New",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from selfverify.agents.facts import Fact, Scalar
+from selfverify.agents.facts import Fact, Listing, Scalar
 from selfverify.agents.phone.system.device import Frame, Phone, Record
-from selfverify.agents.phone.system.widgets import View, Widget, button, option, row, text
+from selfverify.agents.phone.system.widgets import View, Widget, button, counted, option, row, text
 
 Check = Callable[[str], str | None]
 """What a field makes of what was typed; None where it does not take it."""
@@ -153,19 +153,48 @@ def menu(phone: Phone, title: str, **acts: Callable[[], None]) -> View:
     return View(title, body, style="dialog")
 
 
-def found(phone: Phone, frame: Frame, kind: str, attribute: str) -> list[str] | None:
-    """The keys of the records that a search for the typed text finds; None before anything was typed."""
-    query = str(frame["form"].get("query", "")).casefold()
+def in_order(records: Mapping[str, Record], attribute: str, keys: Iterable[str] | None = None) -> list[str]:
+    """The keys of records by an attribute, and of equal ones by age; ``keys`` are all by default."""
+    chosen = records if keys is None else keys
+    return sorted(chosen, key=lambda key: (str(records[key][attribute]).casefold(), int(key)))
+
+
+def search_of(phone: Phone, frame: Frame, kind: str, attribute: str, line: Callable[[str], Widget]) -> View:
+    """The screen that searches the records of one kind for what is typed.
+
+    Args:
+        phone: The phone.
+        frame: The screen's frame.
+        kind: The kind of records.
+        attribute: What is searched.
+        line: Makes the row of the record with this key.
+    """
+    body = [search_field(phone, frame)]
+    typed = str(frame["form"].get("query", ""))
+    query = typed.casefold()
     if not query:
-        return None
+        return View("Search", body)
     records = phone.data[kind]
-    keys = [key for key, record in records.items() if query in str(record[attribute]).casefold()]
-    return sorted(keys, key=lambda key: (str(records[key][attribute]).casefold(), int(key)))
+    hits = [key for key, record in records.items() if query in str(record[attribute]).casefold()]
+    keys = in_order(records, attribute, hits)
+    body += [line(key) for key in keys] or [nothing_found()]
+    listed = Listing.of(kind, attribute, "~", typed)
+    return View("Search", body, count=len(keys), facts=(counted(listed, len(keys)),))
 
 
 def search_field(phone: Phone, frame: Frame) -> Widget:
     """The field that a search is typed into."""
     return field(phone, frame, "query", frame["form"].get("query", ""))
+
+
+def keep(phone: Phone, kind: str, key: str, made: Record) -> None:
+    """Close a form and put what it holds into its record, or into a new one where there is no ``key``."""
+    phone.close()
+    if key:
+        phone.data[kind][key].update(made)
+    else:
+        phone.reveal(row_id(phone.add(kind, made)))
+    phone.toast("Saved")
 
 
 def view(phone: Phone, name: str) -> None:
