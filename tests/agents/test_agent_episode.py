@@ -30,7 +30,9 @@ from selfverify.agents.agent_episode import AgentSettings
 from selfverify.agents.cases import Awaited, Ballot, Case, Juror
 from selfverify.agents.evidence import EvidenceConfig
 from selfverify.agents.exhibits import Vote
+from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury
+from selfverify.agents.judges.state_judge import StateJudge
 from selfverify.core.environment import EnvironmentLost, Observation
 from selfverify.core.episode import Ending, Said
 from selfverify.core.trajectory import Finish
@@ -93,6 +95,41 @@ def test_a_task_that_is_done_and_proven() -> None:
 def test_what_judges_by_rules_make_of_evidence(turns: Any, expected: Any, true: float) -> None:
     _, _, ending = hold(*turns)
     assert rewards(ending) == expected and ending.rewards["truth"] == ending.rewards["correct"] == true
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        # Done: whatever the evidence shows, it is worth the whole, less what it costs.
+        ((LOOK, KITCHEN, OVEN, submit(1)), (0.95, 0.0, 0.2, 0.8, -0.05)),
+        ((LOOK, KITCHEN, OVEN, submit(1, 2, 3)), (0.85, 0.0, 0.2, 0.8, -0.15)),
+        # Not done, or undone after the screen that is handed in.
+        ((KITCHEN, OVEN, OVEN, submit(2)), (-0.05, 0.0, 0.0, 0.0, -0.05)),
+        ((KITCHEN, submit(1)), (-0.05, 0.0, 0.0, 0.0, -0.05)),
+        # No submission is a format error, also where the task is done.
+        ((KITCHEN, OVEN, "Done."), (-1.0, -1.0, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_what_the_state_makes_of_it(turns: Any, expected: Any) -> None:
+    _, _, ending = hold(*turns, panel=Jury(StateJudge(), JuryConfig(votes=1, deciding=1)))
+    assert rewards(ending) == expected
+
+
+def test_a_state_that_nobody_knows_decides_nothing() -> None:
+    _, _, ending = hold(
+        KITCHEN, OVEN, submit(2), panel=Jury(StateJudge()), make=lambda: Waiting(lose="state")
+    )
+    assert ending.lost and "the environment's state is not known" in ending.parsed.unjudged
+
+
+def test_judges_may_read_every_screen_while_evidence_is_handed_in_and_paid_for() -> None:
+    settings = AgentSettings(evidence=EvidenceConfig(judged="all"))
+    # Round 1 alone proves nothing; all screens do.
+    _, _, ending = hold(LOOK, KITCHEN, OVEN, submit(1), settings=settings)
+    assert rewards(ending) == (0.95, 0.0, 0.2, 0.8, -0.05) and ending.rewards["evidence"] == 1.0
+    # What was undone later cannot be hidden.
+    _, _, ending = hold(KITCHEN, OVEN, OVEN, submit(2), settings=settings)
+    assert rewards(ending) == (0.15, 0.0, 0.2, 0.0, -0.05)
 
 
 def test_the_last_screen_is_no_loophole() -> None:
@@ -207,6 +244,7 @@ def test_judges_read_what_was_chosen_and_nothing_else() -> None:
         return [exhibit.seen.round for exhibit in case.submission.evidence]
 
     done = calls("submit", message="done")
+    assert shown("message", LOOK, KITCHEN, OVEN, done) == []
     assert shown("chosen", LOOK, KITCHEN, OVEN, submit(3, 1)) == [1, 3]
     assert shown("last", LOOK, KITCHEN, OVEN, done) == [3]
     assert shown("all", LOOK, KITCHEN, OVEN, done) == [0, 1, 2, 3]

@@ -86,4 +86,15 @@ def test_what_a_judge_is_shown() -> None:
     assert shown([1, 4], last_screen=True) == [1, 4]  # not twice
     assert shown([], source="last") == [4]
     assert shown([], source="all") == [0, 1, 2, 3, 4]
+    assert shown([], source="message") == []
     assert shown_to_judge([], [], EvidenceConfig(source="last")) == []
+
+
+def test_a_judge_can_read_something_else_than_what_is_handed_in() -> None:
+    for read, expected in (("all", [0, 1, 2, 3, 4]), ("last", [4]), ("message", [])):
+        config = EvidenceConfig.model_validate({"judged": read})
+        message, chosen, fault = read_submission({"message": "done", "evidences": [1, 3]}, SEEN, config)
+        assert (message, [e.seen.round for e in chosen], fault) == ("done", [1, 3], "")
+        assert [e.seen.round for e in shown_to_judge(chosen, HISTORY, config)] == expected
+    with pytest.raises(ValueError, match="with source=all the agent chooses nothing"):
+        EvidenceConfig(source="all", judged="chosen")

@@ -186,11 +186,12 @@ class AgentEpisode(Episode):
         shown = shown_to_judge(chosen, self._session.history, evidence)
         submission = Submission(message, shown, self._session.history)
         question = str(self.problem.meta.get("question", ""))
-        case = Case(self.problem.id, question, submission, self._session.rounds, self.goal)
-        self._pending = self.panel.ask(case)
-        with suppress(EnvironmentLost):  # it has shown all that judges need
+        with suppress(EnvironmentLost):  # it has shown all that judges of evidence need
             self._session.submitted(message)
-        return self._end(Outcome.SUBMITTED)
+        done = self._end(Outcome.SUBMITTED)
+        case = Case(self.problem.id, question, submission, self._session.rounds, self.goal, self.worked.truth)
+        self._pending = self.panel.ask(case)
+        return done
 
     def _refused(self, reason: str, seen: Observation | None = None) -> Reply:
         """Tell the agent why a call was not carried out; too many in a row end the conversation."""

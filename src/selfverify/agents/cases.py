@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from selfverify.agents.exhibits import Submission, Vote
-from selfverify.agents.goals import Goal
+from selfverify.agents.goals import Goal, Truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Case:
         submission: What judges read: the message, and the evidence that they are shown.
         rounds: How many calls the session has answered.
         goal: What has to be so, for judges by rules; other judges never see it. None where nobody knows.
+        truth: The ground truth at the end, for the judge that reads the state; None where nobody knows.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Case:
     submission: Submission
     rounds: int
     goal: Goal | None = None
+    truth: Truth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,12 @@ class Juror(ABC):
 
         It returns at once; the votes come while conversations go on. A judge that fails gives ballots without
         votes and raises nothing.
+        """
+
+    def use_policy(self, policy: object) -> None:
+        """Learn which `selfverify.policy.policy.Policy` answers, for a judge that lets it vote.
+
+        It is called before votes are waited for. By default nothing happens.
         """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from selfverify.agents.exhibits import Exhibit
 from selfverify.tasks.tool_calls import short_name
@@ -13,9 +13,9 @@ from selfverify.tasks.tool_calls import short_name
 SUBMIT = "submit"
 """The tool that hands in evidence and ends a conversation."""
 
-Source = Literal["chosen", "last", "all"]
-"""What a judge reads. ``chosen``: what the agent has chosen; ``last``: the last screen; ``all``: every one.
-The last two are what the paper argues against (§3.2, Fig. 2b); the agent chooses nothing then."""
+Source = Literal["chosen", "last", "all", "message"]
+"""What a judge reads beside the message. ``chosen``: what the agent has chosen; ``last``: the last screen;
+``all``: every one; ``message``: nothing. The last three are what the paper argues against (§3.2, Fig. 2b)."""
 
 
 class EvidenceConfig(BaseModel):
@@ -25,8 +25,13 @@ class EvidenceConfig(BaseModel):
 
     source: Source = Field(
         "chosen",
-        description="What the judge reads: the exhibits that the agent has chosen, the last screen, or all "
-        "screens (the two baselines, in which `submit` takes a message only).",
+        description="What the judge reads: the exhibits that the agent has chosen, the last screen, all "
+        "screens, or the message alone (the baselines, in which `submit` takes a message only).",
+    )
+    judged: Source | None = Field(
+        None,
+        description="What the judge reads in place of that, while the agent goes on to hand in what `source` "
+        "says and is charged for it; null is the same as `source`.",
     )
     most: int | None = Field(
         None, ge=1, description="Exhibits that may be chosen at most; null sets no limit. More is an error."
@@ -36,6 +41,17 @@ class EvidenceConfig(BaseModel):
         description="Show the judge the last screen behind the exhibits that were chosen, so that evidence "
         "which was undone later does not pass. It is not charged for.",
     )
+
+    @property
+    def read(self) -> Source:
+        """What the judge reads."""
+        return self.judged or self.source
+
+    @model_validator(mode="after")
+    def _check(self) -> EvidenceConfig:
+        if self.judged == "chosen" != self.source:
+            raise ValueError(f"judged=chosen: with source={self.source} the agent chooses nothing")
+        return self
 
 
 def submit_tool(source: Source) -> dict[str, Any]:
@@ -111,12 +127,14 @@ def shown_to_judge(
     Args:
         chosen: Those of the agent.
         history: All that the session has shown, also what the agent was not shown (the screen after a reset).
-        config: Whether the judge reads these, the last, or all.
+        config: Whether the judge reads these, the last, all, or none.
     """
-    if config.source == "all":
+    if config.read == "message":
+        return []
+    if config.read == "all":
         return list(history)
     last = list(history[-1:])
-    if config.source == "last":
+    if config.read == "last":
         return last
     fresh = [exhibit for exhibit in last if config.last_screen and exhibit not in chosen]
     return [*chosen, *fresh]

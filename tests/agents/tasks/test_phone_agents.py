@@ -145,6 +145,8 @@ def test_splits_share_what_they_should() -> None:
         ({"judge": {"kind": "model"}}, "goes with judge.kind=model"),
         ({"judge": {"server": {"url": "http://x", "model": "m"}}}, "goes with judge.kind=model"),
         ({"judge": {"jury": {"deciding": 1}}}, "more than half"),
+        ({"judge": {"flipped": 0.5}}, "less than 0.5"),
+        ({"agent": {"evidence": {"source": "all", "judged": "chosen"}}}, "the agent chooses nothing"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
@@ -165,6 +167,29 @@ def test_judges_are_made_as_asked() -> None:
         task(hints=["weather"])
     with pytest.raises(ConfigError, match="is no address"):
         task(judge={"kind": "model", "server": {"url": "judge", "model": "m"}})
+
+
+@pytest.mark.parametrize(
+    ("options", "reward"),
+    [
+        ({"judge": {"kind": "state"}}, 0.95),
+        ({"judge": {"flipped": 0.1, "jury": {"votes": 3, "deciding": 2}}}, 0.95),
+        ({"agent": {"evidence": {"judged": "all"}}}, 0.95),
+        ({"agent": {"evidence": {"judged": "message"}}}, -0.05),  # what is not shown did not happen
+        ({"agent": {"reward": {"conciseness": 0.0}}}, 1.0),
+        ({"agent": {"reward": {"relevant": 0.0}}}, 0.75),
+        # Fine-tuning without evidence: it hands in where the goal is reached, and says so.
+        ({"agent": {"evidence": {"source": "last"}}, "teacher": {"stops_early": 1.0}}, 1.0),
+    ],
+    ids=["state", "flipped", "all", "message", "free", "no validity", "vanilla"],
+)
+def test_arms_of_the_comparison(options: dict[str, Any], reward: float) -> None:
+    """The same expert, whose task takes one exhibit, is worth this."""
+    made = task(**options)
+    problem = made.of_template(TEMPLATES["settings-network"], 3, "phone/arm")
+    ending = expert(made, problem)
+    assert ending.rewards["answer"] == pytest.approx(reward)
+    assert ending.rewards["truth"] == 1.0
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from selfverify.agents.cases import Juror
+from selfverify.agents.judges.flipped_votes import FlippedVotes
 from selfverify.agents.judges.judge_settings import JuryConfig, ModelJudgeConfig, OwnJudgeConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.judges.rules_judge import RulesJudge
+from selfverify.agents.judges.state_judge import StateJudge
 from selfverify.agents.prompting import World, judge_prompt
 
 
@@ -19,15 +21,22 @@ class JudgeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["rules", "model", "own"] = Field(
+    kind: Literal["rules", "state", "model", "own"] = Field(
         "rules",
-        description="`rules`: the task's goal, restricted to what the evidence shows; `model`: a model "
-        "behind a server; `own`: the policy itself.",
+        description="`rules`: the task's goal, restricted to what the evidence shows; `state`: the goal in "
+        "the environment's state, whatever the evidence shows (Fig. 2a); `model`: a model behind a server; "
+        "`own`: the policy itself.",
     )
     jury: JuryConfig | None = Field(
         None,
-        description="How many votes are asked for and how many decide; null is one vote by rules, which are "
-        "always of one mind, and two of three otherwise (§4.2).",
+        description="How many votes are asked for and how many decide; null is one vote by rules and state, "
+        "which are always of one mind, and two of three otherwise (§4.2).",
+    )
+    flipped: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Share of votes that are turned into their opposite, to see what a fallible judge does.",
     )
     server: ModelJudgeConfig | None = Field(None, description="The judge of `kind: model`.")
     own: OwnJudgeConfig = Field(default_factory=OwnJudgeConfig, description="How `kind: own` is sampled.")
@@ -40,6 +49,11 @@ class JudgeConfig(BaseModel):
         if (self.kind == "model") != (self.server is not None):
             raise ValueError("judge.server (its url and model) goes with judge.kind=model, and only with it")
         return self
+
+    @property
+    def needs_goal(self) -> bool:
+        """Whether it can judge only tasks whose goal is known."""
+        return self.kind in ("rules", "state")
 
 
 def make_jury(config: JudgeConfig, hints: list[str], world: World) -> Jury:
@@ -54,16 +68,23 @@ def make_jury(config: JudgeConfig, hints: list[str], world: World) -> Jury:
         ConfigError: There are no such hints, the server's address is none, or `serve` is not installed.
     """
     prompt = judge_prompt(hints if config.hints is None else config.hints, world)
-    juror: Juror
-    if config.kind == "rules":
-        one = JuryConfig(votes=1, deciding=1)
-        return Jury(RulesJudge(), config.jury or one)
-    if config.kind == "own":
-        juror = OwnJudge(config.own, prompt)
-    else:
-        # Late, because a client of servers takes what a core installation has not.
-        from selfverify.agents.judges.model_judge import ModelJudge
+    juror = _juror(config, prompt)
+    if config.flipped:
+        juror = FlippedVotes(juror, config.flipped)
+    one = JuryConfig(votes=1, deciding=1) if config.needs_goal else None
+    return Jury(juror, config.jury or one)
 
-        assert config.server is not None
-        juror = ModelJudge(config.server, prompt)
-    return Jury(juror, config.jury)
+
+def _juror(config: JudgeConfig, prompt: str) -> Juror:
+    match config.kind:
+        case "rules":
+            return RulesJudge()
+        case "state":
+            return StateJudge()
+        case "own":
+            return OwnJudge(config.own, prompt)
+    # Late, because a client of servers takes what a core installation has not.
+    from selfverify.agents.judges.model_judge import ModelJudge
+
+    assert config.server is not None
+    return ModelJudge(config.server, prompt)

@@ -53,7 +53,7 @@ class OwnJudge(Juror):
             )
         self.config, self.prompt = config, prompt
         self.policy: Policy | None = None
-        """Who judges; to be set before votes are waited for."""
+        """Who judges."""
         self._waiting: list[_Request] = []
         self._lock = threading.Lock()
 
@@ -71,6 +71,11 @@ class OwnJudge(Juror):
             return request.ballots
 
         return wait
+
+    def use_policy(self, policy: object) -> None:
+        """See `Juror`."""
+        assert isinstance(policy, Policy)
+        self.policy = policy
 
     def _judge_all(self) -> None:
         """Sample the votes of everything that waits, one batch for each number of votes."""

@@ -14,7 +14,6 @@ from selfverify.agents.evidence import submit_tool
 from selfverify.agents.goals import Goal
 from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
 from selfverify.agents.judges.nobody import Nobody
-from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
 from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, task_seed, templates_of
 from selfverify.agents.phone.phone_tasks import make_task
@@ -27,7 +26,6 @@ from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Judged, ShownTurn, Task, TaskConfig
 
 LOOKING = frozenset({"get_current_xml"})
@@ -178,7 +176,7 @@ class PhoneAgents(Task):
         """See `Task.open`. What is in the phone depends on the problem, and nothing on ``seed``."""
         target = problem.target
         goal = None if target["goal"] is None else Goal.read(target["goal"], problem.id)
-        unjudged = goal is None and self.config.judge.kind == "rules"
+        unjudged = goal is None and self.config.judge.needs_goal
         return AgentEpisode(
             problem,
             lambda: PhoneEnvironment(self.config.options),
@@ -203,6 +201,4 @@ class PhoneAgents(Task):
 
     def use_policy(self, policy: object) -> None:
         """See `Task.use_policy`."""
-        if self.config.judge.kind == "own" and isinstance(self.jury.judge, OwnJudge):
-            assert isinstance(policy, Policy)
-            self.jury.judge.policy = policy
+        self.jury.judge.use_policy(policy)

@@ -1,0 +1,31 @@
+"""The environment's state as judge: what a script finds that is written for each task (SmartSnap Fig. 2a)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.exhibits import Vote
+
+
+class StateJudge(Juror):
+    """Votes by the ground truth, and reads no evidence.
+
+    It has no opinion of evidence: a task that is done counts as proven, and one that is not earns nothing for
+    evidence that has to do with it. Where the state is not known there is no vote.
+    """
+
+    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
+        """See `Juror`.
+
+        Raises:
+            ValueError: The case has no goal.
+        """
+        if case.goal is None:
+            raise ValueError(f"problem {case.name} has no goal to judge by")
+        if case.truth is None:
+            missing = "outage: the environment's state is not known"
+            return lambda: [Ballot(number, None, missing, {"outage": True}) for number in numbers]
+        done = case.truth.complete
+        vote = Vote(done, done, "The goal is reached." if done else "The goal is not reached.")
+        return lambda: [Ballot(number, vote) for number in numbers]
