@@ -34,6 +34,7 @@ class Counter(Environment):
         self.delay_s = delay_s
         self.goal = self.count = self.round = 0
         self.closed = False
+        self.message = ""
         Counter.opened.append(self)
 
     @property
@@ -63,8 +64,14 @@ class Counter(Environment):
                 raise ZeroDivisionError("a fault with a secret in it")
         return Observation(self.round, f"still {self.count}", error=f"there is no {call.name} like that")
 
+    async def submitted(self, message: str) -> None:
+        if message == "lose":
+            raise EnvironmentLost("the counter is broken")
+        self.message = message
+
     async def state(self) -> dict[str, Any] | None:
-        return {"count": self.count} if self.goal else None
+        heard = {"message": self.message} if self.message else {}
+        return {"count": self.count, **heard} if self.goal else None
 
     async def close(self) -> None:
         if not self.closed:

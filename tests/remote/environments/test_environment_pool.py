@@ -137,7 +137,8 @@ def test_a_lease_ends() -> None:
     async def use(pool: EnvironmentPool) -> None:
         async with pool.lease() as lease:
             await lease.reset(TASK, 0)
-        for late in (lease.act(Call("add", {"number": 1})), lease.reset(TASK, 0), lease.state()):
+        add = lease.act(Call("add", {"number": 1}))
+        for late in (add, lease.reset(TASK, 0), lease.submitted("Done."), lease.state()):
             with pytest.raises(EnvironmentLost, match="this process: the lease has ended"):
                 await late
 

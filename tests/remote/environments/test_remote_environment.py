@@ -16,8 +16,10 @@ from environment_servers import answering, opened, with_server
 from selfverify.core.environment import Call, EnvironmentLost, Observation
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.content import ContentLimits
+from selfverify.remote.environments.environment_pool import EnvironmentPool
 from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings, base_url
 from selfverify.remote.environments.sessions import SessionLimits
+from selfverify.remote.environments.sources import ServerSource
 from tiny_environment import TOOLS, Counter
 
 ADD = Call("add", {"number": 2})
@@ -250,6 +252,36 @@ def test_hostile_servers_lose_the_session(reply: Any, message: str) -> None:
                 await client.act(ADD)
             assert str(lost.value).startswith(url) and len(str(lost.value)) < 1_000
             assert time.monotonic() - started < 5
+
+    asyncio.run(main())
+
+
+def test_an_environment_elsewhere_hears_what_was_handed_in() -> None:
+    """Through a lease and over the wire; what it raises there is a loss here."""
+
+    async def use(url: str, _: Any) -> None:
+        async with EnvironmentPool([ServerSource(RemoteSettings(url), sessions=1)]) as pool:
+            async with pool.lease() as lease:
+                with pytest.raises(DataError, match="reset comes before"):
+                    await lease.submitted("Done.")
+            async with pool.lease() as lease:
+                await lease.reset({"goal": 3}, seed=0)
+                await lease.submitted("It is 3.")
+                assert await lease.state() == {"count": 0, "message": "It is 3."}
+                with pytest.raises(EnvironmentLost, match="the counter is broken"):
+                    await lease.submitted("lose")
+
+    with_server(use)
+
+
+def test_a_server_that_does_not_know_submissions_is_told_nothing() -> None:
+    """The script would answer a request more with garbage."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            client = await opened(stack, await answering(stack, says(FIRST, "{")))
+            await client.reset({}, seed=0)
+            await client.submitted("Done.")
 
     asyncio.run(main())
 

@@ -18,6 +18,7 @@ from selfverify.core.environment import Call, Observation
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.content import ContentLimits, from_blocks, to_blocks
+from selfverify.remote.environments.wire_observations import observation_data, read_observation
 from tiny_environment import TOOLS
 
 LIMITS = ContentLimits(images=3, image_pixels=5_000)
@@ -34,10 +35,10 @@ JSON = st.recursive(
 
 def sent(observation: Observation, tool: str = "add") -> Observation:
     """The observation after its way over the wire."""
-    raw = wire.encode({"type": "observation", "data": wire.observation_data(observation, tool)})
+    raw = wire.encode({"type": "observation", "data": observation_data(observation, tool)})
     kind, data = wire.decode(raw)
     assert kind == "observation"
-    return wire.read_observation(data, observation.round, LIMITS)
+    return read_observation(data, observation.round, LIMITS)
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,11 +67,11 @@ def test_images_lose_nothing(mode: str) -> None:
 
 def test_a_refusal_may_be_counted_or_not() -> None:
     for told, due, error in ((3, 3, ""), (3, 3, "no"), (3, 4, "no")):
-        data = wire.observation_data(Observation(told, error=error), "add")
-        assert wire.read_observation(data, due, LIMITS) == Observation(told, error=error)
+        data = observation_data(Observation(told, error=error), "add")
+        assert read_observation(data, due, LIMITS) == Observation(told, error=error)
     for told, due, error in ((3, 4, ""), (3, 5, "no"), (4, 3, "no")):
         with pytest.raises(DataError, match=f"round {told}, and round {due} is due"):
-            wire.read_observation(wire.observation_data(Observation(told, error=error), "add"), due, LIMITS)
+            read_observation(observation_data(Observation(told, error=error), "add"), due, LIMITS)
 
 
 def test_images_of_other_modes_become_rgb() -> None:
@@ -79,7 +80,7 @@ def test_images_of_other_modes_become_rgb() -> None:
 
 
 def test_what_stock_clients_need_stands_where_they_look() -> None:
-    data = wire.observation_data(Observation(3, "here", truncated=True, reward=0.5), "add")
+    data = observation_data(Observation(3, "here", truncated=True, reward=0.5), "add")
     assert data["done"] is True and data["reward"] == 0.5
     shown = data["observation"]
     assert shown["tool_name"] == "add" and shown["error"] is None
@@ -97,10 +98,12 @@ def test_tools_and_calls_come_back() -> None:
     kind, data = wire.decode(wire.encode(wire.reset_message({"goal": 3}, 7)))
     assert (kind, wire.read_reset(data)) == ("reset", ({"goal": 3}, 7))
     assert wire.read_reset({"goal": 3}) == ({"goal": 3}, 0)
+    kind, data = wire.decode(wire.encode(wire.submission_message("Done.")))
+    assert (kind, wire.read_submission(data)) == (wire.SUBMITTED, "Done.")
 
 
 def foreign(observation: Any, **more: Any) -> Observation:
-    return wire.read_observation({"observation": observation, **more}, 4, LIMITS)
+    return read_observation({"observation": observation, **more}, 4, LIMITS)
 
 
 def test_observations_of_other_servers_are_read() -> None:
@@ -144,7 +147,7 @@ def test_observations_of_other_servers_are_read() -> None:
 )
 def test_observations_that_are_none_are_refused(data: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        wire.read_observation(data, 4, LIMITS)
+        read_observation(data, 4, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +176,14 @@ def test_requests_that_are_none_are_refused() -> None:
             wire.read_reset({"seed": seed})
     with pytest.raises(DataError, match="JSON"):
         wire.encode(wire.call_message(Call("add", {"number": object()})))
+    for data in ({}, {"message": 3}, {"text": "x"}):
+        with pytest.raises(DataError, match="submitted"):
+            wire.read_submission(data)
     for tools in (None, {}, ["a"], [{"description": "without a name"}]):
         with pytest.raises(DataError, match="tools"):
             wire.read_tools(tools)
     with pytest.raises(DataError, match="reward is inf"):
-        wire.observation_data(Observation(0, reward=float("inf")))
+        observation_data(Observation(0, reward=float("inf")))
 
 
 def bomb(width: int, height: int) -> str:

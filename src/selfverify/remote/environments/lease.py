@@ -40,6 +40,10 @@ class Lease(Environment):
         """See `Environment`."""
         return await self._asked(self.environment.act(call))
 
+    async def submitted(self, message: str) -> None:
+        """See `Environment`."""
+        await self._asked(self.environment.submitted(message))
+
     async def state(self) -> dict[str, Any] | None:
         """See `Environment`."""
         return await self._asked(self.environment.state())

@@ -17,7 +17,8 @@ from selfverify.core.environment import Call, EnvironmentLost, Observation
 from selfverify.core.errors import DataError
 from selfverify.core.version import __version__
 from selfverify.remote.environments.sessions import Session
-from selfverify.remote.environments.wire import mcp_tool, observation_data, read_reset
+from selfverify.remote.environments.wire import mcp_tool, read_reset
+from selfverify.remote.environments.wire_observations import observation_data
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """The versions of the protocol that are spoken, the newest last."""

@@ -12,6 +12,7 @@ from selfverify.core.environment import Call, Environment, EnvironmentLost, Obse
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.content import ContentLimits
+from selfverify.remote.environments.wire_observations import read_observation
 
 try:
     import aiohttp
@@ -76,6 +77,7 @@ class RemoteEnvironment(Environment):
         self._tools: list[dict[str, Any]] | None = None
         self._lost = ""
         self._round = -1
+        self._hears_submissions = False
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
@@ -130,14 +132,22 @@ class RemoteEnvironment(Environment):
 
     async def act(self, call: Call) -> Observation:
         """See `Environment`."""
-        if self._round < 0 and not self._lost:
-            raise DataError(f"{self.address}: reset comes before the first call")
+        self._check_begun()
         plain = {"type": "step", "data": dict(call.arguments)}
         message = plain if self.settings.actions == "plain" else wire.call_message(call)
         kind, data = await self._ask(message, self.settings.act_s, call.name)
         if kind == "error" and data.get("code") == wire.VALIDATION_ERROR:
             return Observation(self._round, error=_said(data))  # refused, and not counted
         return await self._read(kind, data)
+
+    async def submitted(self, message: str) -> None:
+        """See `Environment`; a server that does not hear of submissions is told nothing."""
+        self._check_begun()
+        if not self._hears_submissions:
+            return
+        kind, data = await self._ask(wire.submission_message(message), self.settings.act_s, wire.SUBMITTED)
+        if kind != wire.SUBMITTED:
+            await self._lose(_said(data) if kind == "error" else f"it answered with {kind[:40]!r}")
 
     async def state(self) -> dict[str, Any] | None:
         """See `Environment`; a server that tells nothing sends an empty object."""
@@ -155,6 +165,10 @@ class RemoteEnvironment(Environment):
                     await self._socket.close()
         await self._drop("the session is closed")
 
+    def _check_begun(self) -> None:
+        if self._round < 0 and not self._lost:
+            raise DataError(f"{self.address}: reset comes before the first call")
+
     async def _listed(self) -> list[dict[str, Any]]:
         kind, data = await self._ask(wire.LIST_TOOLS, self.settings.act_s, "list_tools")
         shown = data.get("observation")
@@ -162,6 +176,7 @@ class RemoteEnvironment(Environment):
             await self._lose(f"it has no tools ({_said(data)}); actions='plain' is for such environments")
         if kind == "error":
             await self._lose(_said(data))
+        self._hears_submissions = wire.hears_submissions(data)
         try:
             return wire.read_tools(shown.get("tools") if isinstance(shown, dict) else None)
         except DataError as error:
@@ -228,7 +243,7 @@ class RemoteEnvironment(Environment):
         try:
             # Decoding an image takes as long as a hundred messages.
             due, limits = self._round + 1, self.settings.limits
-            seen = await asyncio.to_thread(wire.read_observation, data, due, limits)
+            seen = await asyncio.to_thread(read_observation, data, due, limits)
             self._round = seen.round
             return seen
         except DataError as error:

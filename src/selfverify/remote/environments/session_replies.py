@@ -10,6 +10,7 @@ from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.mcp_rpc import answer_rpc
 from selfverify.remote.environments.sessions import Session
+from selfverify.remote.environments.wire_observations import observation_data
 
 
 async def answer(session: Session, raw: str | bytes) -> str | None:
@@ -45,10 +46,13 @@ async def _answer(session: Session, kind: str, data: dict[str, Any]) -> str:
             return await session.written(await session.act(call), partial(_shown, call.name))
         case "state":
             return wire.encode({"type": "state", "data": await session.state() or {}})
+        case wire.SUBMITTED:
+            await session.submitted(wire.read_submission(data))
+            return wire.encode({"type": wire.SUBMITTED, "data": {}})
         case "mcp":
             return wire.encode({"type": "mcp", "data": await answer_rpc(session, data) or {}})
     return wire.encode(wire.error_message(f"there is no message of type {kind[:40]!r}", wire.UNKNOWN_TYPE))
 
 
 def _shown(tool: str, observation: Observation) -> str:
-    return wire.encode({"type": "observation", "data": wire.observation_data(observation, tool)})
+    return wire.encode({"type": "observation", "data": observation_data(observation, tool)})

@@ -89,9 +89,17 @@ class Session:
         Raises:
             DataError: The session has not been reset to a task yet.
         """
-        if not self.begun:
-            raise DataError("there is no task yet: reset comes before the first call")
+        self._check_begun()
         return await self._do(lambda: self.environment.act(call), call.name)
+
+    async def submitted(self, message: str) -> None:
+        """See `Environment.submitted`.
+
+        Raises:
+            DataError: The session has not been reset to a task yet.
+        """
+        self._check_begun()
+        await self._do(lambda: self.environment.submitted(message), "submitted")
 
     async def state(self) -> dict[str, Any] | None:
         """See `Environment.state`."""
@@ -108,6 +116,10 @@ class Session:
         except Exception as error:
             self.lost = f"what the environment shows cannot be sent: {type(error).__name__}: {error}"
             raise EnvironmentLost(self.lost) from None
+
+    def _check_begun(self) -> None:
+        if not self.begun:
+            raise DataError("there is no task yet: reset comes before the first call")
 
     async def _do(self, work: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
         """Do one thing after what was asked before.
