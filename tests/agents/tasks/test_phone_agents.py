@@ -250,3 +250,20 @@ def test_it_can_be_evaluated(text_policy: Callable[[], Policy]) -> None:
     summary = evaluate(text_policy(), made, config, max_new_tokens=8)
     assert summary["metrics"]["SR"]["curves"]["pass@1"] == [0.0]
     assert "RRR" not in summary["metrics"]
+
+
+@pytest.mark.parametrize("first_screen", ["given", "asked"])
+def test_an_expert_is_done_within_the_calls_of_short_tasks(first_screen: str) -> None:
+    made = task(max_calls=8, agent={"first_screen": first_screen})
+    lengths = [
+        len(made.demonstrate_turns(made.problem(split, 0, index), np.random.default_rng(0)))  # type: ignore[arg-type]
+        for split in ("train", "test")
+        for index in range(20)
+    ]
+    assert max(lengths) == 8 and min(lengths) >= 2
+    assert task(max_calls=60).problem("train", 0, 5) == task().problem("train", 0, 5)
+
+
+def test_calls_for_which_there_is_no_task() -> None:
+    with pytest.raises(ValidationError, match=r"no kinds of tasks that take at most 2 calls"):
+        task(max_calls=2)

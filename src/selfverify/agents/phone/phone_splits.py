@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 import numpy as np
@@ -43,10 +43,12 @@ def templates_of(
     return found
 
 
-def task_seed(split: Split, seed: int, index: int) -> int:
-    """The seed of a problem's task; no two splits have one in common."""
-    drawn = np.random.default_rng([seed, index]).integers(2**29)
-    return int(drawn) * len(SPLITS) + SPLITS.index(split)
+def task_seeds(split: Split, seed: int, index: int) -> Iterator[int]:
+    """Seeds of a problem's task without end, the first of which is taken unless there is a reason against
+    it; no two splits have one in common."""
+    rng = np.random.default_rng([seed, index])
+    while True:
+        yield int(rng.integers(2**29)) * len(SPLITS) + SPLITS.index(split)
 
 
 def split_of(template: str, seed: int, unseen: Unseen = "seeds") -> Split | None:

@@ -15,9 +15,10 @@ from selfverify.agents.goals import Goal
 from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
 from selfverify.agents.judges.nobody import Nobody
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
-from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, task_seed, templates_of
+from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, task_seeds, templates_of
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.phone_tools import Address
+from selfverify.agents.phone.short_tasks import short_kinds, short_seed
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.phone.templates.base import Template
 from selfverify.agents.prompting import agent_prompt, hint_names
@@ -48,6 +49,13 @@ class PhoneAgentsConfig(TaskConfig):
     )
     hostile: bool = Field(
         False, description="Write texts on screens that try to deceive agents, readers and judges."
+    )
+    max_calls: int | None = Field(
+        None,
+        ge=2,
+        description="Leave out tasks of which an expert needs more calls: to the goal, to evidence, to hand "
+        "in, and to ask for the first screen where it is not given. `episode.turns` in a recipe with few "
+        "turns.",
     )
     address: Address = Field(
         "ids", description="How calls name what they touch: by ids, or by bounds as the paper's tools do."
@@ -93,12 +101,27 @@ class PhoneAgentsConfig(TaskConfig):
         PhoneOptions(address=self.address, text=self.text, show=self.show)
         for split in ("train", "test"):
             if not self.templates(split):
-                raise ValueError(f"no kinds of tasks are left for the {split} split")
+                short = "" if self.max_calls is None else f" that take at most {self.max_calls} calls"
+                raise ValueError(f"no kinds of tasks{short} are left for the {split} split")
         return self
 
     def templates(self, split: Split) -> list[Template]:
         """The kinds of tasks of a split. Validation has those of training, with other contents."""
-        return templates_of(split, self.held_out, self.apps, self.test_apps or HELD_OUT_APPS)
+        kinds = templates_of(split, self.held_out, self.apps, self.test_apps or HELD_OUT_APPS)
+        if self.max_calls is None:
+            return kinds
+        return short_kinds(kinds, self.start, self.hostile, self._asked, self.max_calls)
+
+    def seed_of(self, kind: Template, split: Split, seed: int, index: int) -> int:
+        """What decides the contents of a problem of this kind."""
+        if self.max_calls is None:
+            return next(task_seeds(split, seed, index))
+        return short_seed(kind, split, seed, index, self.start, self.hostile, self._asked, self.max_calls)
+
+    @property
+    def _asked(self) -> bool:
+        """Whether the agent asks for the first screen."""
+        return self.agent.first_screen == "asked"
 
     @property
     def options(self) -> PhoneOptions:
@@ -134,7 +157,7 @@ class PhoneAgents(Task):
         """See `Task.problem`. Kinds of tasks take turns; what is in the phone is drawn."""
         kinds = self.config.templates(split)
         kind = kinds[index % len(kinds)]
-        drawn = task_seed(split, seed, index)
+        drawn = self.config.seed_of(kind, split, seed, index)
         return self.of_template(kind, drawn, f"{self.name}/{split}/{seed}/{index}")
 
     def of_template(self, kind: Template, drawn: int, name: str) -> Problem:
