@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.agents.lamps import KITCHEN, LOOK, OVEN, PROBLEM, TASK, Lamps, episode, submit
+from tests.agents.lamps import GOAL, KITCHEN, LOOK, OVEN, PROBLEM, RULES, TASK, Lamps, episode, submit
 from tests.agents.test_agent_episode import EVIL, Asked
 from tests.policy.test_tool_templates import HERMES, QWEN3
 
-from selfverify.agents.agent_episode import AgentSettings
+from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
 from selfverify.agents.judges.jury import Jury
 from selfverify.core.credit import valid_trajectories
+from selfverify.core.episode import Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import OBSERVATION, Finish, Group, Trajectory
@@ -148,6 +149,33 @@ def test_conversations_are_held_and_a_lost_environment_ends_its_own_only(policy:
     assert finishes[1] == Finish.ERROR and rollout.groups[0].trajectories[1].rewards == {}
     for trajectory in [t for n, t in enumerate(rollout.groups[0].trajectories) if n != 1]:
         assert trajectory.rewards["answer"] in (0.0, -1.0)
+
+
+def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) -> None:
+    """At the limit nothing was handed in: a format error, with all that was done before."""
+    policy = load_policy()
+    policy.tokenizer.chat_template = HERMES
+    policy._check_head()
+    right, end = policy.head.logits, policy.tokenizer.eos_token_id
+    only_end = torch.full((len(policy.tokenizer) + 64,), float("-inf")).index_fill(0, torch.tensor(end), 0.0)
+    policy.head.logits = lambda hidden: right(hidden) + only_end[: right(hidden).shape[-1]]  # type: ignore
+    heard: list[int] = []
+
+    class Looks(AgentEpisode):
+        def reply(self, said: Said) -> Reply:
+            heard.append(said.turn)
+            text = LOOK if said.turn < 30 else submit(1)
+            return super().reply(replace(said, text=text, finish=Finish.STOP))
+
+    def begin(problem: Any, seed: int) -> AgentEpisode:
+        return Looks(problem, Lamps, TASK, 3, RULES, AgentSettings(), EpisodeLimits().turns, GOAL)
+
+    sampling = SamplingConfig(group_size=1, max_new_tokens=2)
+    rollout = converse(policy, DigitsSum(), [PROBLEM], [7], sampling, begin, EpisodeLimits())
+    [found] = rollout.groups[0].trajectories
+    assert heard == [*range(30)] and found.finish == Finish.STOP
+    assert found.rewards["answer"] == -1.0 and found.rewards["tool_calls"] == 30.0
+    assert found.segments[-1].parsed["why"] == "nothing was handed in"
 
 
 def test_a_given_first_screen_is_heard_before_anything_is_said(policy: Policy) -> None:

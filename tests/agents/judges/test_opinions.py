@@ -73,11 +73,28 @@ VERDICT = "<Verdict>SUCCESS</Verdict>"
         answer().replace("<Verdict>", "<verdict>"),
         "</think>" + answer() + "</think>" + answer(),
         answer(words="round 2 " + "a" * LONGEST),
+        # In another language: its marks, its verdict, and reasons that name no round.
+        answer(verdict="ÉXITO"),
+        answer(valid="Verdadero"),
+        "<理由>第2轮显示“7:30”。</理由>\n<有效证据>True</有效证据>\n<结论>SUCCESS</结论>",
+        answer(words="第2轮显示“7:30”，任务已完成。"),
+        # An essay, without a verdict, and with one that is only told of.
+        "The evidence of round 2 is compelling in several ways. " * 500,
+        "On the whole " + VERDICT + " seems fair to me, since round 2 shows it. " * 40,
     ],
 )
 def test_what_is_not_of_the_form_is_no_vote(text: str) -> None:
     vote, missing = read_opinion(text, CASE)
     assert vote is None and missing
+
+
+def test_reasons_in_another_language_count_where_they_can_be_traced() -> None:
+    """A failure need not name a round; a success has to, as the screens do."""
+    vote, _ = read_opinion(answer(words="Im Beleg ist nichts davon zu sehen.", verdict="FAILURE"), CASE)
+    assert vote is not None and not vote.success
+    vote, _ = read_opinion(answer(words="Round 2 显示 “7:30”。"), CASE)
+    assert vote is not None and vote.success and vote.rounds == (2,)
+    assert read_opinion(answer(words="Round ９ 显示 “7:30”。"), CASE).vote is None
 
 
 def test_thoughts_are_left_out() -> None:

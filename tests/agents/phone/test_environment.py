@@ -219,6 +219,7 @@ def test_a_task_can_be_given_as_json() -> None:
         (lambda t: t["state"]["data"]["alarm"]["1"].pop("on"), "alarm/1: on must be of type bool"),
         (lambda t: t["state"]["data"]["setting"].pop("wifi"), "setting must have the records"),
         (lambda t: t["state"]["stack"].clear(), "stack cannot be shown"),
+        (lambda t: t["state"]["stack"][0].update(app="weather"), "stack cannot be shown: .*weather"),
     ],
 )
 def test_broken_tasks_are_named(change: Any, reason: str) -> None:
