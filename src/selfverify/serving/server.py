@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
-from selfverify.core.errors import ConfigError
 from selfverify.remote.bearer_keys import find_keys
 from selfverify.remote.client import OpenAIClient, ServerSettings
+from selfverify.remote.listening import open_port, stop_asked
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.backend import Backend
@@ -92,26 +91,14 @@ async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, g
         auto_decompress=False,
         keepalive_timeout=75,
     )
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port, backlog=1024)
-    try:
-        await site.start()
-    except OSError as error:
-        raise ConfigError(f"{host}:{port} cannot be opened: {error.strerror or error}") from None
-    assert site._server is not None
-    return int(site._server.sockets[0].getsockname()[1])  # type: ignore[attr-defined]
+    return await open_port(runner, stack, host, port)
 
 
 async def run_gateway(
     gateway: Gateway, listening: ListeningSettings, on_ready: Callable[[int], None]
 ) -> None:
     """Serve until SIGINT or SIGTERM; `start` says what happens then."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError):  # Windows
-            loop.add_signal_handler(number, stop.set)
+    stop = stop_asked()
     async with AsyncExitStack() as stack:
         on_ready(await start(gateway, listening.host, listening.port, stack, listening.grace))
         await stop.wait()

@@ -15,16 +15,18 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from selfverify.core.errors import ConfigError
+
+try:  # before our own modules that need it as well
+    from aiohttp import web
+except ImportError as error:
+    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
+
 from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.environments.mcp_http import McpEndpoint
 from selfverify.remote.environments.serving_settings import KEYS_VARIABLE
 from selfverify.remote.environments.session_socket import SocketEndpoint
 from selfverify.remote.environments.sessions import Factory, SessionLimits, SessionTable
-
-try:
-    from aiohttp import web
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
+from selfverify.remote.listening import open_port
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -135,12 +137,4 @@ async def start_server(
             f"other machines reach {host}: set {KEYS_VARIABLE} to the keys of those who may ask"
         )
     runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=5.0)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, host, port, backlog=1024)
-    try:
-        await site.start()
-    except OSError as error:
-        raise ConfigError(f"{host}:{port} cannot be opened: {error.strerror or error}") from None
-    address: tuple[str, int] = runner.addresses[0]
-    return address[1]
+    return await open_port(runner, stack, host, port)

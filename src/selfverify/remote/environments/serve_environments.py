@@ -8,18 +8,18 @@ import json
 import logging
 import operator
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.remote.bearer_keys import find_keys
 from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
 from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
 from selfverify.remote.environments.sessions import Factory, SessionLimits
+from selfverify.remote.listening import stop_asked
 
 FORCE_S = 20.0
 """Seconds that an orphaned server gets to close its sessions."""
@@ -76,15 +76,13 @@ async def serve_until_told(
     environments = dict(find_environment(spec, known) for spec in settings.environments)
     limits = SessionLimits(settings.sessions, idle_s=settings.idle, busy_s=settings.busy)
     server = EnvironmentServer(environments, limits, find_keys(KEYS_VARIABLE, settings.keys))
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError):  # Windows
-            loop.add_signal_handler(number, stop.set)
+    stop = stop_asked()
     async with AsyncExitStack() as stack:
         on_ready(await start_server(server, stack, settings.host, settings.port))
         if with_parent:
-            threading.Thread(target=_watch_parent, args=(loop, stop), daemon=True).start()
+            threading.Thread(
+                target=_watch_parent, args=(asyncio.get_running_loop(), stop), daemon=True
+            ).start()
         await stop.wait()
         logger.info("stopping; %d sessions are open", sum(len(table) for table in server.tables.values()))
 

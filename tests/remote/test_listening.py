@@ -1,0 +1,53 @@
+"""What servers share: a port that is free or named as taken, and being told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+
+import pytest
+from aiohttp import web
+
+from selfverify.core.errors import ConfigError
+from selfverify.remote.listening import open_port, stop_asked
+
+
+def test_a_free_port_is_found_and_a_taken_one_is_named() -> None:
+    async def use() -> None:
+        async with AsyncExitStack() as stack:
+            port = await open_port(web.AppRunner(web.Application()), stack, "127.0.0.1", 0)
+            assert port > 0
+            with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} cannot be opened"):
+                await open_port(web.AppRunner(web.Application()), stack, "127.0.0.1", port)
+        async with AsyncExitStack() as stack:  # closing the stack has freed it
+            assert await open_port(web.AppRunner(web.Application()), stack, "127.0.0.1", port) == port
+
+    asyncio.run(use())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="asyncio hears of no signals there")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_hears_that_it_is_to_stop(number: signal.Signals) -> None:
+    async def use() -> bool:
+        stop = stop_asked()
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(20):
+            return await stop.wait()
+
+    assert asyncio.run(use())
+
+
+def test_a_missing_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['aiohttp'] = None\n"
+        "from selfverify.core.errors import ConfigError\n"
+        "try:\n    import selfverify.remote.environments.environment_server\n"
+        "except ConfigError as error:\n    print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "pip install 'selfverify[serve]'" in told
