@@ -16,7 +16,7 @@ from pydantic import Field
 from selfverify.agents.screens import Box
 from selfverify.core.environment import Call
 from selfverify.tasks.tool_calls import short_name
-from selfverify.tasks.tools import Tool, ToolError
+from selfverify.tasks.tools import Tool, ToolError, chosen_tool
 
 Direction = Literal["up", "down", "left", "right"]
 Distance = Literal["short", "medium", "long"]
@@ -220,11 +220,7 @@ class ScreenTools:
         Raises:
             ToolError: There is no such tool, or its arguments do not fit; in words for the agent.
         """
-        if (tool := self._tools.get(call.name)) is None:
-            raise ToolError(f"there is no tool {short_name(call.name)}; there are {', '.join(self._tools)}")
-        arguments, fault = tool.check(dict(call.arguments))
-        if fault:
-            raise ToolError(fault)
+        tool, arguments = chosen_tool(self._tools, call.name, call.arguments)
         action: ScreenAction = tool.function(_ById(boxes), **arguments)
         if isinstance(action, Tap | LongPress | Swipe):
             _check_place(action.box, size)

@@ -13,8 +13,8 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import ANSWER, Finish
 from selfverify.tasks.answering import AnswerOnce, Verdict
-from selfverify.tasks.tool_calls import ToolCall, read_calls, short_name
-from selfverify.tasks.tools import Shown, Tool, ToolError
+from selfverify.tasks.tool_calls import ToolCalls, read_calls
+from selfverify.tasks.tools import Shown, Tool, ToolError, chosen_tool
 
 TOOL_CALLS, TOOL_ERRORS = "tool_calls", "tool_errors"
 """Rewards that count, of one conversation, the calls that were carried out and those refused or failed.
@@ -96,13 +96,14 @@ class ToolEpisode(AnswerOnce):
             # Nothing can be said to a message that was cut off.
             self.errors += 1
             return Reply(done=True)
-        if refusal := read.error or self._refusal(read.calls):
-            return self._told([f"Error: {refusal}"], failed=True)
+        try:
+            chosen = self._chosen(read)
+        except ToolError as error:
+            return self._told([f"Error: {error}"], failed=True)
         shown: list[str | Image] = []
-        for call in read.calls:
-            tool = self.tools[call.name]
+        for tool, arguments in chosen:
             try:
-                result: Shown = tool.function(self, **tool.check(call.arguments)[0])
+                result: Shown = tool.function(self, **arguments)
             except ToolError as error:
                 return self._told([*shown, f"Error: {error}"], failed=True)
             self.called += 1
@@ -120,16 +121,19 @@ class ToolEpisode(AnswerOnce):
             made.turns = [None] * self._turn + made.turns
         return made
 
-    def _refusal(self, calls: list[ToolCall]) -> str:
-        """Why none of the calls is carried out; empty where all are."""
-        if len(calls) > self.calls_at_once:
-            return f"{len(calls)} calls in one message, and at most {self.calls_at_once} may be"
-        for call in calls:
-            if call.name not in self.tools:
-                return f"there is no tool {short_name(call.name)}; there are {', '.join(self.tools)}"
-            if fault := self.tools[call.name].check(call.arguments)[1]:
-                return fault
-        return ""
+    def _chosen(self, read: ToolCalls) -> list[tuple[Tool, dict[str, Any]]]:
+        """The tools that are called, with their arguments; where one does not fit, none is carried out.
+
+        Raises:
+            ToolError: Why none is carried out.
+        """
+        if read.error:
+            raise ToolError(read.error)
+        if len(read.calls) > self.calls_at_once:
+            raise ToolError(
+                f"{len(read.calls)} calls in one message, and at most {self.calls_at_once} may be"
+            )
+        return [chosen_tool(self.tools, call.name, call.arguments) for call in read.calls]
 
     def _told(self, shown: list[str | Image], failed: bool) -> Reply:
         """What tools returned, or why a call was refused, as a reply."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NotRequired, get_type_hints
 
@@ -88,6 +88,22 @@ class Tool:
             faults = error.errors(include_url=False, include_input=False, include_context=False)
             said = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:3]]
             return {}, f"the arguments of {self.name} do not fit: {'; '.join(said)}"
+
+
+def chosen_tool(
+    tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]
+) -> tuple[Tool, dict[str, Any]]:
+    """The tool that is called, and the arguments as its method takes them.
+
+    Raises:
+        ToolError: There is no such tool, or its arguments do not fit.
+    """
+    if (tool := tools.get(name)) is None:
+        raise ToolError(f"there is no tool {short_name(name)}; there are {', '.join(tools)}")
+    fitted, fault = tool.check(dict(arguments))
+    if fault:
+        raise ToolError(fault)
+    return tool, fitted
 
 
 def _place(parts: tuple[int | str, ...]) -> str:

@@ -20,7 +20,7 @@ from selfverify.agents.screen_tools import (
 from selfverify.agents.screens import Box
 from selfverify.core.environment import Call
 from selfverify.tasks.tool_calls import short_name
-from selfverify.tasks.tools import Tool, ToolError
+from selfverify.tasks.tools import Tool, ToolError, chosen_tool
 
 KEYS = (
     r"^((Control|Shift|Alt)\+){0,2}(Enter|Tab|Backspace|Delete|Escape|Space|Home|End|PageUp|PageDown|"
@@ -183,11 +183,7 @@ class BrowserTools:
         Raises:
             ToolError: There is no such tool, or its arguments do not fit; in words for the agent.
         """
-        if (tool := self._tools.get(call.name)) is None:
-            raise ToolError(f"there is no tool {short_name(call.name)}; there are {', '.join(self._tools)}")
-        arguments, fault = tool.check(dict(call.arguments))
-        if fault:
-            raise ToolError(fault)
+        tool, arguments = chosen_tool(self._tools, call.name, call.arguments)
         action: BrowserAction = tool.function(_ByName(boxes), **arguments)
         match action:
             case Click(at) | Scroll(at, _) | Choose(at, _):
