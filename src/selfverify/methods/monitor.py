@@ -34,6 +34,9 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         # A task whose conversations are no answers with tags may leave some of these out.
         if having := [t for t in rows if reward in t.rewards]:
             metrics[name] = _mean_reward(having, reward)
+    spreads = [spread for group in groups if (spread := _spread(group)) is not None]
+    if spreads:
+        metrics["groups/reward_spread"] = float(np.mean(spreads))
     metrics["tokens/response"] = float(np.mean([t.written for t in rows]))
     metrics["truncated"] = float(np.mean([t.truncated for t in rows]))
     for name in sorted({name for t in rows for name in t.rewards} - _NAMED):
@@ -56,6 +59,14 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _mean_reward(rows: Sequence[Trajectory], name: str) -> float:
     return float(np.mean([t.rewards[name] for t in rows]))
+
+
+def _spread(group: Group) -> float | None:
+    """Unbiased standard deviation of a group's judged rewards; None where there are not two."""
+    rewards = [
+        t.rewards["answer"] for t in group.trajectories if t.finish != Finish.ERROR and "answer" in t.rewards
+    ]
+    return float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None
 
 
 def conversation_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -32,6 +32,17 @@ LEARNING_CURVES = {
     "reward/tool_errors": (
         "Tool errors", "Calls of a conversation that were refused or failed, on average.", False,
     ),
+    "reward/evidence": ("Evidence per submission", "Rounds that were handed in (SmartSnap's Fig. 4).", False),
+    "groups/reward_spread": (
+        "Spread of rewards", "Standard deviation within a group, on average (SmartSnap's Fig. 5).",
+        False,
+    ),
+    "agent/judged-SR": (
+        "Judged success", "Share of judged submissions that are found a success (SmartSnap's Fig. 5).", True,
+    ),
+    "agent/completeness": (
+        "Complete evidence", "Where some rounds prove the task: whether the chosen ones do.", True,
+    ),
     "truncated": ("Cut off", "Share of responses that hit the length limit.", True),
     "groups/kept": ("Groups that teach", "Problems of a step whose samples differ in some reward.", False),
     "kl": ("KL to the reference", "How far the policy has moved from the model it started as.", False),

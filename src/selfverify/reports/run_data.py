@@ -161,9 +161,9 @@ def load_run(path: Path) -> RunData:
     if (path / EXPORT_FILE).is_file():
         return _load_exported(path)
     run = RunData(path.resolve().name, path, path / "gallery")
-    stored = read_json(path / "metrics.json", _Metrics) or {}
+    stored = read_metrics(path)
     run.settings = stored.get("settings") or {}
-    run.measured_only = (path / "samples.jsonl").exists() and not (path / "samples-after.jsonl").exists()
+    run.measured_only = is_evaluation(path)
     for stage in STAGES[1:] if run.measured_only else STAGES:
         file = path / ("samples.jsonl" if run.measured_only else f"samples-{stage}.jsonl")
         if file.exists():
@@ -196,6 +196,21 @@ def load_run(path: Path) -> RunData:
     if not run.problems:
         run.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")
     return run
+
+
+def is_evaluation(path: Path) -> bool:
+    """Whether a folder comes from `selfverify eval`, and not from a training."""
+    return (path / "samples.jsonl").exists() and not (path / "samples-after.jsonl").exists()
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """Return the content of a folder's ``metrics.json``: summaries by stage, and ``settings``; or nothing.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    found: dict[str, Any] = read_json(path / "metrics.json", _Metrics) or {}
+    return found
 
 
 def _load_exported(path: Path) -> RunData:

@@ -168,7 +168,7 @@ class PhoneAgents(Task):
         target = {"reset": reset, "seed": drawn, "goal": made.goal.model_dump(mode="json")}
         about = {
             "category": kind.app,
-            "categories": {"template": [kind.name], "kind": [kind.kind]},
+            "categories": {"app": [kind.app], "template": [kind.name], "kind": [kind.kind]},
             "steps": made.length,
         }
         return self._posed(name, made.instruction, target, about)
