@@ -98,7 +98,8 @@ def test_conversations_are_stored(walker: Policy, tmp_path: Path) -> None:
     turns = [sum(step.author == "policy" for step in sample.steps) for sample in samples]
     ended = [sample.finish for sample in samples]
     assert summary["conversations"] == pytest.approx(
-        {"turns": sum(turns) / 6} | {kind: ended.count(kind) / 6 for kind in ("stop", "length", "error")}
+        {"turns": sum(turns) / 6, "lost": 0.0, "retries": 0.0}
+        | {kind: ended.count(kind) / 6 for kind in ("stop", "length", "error")}
     )
     low, high = summary["intervals"]["conversations.turns"]
     assert low <= sum(turns) / 6 <= high

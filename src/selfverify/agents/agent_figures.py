@@ -16,7 +16,7 @@ import numpy as np
 from selfverify.agents.cases import Judgement
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.goals import Goal, Truth, minimal_evidence
-from selfverify.tasks.base import Metric
+from selfverify.tasks.base import EVERY, Metric
 
 SIMILAR = 0.999
 """Two screenshots that agree in more of their values than this count as the same (AndroidLab)."""
@@ -27,6 +27,7 @@ LARGEST_SET = 4
 
 METRICS = (
     Metric("SR", "truth"),
+    Metric("SR-all", "truth", EVERY),
     Metric("Sub-SR", "sub_goals"),
     Metric("RRR", "rrr", needs=("truth", LEAST_SR)),
     Metric("ROR", "ror"),
@@ -86,13 +87,15 @@ def summarise_parts(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The figures (`METRICS`) over many conversations; those of which nothing is known are left out."""
     found = {}
     for metric in METRICS:
-        counted = [row for row in rows if metric.part in row and (metric.over or metric.part) in row]
-        whole = sum(row[metric.over] for row in counted) if metric.over else float(len(counted))
+        counted = [row for row in rows if metric.part in row]
+        whole = float(len(rows if metric.over == EVERY else counted))
+        if metric.over not in (None, EVERY):
+            whole = sum(row[metric.over] for row in counted)
         if metric.needs is not None:
             name, least = metric.needs
             having = [row[name] for row in rows if name in row]
             whole *= bool(having) and sum(having) / len(having) >= least
-        if whole > 0:
+        if counted and whole > 0:
             found[metric.name] = sum(row[metric.part] for row in counted) / whole
     return found
 

@@ -50,6 +50,12 @@ class EvaluationConfig(BaseModel):
         description="The request that the model gets in a second turn, after its answer; then the second "
         "answer counts. null means one turn.",
     )
+    retries: int = Field(
+        2,
+        ge=0,
+        description="How often a conversation is held again whose episode failed, as where an environment "
+        "was lost. One that is lost every time counts as wrong; `conversations.lost` is their share.",
+    )
     seed: int = Field(
         1000,
         ge=0,

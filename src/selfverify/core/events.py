@@ -113,6 +113,10 @@ COUNTED = {
     "rows_skipped": ("data file with broken rows", "data files with broken rows"),
     "unjudged": ("answer that could not be judged", "answers that could not be judged"),
     "episode_failed": ("conversation lost to a failure", "conversations lost to failures"),
+    "episodes_held_again": (
+        "time lost conversations were held again",
+        "times lost conversations were held again",
+    ),
     "episode_not_closed": ("environment that could not be closed", "environments that could not be closed"),
     "thread_hung": ("thread that hung in an environment", "threads that hung in environments"),
     "thread_back": ("such thread that came back", "such threads that came back"),

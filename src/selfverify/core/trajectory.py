@@ -105,6 +105,11 @@ class Trajectory:
         return self.segments[-1].finish if self.segments else Finish.ERROR
 
     @property
+    def lost(self) -> bool:
+        """Return whether the episode failed, so that nothing is known of how the conversation ended."""
+        return self.finish == Finish.ERROR and self.parsed is None and not self.rewards
+
+    @property
     def truncated(self) -> bool:
         """Return whether any turn was cut off by its length limit."""
         return any(segment.finish == Finish.LENGTH for segment in self.segments)

@@ -26,7 +26,7 @@ from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.selection.rules import Floats, box_iou
 from selfverify.selection.strategies import STRATEGIES
 from selfverify.selection.subsets import blocks, mixtures
-from selfverify.tasks.base import Metric, Task
+from selfverify.tasks.base import EVERY, Metric, Task
 
 CORRECT = "correct"
 """The component that every answer has."""
@@ -152,8 +152,8 @@ class Choices:
 def choices(table: SampleTable, task: Task, problems: Mapping[str, Problem]) -> Choices:
     """Expected components of what each strategy chooses, for N = 1..G.
 
-    Strategies that need scores are left out where there are none. Components are `CORRECT`, each sample's
-    rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer, whatever is
+    Strategies that need scores are left out where there are none. Components are `CORRECT`, `EVERY`, each
+    sample's rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer, whatever is
     measured of it.
 
     Args:
@@ -167,7 +167,7 @@ def choices(table: SampleTable, task: Task, problems: Mapping[str, Problem]) -> 
         candidates = replace(candidates, boxes=np.full((count, total, 4), np.nan))  # not one could be read
     scored = not np.isnan(candidates.score).all()
     strategies = [s for s in STRATEGIES.values() if scored or s.needs != "score"]
-    stored = table.rewards | {CORRECT: table.correct}
+    stored = table.rewards | {CORRECT: table.correct, EVERY: np.ones_like(table.correct)}
     result = Choices(count)
     for block in blocks(count):
         part = candidates.rows(block)

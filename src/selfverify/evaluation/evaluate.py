@@ -126,7 +126,7 @@ def _sample(
         return []
     asked = [*problems.values()]
     seeds = [config.seed * 1_000_003 + index for index in problems]
-    rollout = roll_out(policy, task, asked, seeds, sampling, config.second_turn)
+    rollout = roll_out(policy, task, asked, seeds, sampling, config.second_turn, config.retries)
     if store is not None and rollout.seconds and ranks.index() == 0:
         note_time(store, len(asked) * config.samples, rollout.seconds)
     read_rollout(policy, rollout)
@@ -136,13 +136,18 @@ def _sample(
         StoredProblem(
             index,
             group.problem.digest(),
-            [_stored(task, group, number, seed, store) for number in range(len(group.trajectories))],
+            [
+                _stored(task, group, number, seed, store, rollout.held_again[place, number])
+                for number in range(len(group.trajectories))
+            ],
         )
-        for index, seed, group in zip(problems, seeds, rollout.groups, strict=True)
+        for place, (index, seed, group) in enumerate(zip(problems, seeds, rollout.groups, strict=True))
     ]
 
 
-def _stored(task: Task, group: Group, number: int, seed: int, store: Path | None) -> StoredSample:
+def _stored(
+    task: Task, group: Group, number: int, seed: int, store: Path | None, retries: int
+) -> StoredSample:
     trajectory = group.trajectories[number]
     judged, rewards = trajectory.parsed, trajectory.rewards
     judged = judged if isinstance(judged, Judged) else None
@@ -169,6 +174,8 @@ def _stored(task: Task, group: Group, number: int, seed: int, store: Path | None
         finish=trajectory.finish,
         seed=seed,
         read_by=judged.read_by if judged and judged.answer is not None else None,
+        lost=trajectory.lost,
+        retries=retries,
         steps=stored_steps(trajectory, store),
     )
 

@@ -75,6 +75,8 @@ class StoredSample:
         seed: The seed that the problem's samples were drawn with.
         read_by: Who read the answer: ``rules``, or an extractor (`selfverify.evaluation.extraction`). None if
             nobody could read it.
+        lost: Whether the episode failed every time, so that nothing is known of how the conversation ended.
+        retries: How often the conversation was held again, because it was lost.
         steps: The messages of a conversation; empty where the policy has spoken once.
     """
 
@@ -93,6 +95,8 @@ class StoredSample:
     finish: str | None
     seed: int
     read_by: str | None = None
+    lost: bool = False
+    retries: int = 0
     steps: list[StoredStep] = field(default_factory=list)
 
 

@@ -23,16 +23,18 @@ def talk_figures(rows: Sequence[Sequence[StoredSample]]) -> dict[str, Floats]:
     """Return figures ``[P, G]`` of conversations by name; none where the policy has always spoken once.
 
     ``turns`` is how often the policy spoke, ``stop``, ``length`` and ``error`` are 1 where the conversation
-    ended so, and ``failed_turns``, where there are tools, is the number of turns whose call was refused or
+    ended so, ``lost`` where its episode failed every time (a part of ``error``). ``retries`` is how often it
+    was held again, and ``failed_turns``, where there are tools, the number of turns whose call was refused or
     failed.
     """
     samples = [sample for row in rows for sample in row]
-    if not any(sample.steps for sample in samples):
+    if not any(sample.steps or sample.lost for sample in samples):
         return {}
     own = [[step for step in sample.steps if step.author == "policy"] for sample in samples]
     # A single answer has no steps; a conversation that was over before the policy spoke has no tokens.
     turns = [len(steps) or int(sample.tokens > 0) for sample, steps in zip(samples, own, strict=True)]
-    figures = {"turns": turns}
+    figures = {"turns": turns, "retries": [sample.retries for sample in samples]}
+    figures["lost"] = [sample.lost for sample in samples]
     figures |= {str(finish): [sample.finish == finish for sample in samples] for finish in Finish}
     if any(TOOL_ERRORS in sample.rewards for sample in samples):
         failed = [sum(step.values.get(TOOL_ERRORS, 0.0) > 0 for step in steps) for steps in own]

@@ -10,6 +10,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, converse
+from selfverify.rollouts.held_again import hold_again
 from selfverify.tasks.answering import AskAgain
 from selfverify.tasks.base import Task
 
@@ -21,6 +22,7 @@ def roll_out(
     seeds: Sequence[int],
     sampling: SamplingConfig,
     second_turn: str | None = None,
+    retries: int = 0,
 ) -> Rollout:
     """Sample a group of trajectories for each problem and judge them.
 
@@ -32,15 +34,18 @@ def roll_out(
         sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
         second_turn: A request to re-examine every answer. The second answer then counts, and its score is
             a channel of its own. None holds the task's own conversations.
+        retries: How often a lost conversation is held again at most.
 
     Raises:
         ConfigError: The chat template cannot continue a conversation.
         DataError: A problem cannot be encoded.
     """
-    if second_turn is None:
-        return converse(policy, task, problems, seeds, sampling)
 
     def ask(problem: Problem, seed: int) -> Episode:
+        assert second_turn is not None
         return AskAgain(problem, task.tags, task.verdict, second_turn, split_score=True)
 
-    return converse(policy, task, problems, seeds, sampling, ask, EpisodeLimits(turns=2))
+    begin, limits = (None, None) if second_turn is None else (ask, EpisodeLimits(turns=2))
+    rollout = converse(policy, task, problems, seeds, sampling, begin, limits)
+    hold_again(policy, task, rollout, seeds, sampling, retries, begin, limits)
+    return rollout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class Rollout:
     groups: list[Group]
     seconds: dict[str, float] = field(default_factory=dict)
     """Where conversations may have several turns: the time that saying, replying and hearing took."""
+    held_again: Counter[Place] = field(default_factory=Counter)
+    """How often conversations that were lost were held again (`held_again.hold_again`)."""
 
 
 def converse(
@@ -94,7 +97,7 @@ def converse(
                 talks[b, g] = Talk(policy, writer, problem, len(prompt.ids), room)
                 talks[b, g].open(partial(open_episode or task.open, problem, derived_seed(seed, g)))
         threads = policy.threads(prompts, sampling, seeds=seeds)
-        rounds = _Rounds(threads, talks, replies, listener, in_step=policy.engine is not None)
+        rounds = _Rounds(threads, talks, replies, listener, in_step=sampling.engine != "own")
         rounds.run(limits.turns)
         find_endings(task, talks)
     finally:

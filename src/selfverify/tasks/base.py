@@ -80,6 +80,10 @@ class ShownTurn:
     taught: bool = True
 
 
+EVERY = "every"
+"""The component (`Metric`) that is 1 for every answer, whatever has become of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A published figure of the answers that are chosen.
@@ -88,7 +92,7 @@ class Metric:
         name: The figure's name.
         part: The component that is averaged: one of `Judged.parts`, or of what `Task.answer_parts` returns.
         over: None for the mean of ``part`` over the answers that have it; else a component, and the figure is
-            the sum of ``part`` over the sum of this one.
+            the sum of ``part`` over the sum of this one. `EVERY` is 1 for each answer, also for lost ones.
         needs: A component and a number: the figure is given only where the component's mean reaches it.
     """
 

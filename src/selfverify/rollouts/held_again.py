@@ -1,0 +1,100 @@
+"""Holding conversations again that were lost, as evaluations do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import HungError
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.converse import OpenEpisode, Rollout, converse
+from selfverify.tasks.base import Task
+
+logger = logging.getLogger(__name__)
+
+
+def hold_again(
+    policy: Policy,
+    task: Task,
+    rollout: Rollout,
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    times: int,
+    open_episode: OpenEpisode | None = None,
+    limits: EpisodeLimits | None = None,
+) -> None:
+    """Hold the lost conversations of a rollout again, with `converse`; whatever comes of them replaces them.
+
+    A conversation draws what it drew before, so that it becomes what it would have been without the loss.
+    One that ended without a verdict (`Ending.lost`) is not lost in this sense: it is left as it is. So are
+    all, where too many threads hang.
+
+    Args:
+        policy: Speaks.
+        task: As of the rollout.
+        rollout: Changed in place; `Rollout.held_again` counts.
+        seeds: One per problem, as of the rollout.
+        sampling: As of the rollout.
+        times: How often each conversation is held again at most.
+        open_episode: As of the rollout.
+        limits: As of the rollout.
+    """
+    for _ in range(times):
+        lost = {
+            (b, g)
+            for b, group in enumerate(rollout.groups)
+            for g, trajectory in enumerate(group.trajectories)
+            if trajectory.lost
+        }
+        if not lost:
+            break
+        which = sorted({b for b, _ in lost})
+        problems = [rollout.groups[b].problem for b in which]
+        note(
+            logger,
+            "episodes_held_again",
+            f"{len(lost)} lost conversations are held again",
+            problems=[problem.id for problem in problems],
+            count=len(lost),
+        )
+        wanted = [(b, g) in lost for b in which for g in range(sampling.group_size)]
+        begin = _only(open_episode or task.open, wanted)
+        again = [seeds[b] for b in which]
+        try:
+            made = converse(policy, task, problems, again, sampling, begin, limits or task.limits)
+        except HungError:
+            return  # what has been said is kept; whoever asks for replies next is refused
+        groups = dict(zip(which, made.groups, strict=True))
+        for b, g in lost:
+            rollout.groups[b].trajectories[g] = groups[b].trajectories[g]
+        for name, seconds in made.seconds.items():
+            rollout.seconds[name] = rollout.seconds.get(name, 0.0) + seconds
+        rollout.held_again.update(lost)
+
+
+def _only(open_episode: OpenEpisode, wanted: Iterable[bool]) -> OpenEpisode:
+    """Opens those conversations that are ``wanted``; the driver opens them problem by problem."""
+    turns = iter(wanted)
+
+    def begin(problem: Problem, seed: int) -> Episode:
+        return open_episode(problem, seed) if next(turns) else _Over()
+
+    return begin
+
+
+class _Over(Episode):
+    """Stands for a conversation that was not lost: it is over before it begins."""
+
+    def begin(self) -> Reply:
+        return Reply(done=True)
+
+    def reply(self, said: Said) -> Reply:
+        raise AssertionError("nothing is said in a conversation that is over")
+
+    def ending(self) -> Ending:
+        return Ending()
