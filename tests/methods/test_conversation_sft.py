@@ -120,6 +120,37 @@ def test_the_gradient_is_that_of_the_plain_likelihood_with_a_weight_for_each_tur
     assert totals is not None
 
 
+def test_replies_are_taught_with_a_weight_of_their_own_on_request(policy: Policy) -> None:
+    plain, taught = (update_of(policy, **options) for options in ({}, {"observed": 0.25}))
+    method, rollout = shown(policy, Counting(), 2, observed=0.25)
+    for group in rollout.groups:
+        (told,) = group.trajectories
+        assert {segment.author for segment in told.segments} == {"policy"}
+        weights = {
+            credit.channel: credit.weight for credit in method.credit(group, valid_trajectories(group, False))
+        }
+        assert weights == {"plan": 1.0, "action": 1.0, "observed": 0.25}
+    # The loss is a sum over tokens: what the replies add is a quarter of their own negative log-likelihood.
+    alone = update_of(policy, observed=1.0)
+    torch.testing.assert_close(taught - plain, 0.25 * (alone - plain), rtol=1e-3, atol=1e-6)
+
+
+def update_of(policy: Policy, **options: Any) -> torch.Tensor:
+    """The gradient of the embeddings, with one denominator whatever is taught."""
+    method, rollout = shown(policy, Counting(), 2, **options)
+    streams = [
+        make_streams(prompt, group, method.credit(group, valid_trajectories(group, False)))
+        for prompt, group in zip(rollout.prompts, rollout.groups, strict=True)
+    ]
+    policy.model.zero_grad()
+    update(policy, streams, objective="likelihood", denominator="trajectory")
+    found = policy.model.get_input_embeddings().weight.grad
+    assert found is not None
+    copied = found.clone()
+    policy.model.zero_grad()
+    return copied
+
+
 def test_a_policy_learns_what_it_is_shown(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
     policy = load_policy()  # the other tests' must not learn
     learner = LearnerConfig(steps=12, groups_per_step=3, learning_rate=3e-3, warmup_steps=0)

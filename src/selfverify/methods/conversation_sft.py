@@ -28,6 +28,8 @@ from selfverify.rollouts.replying import outcome
 from selfverify.tasks.base import ShownTurn, Task
 
 logger = logging.getLogger(__name__)
+OBSERVED = "observed"
+"""Channel of the episode's replies where they are taught."""
 
 
 class ConversationSFTConfig(MethodConfig):
@@ -39,10 +41,16 @@ class ConversationSFTConfig(MethodConfig):
         description="Weigh a conversation by one over the number of its turns (VTS-V, Eq. 3: 1/(H+1)), "
         "together with `learner.denominator: trajectory`.",
     )
+    observed: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of what the episode replies in words, which is then taught, too. A fresh small "
+        "model learns from it to copy words; a pretrained one does not need it.",
+    )
 
 
 class ConversationSFT(Method):
-    """Negative log-likelihood of demonstrated turns; what the episode shows is read, and never trained."""
+    """Negative log-likelihood of demonstrated turns; what the episode shows is taught on request only."""
 
     name = "conversations-sft"
     summary = "supervised fine-tuning on whole conversations (cold start of agents)"
@@ -103,15 +111,24 @@ class ConversationSFT(Method):
         for segment in own:
             if not turns[segment.turn].taught:
                 segment.channel = CONTEXT
+        if self.config.observed:
+            for segment in told.segments:
+                if segment.author == "environment" and not segment.images:
+                    # Nobody sampled a demonstration: whoever wrote its tokens, they are taught or not.
+                    segment.channel, segment.author = OBSERVED, "policy"
         told.rewards["turns"] = float(len(turns))
         return told
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
-        """1 for every token that the policy is shown to say; ``context`` gets none."""
+        """1 for all tokens of the policy's and of replies that are taught; none for ``context``."""
         ones = torch.ones(len(group.trajectories), dtype=torch.float64)
         weight = 1.0 / column(group, "turns") if self.config.share_turns else 1.0
         own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
-        return [Credit(c, ones, weight=weight, valid=valid) for c in dict.fromkeys(own) if c != CONTEXT]
+        return [
+            Credit(c, ones, weight=weight * (self.config.observed if c == OBSERVED else 1.0), valid=valid)
+            for c in dict.fromkeys(own)
+            if c != CONTEXT
+        ]
 
 
 def _lost(problem: Problem, turns: int, error: Exception) -> Trajectory:

@@ -7,11 +7,13 @@ text falls apart into shorter pieces, in the end into bytes, so that no text is 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from selfverify.policy.generators import kept_generators
@@ -30,15 +32,19 @@ TEMPLATE = (
 """Tools are shown by their names alone: what they take is learnt."""
 
 
-WORDS = r"\d|\p{L}+|[^\s\p{L}\d]+|\s"
-"""A digit, a word, a run of signs, or a space. A word is the same token behind a space, a quote and nothing:
-small models copy it from one place to another without having learnt that the forms are the same."""
+WORDS = r"\d|\p{L}+|[^\s\p{L}\d]+"
+"""A digit, a word, or a run of signs."""
+BEFORE = (" ", "\n")
+"""What may stand before a word and be one token with it. `write_tiny_text` gives all forms of a word similar
+embeddings at first, so that small models need not learn that they are the same when they copy."""
 
 
 def text_tokenizer(
     corpus: Iterable[str], phrases: Sequence[str] = (), words: str = WORDS
 ) -> PreTrainedTokenizerFast:
     """A tokenizer to which each word of ``corpus`` is one token, and no text is unknown.
+
+    A word and the space or the line's end before it are one token, too.
 
     Args:
         corpus: Texts whose words are to be known.
@@ -49,15 +55,13 @@ def text_tokenizer(
     Raises:
         ValueError: The corpus has no words.
     """
-    splitter = pre_tokenizers.Split(Regex(words), "isolated")
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    inner.decoder = decoders.ByteLevel()
-    known = sorted({word for text in corpus for word, _ in splitter.pre_tokenize_str(text)})
+    joined = pre_tokenizers.Split(Regex(rf"[ \n]?(?:{words})|\s"), "isolated")
+    spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    known = {piece for text in corpus for piece, _ in joined.pre_tokenize_str(text) if not piece.isspace()}
     if not known:
         raise ValueError("the corpus of a tokenizer has no words")
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = spelt
     trainer = trainers.BpeTrainer(
         vocab_size=2**16,
         min_frequency=1,
@@ -65,8 +69,20 @@ def text_tokenizer(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=[PAD, END, *ROLES],
     )
-    # The pieces are given as they stand, so that each is counted once, whatever the corpus repeats.
-    inner.train_from_iterator(known, trainer)
+    # The words are given as they stand, so that each is counted once, whatever the corpus repeats.
+    trained.train_from_iterator(sorted({piece.lstrip() for piece in known}), trainer)
+    model = json.loads(trained.to_str())["model"]
+    vocab, merges = model["vocab"], [tuple(merge) for merge in model["merges"]]
+    for piece in sorted(known):
+        [(form, _)] = spelt.pre_tokenize_str(piece)
+        if piece[0] in BEFORE and form[1:] in vocab and form not in vocab:
+            # Last of all merges: the word is put together first.
+            merges.append((form[0], form[1:]))
+            vocab[form] = len(vocab)
+    inner = Tokenizer(models.BPE(vocab, merges))
+    inner.pre_tokenizer = pre_tokenizers.Sequence([joined, spelt])
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([PAD, END, *ROLES])
     inner.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner,
@@ -114,9 +130,28 @@ def write_tiny_text(
     with kept_generators(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+        _liken_forms(model.get_input_embeddings().weight, tokenizer)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@torch.no_grad()
+def _liken_forms(weight: Tensor, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Give a word behind a space or a line's end its bare form's embedding, moved by a shared vector.
+
+    Args:
+        weight: ``[V, hidden]`` embeddings, which are also the head's; changed in place.
+        tokenizer: Of `text_tokenizer`.
+    """
+    spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocab = tokenizer.get_vocab()
+    for before in BEFORE:
+        [(sign, _)] = spelt.pre_tokenize_str(before)
+        shift = torch.randn_like(weight[0]) * weight.std()
+        for token, number in vocab.items():
+            if token.startswith(sign) and (bare := vocab.get(token.removeprefix(sign))) is not None:
+                weight[number] = weight[bare] + shift

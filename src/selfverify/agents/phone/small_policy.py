@@ -21,12 +21,12 @@ from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 
 SEEDS = 6
 """Tasks of each template whose words are learnt; other words fall apart into shorter pieces."""
-LAYERS = 4
-WORDS = r"\d\d:\d\d|[a-z]\d+(?!\p{L})|\d{1,2}|\p{L}+|[^\s\p{L}\d]+|\s"
-"""A time of day, an id such as ``r3``, up to two digits, a word, a run of signs, or a space."""
+WIDTH, LAYERS = 128, 4
+WORDS = r"\d\d:\d\d|[a-z]\d+(?!\p{L})|\d{1,2}|\p{L}+|[^\s\p{L}\d]+"
+"""A time of day, an id such as ``r3``, up to two digits, a word, or a run of signs."""
 SPOKEN = (
     "# Task",
-    "## Round",
+    "tap swipe type back home enter wait launch submit",
     "Error: there is no on the screen; it is disabled; nothing has the focus; needs",
     "Done. None True False yes no",
 )
@@ -38,7 +38,7 @@ def corpus() -> Iterator[str]:
     yield from SPOKEN
     for listed in vars(words).values():
         if isinstance(listed, tuple):
-            yield from (f"{word} {word} {word.casefold()}" for word in listed)
+            yield from (f"{word} {word}\n{word} {word.casefold()}" for word in listed)
     for name, template in TEMPLATES.items():
         yield from template.wordings
         for seed in range(SEEDS):
@@ -58,17 +58,20 @@ def phrases() -> list[str]:
     found: list[str] = []
     for schema in schemas("ids", []):
         named = schema["function"]["name"]
+        found += [named] * ("_" in named)
         takes = schema["function"]["parameters"]["properties"]
         # A text stands between quotes, a number does not.
         slots = [f'"{key}": ' + ('"@"' if of["type"] == "string" else "@") for key, of in takes.items()]
         found += f'{{"name": "{named}", "arguments": {{{", ".join(slots)}}}}}'.split("@")
-    found += ['{"name": "submit", "arguments": {"message": "', '", "evidences": [', "]}}"]
+    found += ['{"name": "submit", "arguments": {"message": "', '", "evidences": [', "]}}", "## Round "]
     return list(dict.fromkeys(found))
 
 
 def write_small_policy(folder: Path, seed: int = 0) -> Path:
     """Write the fresh policy to ``folder`` and return it; its weights depend on the seed alone."""
-    return write_tiny_text(folder, text_tokenizer(corpus(), phrases(), WORDS), seed, layers=LAYERS)
+    return write_tiny_text(
+        folder, text_tokenizer(corpus(), phrases(), WORDS), seed, hidden=WIDTH, layers=LAYERS
+    )
 
 
 if __name__ == "__main__":

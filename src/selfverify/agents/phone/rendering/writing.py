@@ -72,8 +72,9 @@ def one_line(text: str) -> str:
 def terse(look: Layout) -> str:
     """The title, one line for each line of the screen, then what stands in bar, tabs and on the keyboard.
 
-    A line names the id, the label where it is another word, the value and, of a switch, ``on`` or ``off``. Of
-    options and tabs the one that is chosen has a ``*``.
+    A line names the label, the id where it is another word, the value and, of a switch, ``on`` or ``off``. Of
+    options and tabs the one that is chosen has a ``*``. The id stands behind the words that it belongs to:
+    small models learn first to copy what follows known words.
     """
     screen = look.screen
     lines = [one_line(screen.title) if screen.count is None else f"{one_line(screen.title)} {screen.count}"]
@@ -103,9 +104,9 @@ def _line(widget: Widget) -> str:
     label = one_line(widget.text)
     if widget.role == "text" or label.casefold() == widget.id:
         label = label.casefold() if widget.value else label
-    words = [widget.id] if widget.id else []
-    if label.casefold() != widget.id:
-        words.append(label)
+    words = [label] if label.casefold() != widget.id else []
+    if widget.id:
+        words.append(widget.id)
     if widget.value:
         words.append(one_line(widget.value))
     if widget.on is not None:
