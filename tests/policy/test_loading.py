@@ -155,7 +155,7 @@ def test_save_and_load_is_the_same_policy(
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
     policy.save(tmp_path / "saved")
-    loaded = Policy.load(str(tmp_path / "saved"))
+    loaded = Policy.load(tmp_path / "saved")
     tied = kind != "llama"
     for model in (policy.model, loaded.model):
         shared = model.get_input_embeddings().weight is model.get_output_embeddings().weight

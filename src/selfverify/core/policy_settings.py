@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """The file that marks a saved model: a whole model has the first, an adapter to another model the second."""
@@ -117,6 +117,11 @@ class PolicyConfig(BaseModel):
         "`{enable_thinking: false}` (Qwen3).",
     )
 
+    @field_validator("path", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, PurePath) else value
+
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:
         if taken := _TEMPLATE_FIELDS & self.template_options.keys():
@@ -125,6 +130,6 @@ class PolicyConfig(BaseModel):
             raise ValueError(f"min_pixels={self.min_pixels} is more than max_pixels={self.max_pixels}")
         return self
 
-    def for_model(self, path: str) -> PolicyConfig:
+    def for_model(self, path: str | Path) -> PolicyConfig:
         """Return these settings for another model, whose folder says whether it has an adapter."""
-        return self.model_copy(update={"path": path, "lora": None})
+        return self.model_copy(update={"path": str(path), "lora": None})

@@ -30,6 +30,7 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import PolicyConfig, is_saved_model
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.settings import PathText
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import (
     Document,
@@ -88,7 +89,7 @@ class Recipe(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the experiment and of its folder."
     )
     seed: int = Field(0, ge=0, description="Seed of everything random: data, sampling, initial weights.")
-    output: str = Field(
+    output: PathText = Field(
         "runs/{name}",
         validate_default=True,
         description="Folder of the run: metrics, checkpoints, the resolved recipe. `{name}` is filled in.",

@@ -280,7 +280,9 @@ def _clear(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def evaluate_recipe(recipe: Recipe, model: str | None = None, output: Path | None = None) -> dict[str, Any]:
+def evaluate_recipe(
+    recipe: Recipe, model: str | Path | None = None, output: Path | None = None
+) -> dict[str, Any]:
     """Evaluate a model on a recipe's task.
 
     Args:

@@ -77,9 +77,9 @@ class Policy:
         """Whether `logprobs` forwards each prompt once; None until the first batch has been checked."""
 
     @classmethod
-    def load(cls, path: str | PolicyConfig, **settings: Any) -> Policy:
+    def load(cls, path: str | Path | PolicyConfig, **settings: Any) -> Policy:
         """Load a policy by folder, hub id or ``builtin:NAME``; ``settings`` are `PolicyConfig` fields."""
-        config = path if isinstance(path, PolicyConfig) else PolicyConfig(path=path, **settings)
+        config = path if isinstance(path, PolicyConfig) else PolicyConfig(path=str(path), **settings)
         return cls(load(config), config)
 
     def _hold(self, loaded: Loaded) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer
 
+from selfverify.core.settings import PathText
 from selfverify.data import Rows, open_rows
 
 
@@ -14,10 +16,10 @@ class DataFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    path: str = Field(min_length=1, description="The file, or a folder whose files belong together.")
+    path: PathText = Field(min_length=1, description="The file, or a folder whose files belong together.")
     format: str | None = Field(None, description="The file's format, if it is not recognised (docs/data.md).")
     split: str | None = Field(None, description="The split to read, where there are several.")
-    images: str | None = Field(
+    images: PathText | None = Field(
         None, description="Folder that images' paths start from; by default the file's own folder."
     )
     limit: int | None = Field(None, ge=1, description="Read this many rows only.")
@@ -42,7 +44,7 @@ class DataFile(BaseModel):
 
 
 def _file(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
+    return {"path": value} if isinstance(value, str | PurePath) else value
 
 
 File = Annotated[DataFile | None, BeforeValidator(_file)]
