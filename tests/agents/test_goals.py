@@ -123,3 +123,9 @@ def test_goals_are_plain_json() -> None:
     assert Goal.read(goal.model_dump(mode="json")) == goal
     with pytest.raises(DataError, match=r"row 7: needs\.0"):
         Goal.read({"needs": [{"type": "had"}]}, "row 7")
+
+
+@pytest.mark.parametrize(("kind", "named"), [("alarm", "an alarm"), ("contact", "a contact")])
+def test_sub_goals_are_said_in_good_words(kind: str, named: str) -> None:
+    [finding] = Goal(needs=(Has(kind=kind, match={"label": "Gym"}, new=True),)).shown([]).findings
+    assert finding.about == f"there is {named} with label Gym"

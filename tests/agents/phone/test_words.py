@@ -12,6 +12,7 @@ from selfverify.agents.phone.contents import words
 from selfverify.agents.phone.contents.world import World
 from selfverify.agents.phone.rendering.writing import terse
 from selfverify.agents.phone.system.device import HOME, Phone, Refused
+from selfverify.agents.phone.system.forms import field
 
 MOST = 60
 PIECE = re.compile(r"[a-z]+|\d+|[^\w\s]|\n")
@@ -52,3 +53,13 @@ def test_screens_are_short_and_of_known_words(seed: int) -> None:
         assert len(pieces) <= MOST, screen
         unknown = {piece for piece in pieces if piece.isalpha() and len(piece) > 1} - known
         assert not unknown, screen
+
+
+@pytest.mark.parametrize("name", ["amount", "time"])
+def test_what_a_field_does_not_take_is_said_in_good_words(name: str) -> None:
+    phone = switch_on(Phone.fresh(World(Random(0)).data))
+    made = field(phone, {"form": {}}, name, "1", check=lambda typed: None)
+    assert made.write is not None
+    made.write("nonsense")
+    assert phone.state["toast"] == f"This is no {name}"
+    assert set(PIECE.findall(phone.state["toast"].casefold())) <= words.vocabulary()

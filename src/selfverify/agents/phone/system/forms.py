@@ -77,7 +77,7 @@ def field(
     def write(typed: str) -> None:
         clean = typed if check is None else check(typed)
         if clean is None:
-            phone.toast(f"Not a {id}")
+            phone.toast(f"This is no {id}")
         else:
             frame["form"][id] = clean
 
