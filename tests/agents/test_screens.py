@@ -133,7 +133,7 @@ def test_elements_are_named_by_option() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (call("fly"), "no tool 'fly'; there are tap"),
+        (call("fly"), "no tool 'fly'; there are get_current_xml, tap"),
         (call("tap", x1=1, y1=2, x2=3), "'y2': Field required"),
         (call("tap", x1=1.5, y1=2, x2=3, y2=4), "'x1': Input should be a valid integer"),
         (call("tap", x1=True, y1=2, x2=3, y2=4), "'x1': Input should be a valid integer"),

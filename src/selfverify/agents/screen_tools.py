@@ -102,8 +102,8 @@ X1 = Annotated[int, Field(description="Left edge of the rectangle, in pixels.")]
 Y1 = Annotated[int, Field(description="Upper edge of the rectangle, in pixels.")]
 X2 = Annotated[int, Field(description="Right edge of the rectangle, in pixels.")]
 Y2 = Annotated[int, Field(description="Lower edge of the rectangle, in pixels.")]
-ElementId = Annotated[str, Field(description="Id of an element, as it stands in brackets on the screen.")]
-Towards = Annotated[Direction, Field(description="Where the finger moves.")]
+ElementId = Annotated[str, Field(description="Id of an element, as the screen shows it.")]
+Towards = Annotated[Direction, Field(description="Where the finger moves: up shows what is below.")]
 HowFar = Annotated[Distance, Field(description="How far the finger moves; medium if left out.")]
 
 
@@ -184,9 +184,9 @@ class _ById:
         return box
 
 
+_LOOK = "get_current_xml"
 _PLAIN = {
-    name: Tool(vars(_Anywhere)[name])
-    for name in ("get_current_xml", "type", "back", "home", "enter", "wait", "launch")
+    name: Tool(vars(_Anywhere)[name]) for name in (_LOOK, "type", "back", "home", "enter", "wait", "launch")
 }
 _PLACED: dict[Address, dict[str, Tool]] = {
     "bounds": {name: Tool(vars(_ByBounds)[name]) for name in ("tap", "long_press", "swipe")},
@@ -202,7 +202,7 @@ class ScreenTools:
     """
 
     def __init__(self, address: Address = "bounds") -> None:
-        self._tools = {**_PLACED[address], **_PLAIN}
+        self._tools = {_LOOK: _PLAIN[_LOOK], **_PLACED[address], **_PLAIN}
 
     @property
     def schemas(self) -> list[dict[str, Any]]:

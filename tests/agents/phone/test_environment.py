@@ -12,11 +12,14 @@ import pytest
 from pydantic import ValidationError
 
 from selfverify.agents.facts import listing
-from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
+from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions, reset_phone
 from selfverify.agents.phone.phone_tasks import make_task
+from selfverify.agents.phone.phone_tools import schemas
+from selfverify.agents.phone.playing import perform
 from selfverify.agents.phone.rendering.html import fragment
-from selfverify.agents.phone.system.device import HOME, Phone
+from selfverify.agents.phone.system.device import HOME, Phone, Refused
 from selfverify.agents.phone.templates import TEMPLATES
+from selfverify.agents.screen_tools import Address, ScreenTools
 from selfverify.core.environment import Call, Observation
 from selfverify.core.errors import DataError
 
@@ -194,6 +197,32 @@ def test_tools_are_those_of_the_paper() -> None:
     assert " ".join(names) == "get_current_xml tap long_press swipe type back home enter wait launch"
     tap = PhoneEnvironment(PhoneOptions(address="bounds")).tools[1]["function"]["parameters"]
     assert tap["required"] == ["x1", "y1", "x2", "y2"]
+
+
+@pytest.mark.parametrize("address", ["ids", "bounds"])
+def test_tools_are_those_of_every_screen(address: Address) -> None:
+    """Apart from what this phone knows better: its apps, its longest text, a swipe that starts anywhere."""
+    ours = {t["function"]["name"]: t["function"] for t in schemas(address, ["clock"])}
+    theirs = {t["function"]["name"]: t["function"] for t in ScreenTools(address).schemas}
+    assert list(ours) == list(theirs)
+    differing = {name for name in ours if ours[name] != theirs[name]}
+    assert differing == {"launch", "type"} | ({"swipe"} if address == "ids" else set())
+    assert ours["launch"]["parameters"]["properties"]["app"]["enum"] == ["clock"]
+    swipe = ours["swipe"]["parameters"]
+    assert ("x1" in swipe["properties"]) == (address == "bounds") and "id" not in swipe["properties"]
+
+
+@pytest.mark.parametrize("address", ["ids", "bounds"])
+def test_what_schemas_ask_for_is_what_the_phone_takes(address: Address) -> None:
+    for tool in schemas(address, ["clock"]):
+        name, parameters = tool["function"]["name"], tool["function"]["parameters"]
+        required = parameters.get("required", [])
+        _, phone = reset_phone({"free": True}, 0)
+        if required:
+            with pytest.raises(Refused, match=f"{name} needs"):
+                perform(phone, Call(name, {}))
+        with pytest.raises(Refused, match=f"{name} does not take 'more'"):
+            perform(phone, Call(name, {**dict.fromkeys(parameters["properties"], ""), "more": 1}))
 
 
 def test_a_task_can_be_given_as_json() -> None:

@@ -9,12 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from selfverify.agents.phone.apps import APPS
 from selfverify.agents.phone.phone_tasks import PhoneTask, Start, free_phone, given_task, make_task
-from selfverify.agents.phone.phone_tools import Address, schemas
+from selfverify.agents.phone.phone_tools import schemas
 from selfverify.agents.phone.playing import perform
 from selfverify.agents.phone.rendering.html import html
 from selfverify.agents.phone.rendering.picture import picture
 from selfverify.agents.phone.rendering.writing import terse, xml
 from selfverify.agents.phone.system.device import HOME, Phone, Refused
+from selfverify.agents.screen_tools import Address
 from selfverify.core.environment import Call, Environment, Observation
 from selfverify.core.errors import DataError
 

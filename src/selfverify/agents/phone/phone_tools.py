@@ -1,66 +1,33 @@
-"""The calls that the phone understands: those of the paper (SmartSnap, figures 10 and 11) and `launch`.
+"""The calls that the phone understands: those of every screen (`agents.screen_tools`), fitted to this phone.
 
 Handing in (`submit`) is not the phone's business.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from selfverify.agents.phone.system.device import DIRECTIONS, DISTANCES
-
-Address = Literal["ids", "bounds"]
-_INTEGER = {"type": "integer"}
-_BOX = dict.fromkeys(("x1", "y1", "x2", "y2"), _INTEGER)
-_ID = {"id": {"type": "string", "description": "The element's id on the screen."}}
+from selfverify.agents.phone.system.device import LONGEST_TEXT
+from selfverify.agents.screen_tools import Address, ScreenTools
 
 
 def schemas(address: Address, apps: list[str]) -> list[dict[str, Any]]:
     """The tools in OpenAI's form.
 
+    On this phone one list at most moves on a screen, wherever the finger starts. So with ids a swipe names no
+    element.
+
     Args:
         address: How what is touched is named: by its ``id``, or by its bounds, whose middle is touched.
         apps: What can be launched.
     """
-    place = _ID if address == "ids" else _BOX
-    thing = "an element" if address == "ids" else "the middle of the box from (x1, y1) to (x2, y2)"
-    swipe: dict[str, Any] = {
-        "direction": {"type": "string", "enum": list(DIRECTIONS), "description": "up shows what is below."},
-        "dist": {"type": "string", "enum": list(DISTANCES), "description": "medium if it is left out."},
-    }
-    start = place if address == "bounds" else {}
-    return [
-        _tool("get_current_xml", "Show the screen; nothing is done.", {}),
-        _tool("tap", f"Tap {thing}.", place),
-        _tool("long_press", f"Press {thing} for a second.", place),
-        _tool("swipe", "Push what is on the screen.", {**start, **swipe}, (*start, "direction")),
-        _tool(
-            "type",
-            "Replace what is in the field that has the focus, then press enter. It needs the keyboard on the "
-            "screen.",
-            {"text_input": {"type": "string", "description": "The text."}},
-        ),
-        _tool("back", "Press the back button.", {}),
-        _tool("home", "Go to the home screen.", {}),
-        _tool("enter", "Press enter on the keyboard, which puts it away.", {}),
-        _tool("wait", "Wait.", {"seconds": {"type": "number", "description": "From 0 to 60."}}),
-        _tool("launch", "Open an app.", {"app": {"type": "string", "enum": apps}}),
-    ]
-
-
-def _tool(
-    name: str, description: str, properties: dict[str, Any], required: tuple[str, ...] | None = None
-) -> dict[str, Any]:
-    """One schema; all properties are required unless it is said which."""
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {
-                "type": "object",
-                "properties": properties,
-                "required": list(properties if required is None else required),
-            },
-        },
-    }
+    tools = ScreenTools(address).schemas
+    named = {tool["function"]["name"]: tool["function"] for tool in tools}
+    takes = {name: function["parameters"] for name, function in named.items()}
+    takes["launch"]["properties"]["app"] = {"type": "string", "enum": apps}
+    takes["type"]["properties"]["text_input"]["maxLength"] = LONGEST_TEXT
+    if address == "ids":
+        named["swipe"]["description"] = "Move a finger over the screen. Returns the screen afterwards."
+        takes["swipe"]["properties"].pop("id")
+        takes["swipe"]["required"].remove("id")
+    return tools

@@ -17,11 +17,11 @@ from selfverify.agents.judges.nobody import Nobody
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
 from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, task_seeds, templates_of
 from selfverify.agents.phone.phone_tasks import make_task
-from selfverify.agents.phone.phone_tools import Address
 from selfverify.agents.phone.short_tasks import short_kinds, short_seed
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.phone.templates.base import Template
 from selfverify.agents.prompting import agent_prompt, hint_names
+from selfverify.agents.screen_tools import Address
 from selfverify.agents.tasks.phone_demonstrations import CallForm, Teacher, demonstrated
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
