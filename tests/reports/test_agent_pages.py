@@ -117,6 +117,21 @@ def test_two_evaluations_stand_side_by_side(run: Path) -> None:
     assert both.count('<div class="side">') == page.count('<div class="side">')
 
 
+def test_a_long_session_loses_its_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("agent_film", "film_strip"):
+        monkeypatch.setattr(f"selfverify.reports.{module}.MOST_STEPS", 8)
+    task = phone_task()
+    problem = task.of_template(TEMPLATES["clock-add"], 0, "p")
+    texts = [call("wait", seconds=number) for number in range(12)]
+    texts.append(call("submit", message="Done.", evidences=[2]))
+    sample = played(task, problem, texts, tmp_path)
+    film = agent_film(sample, entry(task, problem)["target"], Pictures(tmp_path), Drawings())
+    assert film is not None and [frame["title"] for frame in film["frames"]] == [
+        "Round 0", "Round 1", "Round 2", "Round 3", "Round 4", "Left out", "Round 12", "Handed in",
+    ]  # fmt: skip
+    assert film["frames"][5]["said"] == "7 frames are not shown here"
+
+
 def test_a_problem_that_cannot_be_drawn_shows_what_was_read(run: Path, tmp_path: Path) -> None:
     task = phone_task()
     problem = task.of_template(TEMPLATES["clock-add"], 0, "p")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from selfverify.cli.main import app
 from selfverify.core.errors import DataError
 from selfverify.evaluation.store import StoredStep, StoredVerdict
 from selfverify.experiments.data_export import Portion, export_atif
+from selfverify.reports.film_strip import MOST_STEPS, embedded
 from selfverify.reports.report import write_report
 from selfverify.reports.trajectories import LONGEST_TEXT, MOST_SHOWN
 
@@ -204,6 +206,45 @@ def test_a_page_has_only_so_many(trial: Path) -> None:
         (trial / f"{number:03d}.json").write_text(json.dumps(foreign()))
     page = page_of(trial)
     assert page.count('class="strip"') == MOST_SHOWN and "4 more files of this folder are not shown" in page
+
+
+def test_a_strip_has_only_so_many_messages(trial: Path) -> None:
+    """The first and the last are shown; a step's observations count as well."""
+    results = [{"content": f"seen {number}."} for number in range(3 * MOST_STEPS)]
+    steps = [
+        {"step_id": 1, "source": "agent", "message": "begun.", "observation": {"results": results}},
+        {"step_id": 2, "source": "agent", "message": "ended."},
+    ]
+    [file] = trial.rglob("trajectory.json")
+    file.write_text(json.dumps(foreign(steps=steps)))
+    page = page_of(trial)
+    assert page.count('<section class="step') == MOST_STEPS
+    assert "begun." in page and "seen 0." in page and "ended." in page and f"seen {MOST_STEPS}." not in page
+    assert f"{2 * MOST_STEPS + 3} messages are not shown here" in page
+
+
+def test_pictures_of_16_bits_keep_their_brightness(tmp_path: Path) -> None:
+    Image.new("I;16", (4, 4), 32_896).save(tmp_path / "grey.png")
+    data, note = embedded(tmp_path, "grey.png")
+    assert note is None and data is not None
+    with Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))) as shown:
+        assert shown.mode == "RGB" and shown.getpixel((1, 1)) == (128, 128, 128)
+
+
+def test_subagents_count_as_trajectories(trial: Path) -> None:
+    [file] = trial.rglob("trajectory.json")
+    file.write_text(json.dumps(foreign(subagent_trajectories=[foreign()] * (2 * MOST_SHOWN))))
+    assert page_of(trial).count('class="strip"') == MOST_SHOWN
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_a_link_to_a_trajectory_elsewhere_is_not_shown(trial: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "private.json"
+    outside.write_text(json.dumps(foreign(notes="private words")))
+    (trial / "link.json").symlink_to(outside)
+    (trial / "again.json").symlink_to(next(trial.rglob("trajectory.json")))
+    page = page_of(trial)
+    assert "private words" not in page and "link.json" not in page and "again.json" in page
 
 
 def test_a_folder_without_trajectories_is_refused(tmp_path: Path) -> None:

@@ -160,9 +160,15 @@ def find_atif(folder: Path) -> list[Path]:
     """Return the files of trajectories in a folder and the folders in it, by name.
 
     A file is one if its name ends in ``.json`` and its ``schema_version`` is one of ATIF. One that is damaged
-    counts, so that reading it says so.
+    counts, so that reading it says so. A link to what lies elsewhere is left out: a page about the folder is
+    sent around.
     """
-    return sorted(path for path in folder.rglob("*.json") if path.is_file() and _is_trajectory(path))
+    inside = folder.resolve()
+    return sorted(
+        path
+        for path in folder.rglob("*.json")
+        if path.is_file() and path.resolve().is_relative_to(inside) and _is_trajectory(path)
+    )
 
 
 def _is_trajectory(path: Path) -> bool:

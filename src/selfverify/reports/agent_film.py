@@ -18,7 +18,7 @@ from selfverify.agents.phone.phone_environment import reset_phone
 from selfverify.core.errors import DataError
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.reports.agent_records import CallRecord, EndRecord, TurnRecord, calls_of, end_of, turns_of
-from selfverify.reports.film_strip import Drawings, Pictures
+from selfverify.reports.film_strip import MOST_STEPS, Drawings, Pictures, Shown, strip
 from selfverify.tasks.tool_episode import shortened
 
 LONGEST = 6_000
@@ -26,9 +26,6 @@ LONGEST = 6_000
 _CALL = re.compile(r"<tool_call>.*", re.DOTALL)
 _SPECIAL = re.compile(r"<\|[^<>|]{1,40}\|>|</?think>|</s>|<end_of_turn>")
 _TERMS = (("format", "format"), ("validity", "relevant"), ("complete", "done"), ("concise", "concise"))
-
-Shown = dict[str, Any]
-"""What the template shows."""
 
 
 class PhoneTarget(BaseModel):
@@ -91,7 +88,7 @@ def _drawn(target: Any, turns: dict[int, TurnRecord]) -> list[Frame] | None:
         _, phone = reset_phone(begun.reset, begun.seed)
     except (ValidationError, DataError):
         return None
-    return film(phone, calls_of(turns))
+    return film(phone, calls_of(turns)[:MOST_STEPS])
 
 
 def _frames(
@@ -104,10 +101,11 @@ def _frames(
 ) -> list[Shown]:
     replies = {step.turn: step for step in steps if step.author == "environment"}
     last = max(turns)
-    shown, rounds = [], 0
+    frames: list[tuple[Shown, StoredStep | None, int | None]] = []  # told, and what is seen with it
+    rounds = 0
     if 0 in replies:
         first = {"title": "Round 0", "said": "", "call": "", "error": "", "exhibit": 0 in end.evidence}
-        shown.append(first | _seen(replies[0], screens, 0, pictures, drawings))
+        frames.append((first, replies[0], 0))
     for step in steps:
         if step.author != "policy":
             continue
@@ -123,21 +121,34 @@ def _frames(
         }
         if step.turn == last and not counted:
             frame["title"] = "Handed in" if end.outcome == "submitted" else "The end"
-        shown.append(frame | _seen(reply, screens if counted else None, rounds, pictures, drawings))
-    return shown
+        frames.append((frame, reply, rounds if counted else None))
+
+    def show(frame: tuple[Shown, StoredStep | None, int | None]) -> Shown:
+        told, reply, number = frame
+        return told | _seen(reply, screens, number, pictures, drawings)
+
+    return strip(frames, show, _left_out)
+
+
+def _left_out(count: int) -> Shown:
+    told = {"title": "Left out", "said": f"{count:,} frames are not shown here", "call": "", "error": ""}
+    return told | {"exhibit": False, "images": [], "mark": None, "read": ""}
 
 
 def _seen(
     reply: StoredStep | None,
     screens: list[Frame] | None,
-    number: int,
+    number: int | None,
     pictures: Pictures,
     drawings: Drawings,
 ) -> Shown:
-    """What came of a call: its picture with what is touched next, and what the agent read."""
+    """What came of a call: its picture with what is touched next, and what the agent read.
+
+    ``number`` is its round, None where the call was refused.
+    """
     images: list[Shown] = []
     mark = None
-    if screens is not None and number < len(screens):
+    if screens is not None and number is not None and number < len(screens):
         images = [drawings.shown(screens[number].image)]
         mark = _drawn_mark(screens[number].mark)
     elif reply is not None:

@@ -8,9 +8,9 @@ from typing import Any
 from selfverify.evaluation.metrics import by_problem
 from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import StoredSample
-from selfverify.reports.agent_film import Shown, agent_film
+from selfverify.reports.agent_film import agent_film
 from selfverify.reports.agent_records import end_of
-from selfverify.reports.film_strip import Drawings, Pictures
+from selfverify.reports.film_strip import Drawings, Pictures, Shown
 from selfverify.reports.run_data import STAGES, RunData
 from selfverify.reports.wording import stage_title
 

@@ -6,20 +6,28 @@ import base64
 import hashlib
 import io
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
 from selfverify.core.errors import DataError
+from selfverify.core.rgb import to_rgb
 from selfverify.core.trajectory import Finish
 from selfverify.data.images import FORMATS, file_inside
-from selfverify.evaluation.store import StoredSample
+from selfverify.evaluation.store import StoredSample, StoredStep
 
 _LONGEST_SIDE = 640
 """Larger images are scaled down to this many pixels, so that a report stays small enough to send."""
 _COLOURS = 64
 """Colours of a picture that was drawn."""
+MOST_STEPS = 200
+"""A strip has at most so many messages or frames; a longer one loses its middle."""
+
+T = TypeVar("T")
+Shown = dict[str, Any]
+"""What the template shows of one message or frame."""
 
 
 class Pictures:
@@ -71,10 +79,27 @@ class Drawings:
         return {**self.known[name], "data": None, "note": None}
 
 
-def sample_strip(sample: StoredSample, pictures: Pictures) -> list[dict[str, Any]]:
+def strip(steps: Sequence[T], show: Callable[[T], Shown], left_out: Callable[[int], Shown]) -> list[Shown]:
+    """The first and the last of ``steps`` as ``show`` shows them.
+
+    Args:
+        steps: What there is.
+        show: Makes a message or a frame of a step; is called for those that are shown only.
+        left_out: Says how many are not shown, between the others.
+    """
+    if len(steps) <= MOST_STEPS:
+        return [show(step) for step in steps]
+    last = MOST_STEPS // 4
+    first = MOST_STEPS - 1 - last
+    missing = left_out(len(steps) - first - last)
+    return [*map(show, steps[:first]), missing, *map(show, steps[-last:])]
+
+
+def sample_strip(sample: StoredSample, pictures: Pictures) -> list[Shown]:
     """The messages of a conversation as the page shows them."""
-    return [
-        {
+
+    def show(step: StoredStep) -> Shown:
+        return {
             "own": step.author == "policy",
             "who": f"policy, turn {step.turn + 1}" if step.author == "policy" else "environment",
             "notes": [],
@@ -85,8 +110,23 @@ def sample_strip(sample: StoredSample, pictures: Pictures) -> list[dict[str, Any
             "measured": [(name, f"{value:.3g}") for name, value in step.values.items()],
             "cut": step.finish not in (None, Finish.STOP),
         }
-        for step in sample.steps
-    ]
+
+    return strip(sample.steps, show, messages_left_out)
+
+
+def messages_left_out(count: int) -> Shown:
+    """What stands for messages that are not shown."""
+    return {
+        "own": False,
+        "who": "left out",
+        "notes": [],
+        "text": f"{count:,} messages are not shown here",
+        "images": [],
+        "verdict": None,
+        "answer": None,
+        "measured": [],
+        "cut": False,
+    }
 
 
 def embedded(folder: Path, name: Any) -> tuple[str | None, str | None]:
@@ -104,10 +144,11 @@ def embedded(folder: Path, name: Any) -> tuple[str | None, str | None]:
     if not path.is_file():
         return None, f"image {str(name)[:80]} is missing or unreadable"
     try:
-        with Image.open(path, formats=FORMATS) as picture:
-            picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
-            buffer = io.BytesIO()
-            picture.convert("RGB").save(buffer, "PNG", optimize=True)
+        with Image.open(path, formats=FORMATS) as file:
+            picture = to_rgb(file)
+        picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+        buffer = io.BytesIO()
+        picture.save(buffer, "PNG", optimize=True)
     except Exception:  # PIL raises of many kinds for damaged files, also for images that are too large
         return None, f"image {str(name)[:80]} is missing or unreadable"
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}", None

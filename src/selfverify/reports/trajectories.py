@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from selfverify.data.atif import (
 )
 from selfverify.evaluation.atif_samples import sample_from_atif
 from selfverify.reports.agent_film import agent_film
-from selfverify.reports.film_strip import Drawings, Pictures, answer_text
+from selfverify.reports.film_strip import Drawings, Pictures, Shown, answer_text, messages_left_out, strip
 from selfverify.rollouts.atif_steps import OURS, SHOWN_IMAGES
 from selfverify.tasks.tool_episode import shortened
 
@@ -35,8 +37,8 @@ LONGEST_TEXT = 20_000
 LONGEST_FACT = 300
 """The same of a line above a trajectory."""
 
-Shown = dict[str, Any]
-"""What the template shows of one message."""
+_Message = tuple[AtifStep, AtifResult | None]
+"""A step's own message, or one that it led to."""
 
 
 class _Verdict(BaseModel):
@@ -55,6 +57,8 @@ class _About(BaseModel):
 def trajectory_cards(folder: Path, files: list[Path], drawings: Drawings) -> list[dict[str, Any]]:
     """Return a card for each of the first `MOST_SHOWN` trajectories; subagents come behind their agent.
 
+    Of a trajectory at most `MOST_STEPS` messages are shown.
+
     Args:
         folder: What the page is about; files are named relative to it.
         files: The files of trajectories.
@@ -69,9 +73,10 @@ def trajectory_cards(folder: Path, files: list[Path], drawings: Drawings) -> lis
         if len(cards) >= MOST_SHOWN:
             break
         own = pictures.setdefault(file.parent, Pictures(file.parent))
-        for trajectory, title in _all(read_atif(file), str(file.relative_to(folder))):
+        found = _all(read_atif(file), str(file.relative_to(folder)))
+        for trajectory, title in islice(found, MOST_SHOWN - len(cards)):
             cards.append(_card(trajectory, title, file, own) | {"film": _film(trajectory, file, drawings)})
-    return cards[:MOST_SHOWN]
+    return cards
 
 
 def _all(trajectory: AtifTrajectory, title: str) -> Iterator[tuple[AtifTrajectory, str]]:
@@ -92,7 +97,9 @@ def _card(trajectory: AtifTrajectory, title: str, file: Path, pictures: Pictures
         "title": title,
         "facts": [shortened(fact, LONGEST_FACT) for fact in facts if fact],
         "outcome": _outcome(trajectory),
-        "steps": [shown for step in trajectory.steps for shown in _strip(step, file, pictures)],
+        "steps": strip(
+            list(_messages(trajectory)), partial(_shown, file=file, pictures=pictures), messages_left_out
+        ),
     }
 
 
@@ -137,8 +144,16 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _strip(step: AtifStep, file: Path, pictures: Pictures) -> Iterator[Shown]:
-    """A step's message, and what it led to."""
+def _messages(trajectory: AtifTrajectory) -> Iterator[_Message]:
+    for step in trajectory.steps:
+        yield step, None
+        yield from ((step, result) for result in (step.observation.results if step.observation else ()))
+
+
+def _shown(message: _Message, file: Path, pictures: Pictures) -> Shown:
+    step, result = message
+    if result is not None:
+        return _message(_origin(step, result), False, result.content, result.extra, file, pictures)
     notes = []
     if step.reasoning_content:
         notes.append(("reasoning", shortened(step.reasoning_content, LONGEST_TEXT)))
@@ -146,12 +161,10 @@ def _strip(step: AtifStep, file: Path, pictures: Pictures) -> Iterator[Shown]:
         arguments = json.dumps(call.arguments, ensure_ascii=False, indent=1)
         notes.append((f"calls {call.function_name[:80]}", shortened(arguments, LONGEST_TEXT)))
     who = f"{step.source[:20]}, step {step.step_id}"
-    yield _message(who, step.source == "agent", step.message, step.extra, file, pictures) | {
+    return _message(who, step.source == "agent", step.message, step.extra, file, pictures) | {
         "notes": notes,
         "measured": _measured(step.metrics) + _values(step.extra),
     }
-    for result in step.observation.results if step.observation else ():
-        yield _message(_origin(step, result), False, result.content, result.extra, file, pictures)
 
 
 def _origin(step: AtifStep, result: AtifResult) -> str:
