@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
+from selfverify.core.episode import Reply, Said
 from selfverify.core.errors import ConfigError
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group
 from selfverify.experiments.registry import make_task
+from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
+from selfverify.tasks.answering import AnswerOnce
 from selfverify.verifiers.base import verify
 from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.second_turns import SecondTurns
 
 WORDS = "Check the answer."
+CLOSE = Image.effect_mandelbrot((84, 56), (-2, -1, 1, 1), 20).convert("RGB")
 
 
 def said(policy: Policy, answer: str, finish: str = "stop") -> Sample:
@@ -81,6 +88,45 @@ def test_boxes_are_the_same_from_half_an_overlap(policy: Policy, monkeypatch: py
     second = [[said(policy, answer) for answer in (box, near, far)]]
     scores, _ = ask(policy, monkeypatch, "digits-locate", [said(policy, box)], second)
     assert scores == [pytest.approx(2 / 3)]
+
+
+class Closer(AnswerOnce):
+    """Shows an image before the answer that counts."""
+
+    def reply(self, said: Said) -> Reply:
+        if said.turn == 0:
+            return Reply([{"type": "image"}, {"type": "text", "text": "Closer."}], [CLOSE])
+        return super().reply(said)
+
+
+def test_second_turns_see_what_the_environment_has_shown(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt is the whole conversation, as the chat template writes it, with both images."""
+    task = make_task("digits-pick")
+    problem = task.problem("test", 0, 0)
+    turns = [said(policy, "4 5 6"), said(policy, "1 2 3")]
+    told = recite(policy, problem, Closer(problem, task.tags, task.verdict), turns)
+    asked: list[Prompt] = []
+
+    def sample(prompts: list[Prompt], sampling: SamplingConfig, *, seeds: list[int]) -> Any:
+        asked.extend(prompts)
+        return [[said(policy, "1 2 3")]]
+
+    monkeypatch.setattr(policy, "sample", sample)
+    assert SecondTurns(policy, task, WORDS, repeats=1).score([Group(problem, [told])]) == [[1.0]]
+    messages = [*problem.messages]
+    looked: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": "Closer."}]
+    for turn, heard in zip(turns, (looked, [{"type": "text", "text": WORDS}]), strict=True):
+        words = policy.tokenizer.decode(turn.tokens[:-1])
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": words}]})
+        messages.append({"role": "user", "content": heard})
+    [whole] = policy.encode([replace(problem, messages=messages, images=[*problem.images, CLOSE])])
+    [prompt] = asked
+    assert prompt.ids.tolist() == whole.ids.tolist() and prompt.unexpanded == whole.unexpanded
+    assert torch.equal(prompt.positions, whole.positions) and prompt.next_position == whole.next_position
+    assert [image.key for image in prompt.images] == [image.key for image in whole.images]
+    assert [picture.size for picture in prompt.pictures] == [problem.images[0].size, CLOSE.size]
 
 
 def test_its_spec_needs_a_task(policy: Policy) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
@@ -42,7 +44,39 @@ def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> 
 def _shown(policy: Policy, name: str, trajectory: Trajectory) -> Continuation | None:
     """What stands before the score, with the images that the environment showed."""
     tokens = before_score(trajectory)
-    if tokens is None:
-        return None
+    return None if tokens is None else with_images(policy, name, trajectory, tokens)
+
+
+def with_images(policy: Policy, name: str, trajectory: Trajectory, tokens: Sequence[int]) -> Continuation:
+    """Tokens of a trajectory, with the images that the environment has shown in it.
+
+    Args:
+        policy: Encodes the images.
+        name: The problem's id, which errors name.
+        trajectory: Has the images.
+        tokens: Its tokens, up to anywhere behind the last image.
+
+    Raises:
+        DataError: An image cannot be encoded.
+    """
     pictures = [picture for segment in trajectory.segments for picture in segment.images]
-    return Continuation(tokens, [policy.encoder.image(picture, name, True) for picture in pictures])
+    if not pictures:
+        return Continuation(tokens)
+    images = [policy.encoder.image(picture, name, True) for picture in pictures]
+    family, tokenizer = policy.loaded.family, policy.tokenizer
+    [slot, *runs] = tokenizer(
+        [family.slot(policy.model, tokenizer), *(image.text for image in images)], add_special_tokens=False
+    )["input_ids"]
+    return Continuation(tokens, images, _unexpanded(tokens, runs, slot), pictures)
+
+
+def _unexpanded(tokens: Sequence[int], runs: Sequence[list[int]], slot: list[int]) -> list[int] | None:
+    """``tokens`` with one slot in place of each image's run; None where a run is not found as it is."""
+    left, found = list(tokens), list[int]()
+    for run in runs:
+        starts = (at for at in range(len(left) - len(run) + 1) if left[at : at + len(run)] == run)
+        if (start := next(starts, None)) is None:
+            return None
+        found += [*left[:start], *slot]
+        left = left[start + len(run) :]
+    return found + left

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from selfverify.core.episode import Reply
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish, Group
-from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.replies import ReplyEncoder, without_written_end
 from selfverify.policy.sampling import Sample
+from selfverify.rollouts.reading import with_images
 from selfverify.rollouts.talk import said_of
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.answering import SECOND_TURN
@@ -62,7 +62,8 @@ class SecondTurns:
                 if readable and trajectory.finish == Finish.STOP:
                     said = trajectory.tokens
                     more = [*said, *without_written_end(said, request).tokens]
-                    asked.append((b, g, self.policy.encoder.extended(prompt, Continuation(more))))
+                    shown = with_images(self.policy, group.problem.id, trajectory, more)
+                    asked.append((b, g, self.policy.encoder.extended(prompt, shown)))
 
         def kept(sample: Sample, group: Group, g: int) -> float | None:
             if sample.finish != Finish.STOP:
