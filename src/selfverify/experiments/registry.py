@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from selfverify.agents.tasks.phone_agents import PhoneAgents
+from selfverify.agents.tasks.phone_judging import PhoneJudging
 from selfverify.core.errors import ConfigError
 from selfverify.methods.adapo import AdaPO
 from selfverify.methods.adapo_adpo import AdaPOADPO
@@ -39,6 +40,7 @@ TASKS: dict[str, type[Task]] = {
         Mobile,
         Math,
         PhoneAgents,
+        PhoneJudging,
     )
 }
 

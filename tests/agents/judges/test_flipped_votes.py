@@ -13,7 +13,7 @@ from selfverify.agents.judges.flipped_votes import FlippedVotes
 from selfverify.agents.judges.judge_settings import JuryConfig
 from selfverify.agents.judges.jury import Jury
 
-CASES = [Case(f"phone/{n}", "Set an alarm.", Submission("done", []), 1) for n in range(2000)]
+CASES = [Case(f"phone/{n}", "Set an alarm.", Submission("done", []), 1) for n in range(1000)]
 
 
 class Certain(Juror):
@@ -35,8 +35,8 @@ def wrong(vote: Vote, votes: int, share: float = 0.1) -> float:
 @pytest.mark.parametrize("vote", [Vote(True, True), Vote(True, False), Vote(False, False)])
 def test_three_votes_err_less_than_one(vote: Vote) -> None:
     """One vote errs at 0.1, two of three at 3 * 0.1^2 * 0.9 + 0.1^3 = 0.028."""
-    assert wrong(vote, 1) == pytest.approx(0.1, abs=0.02)
-    assert wrong(vote, 3) == pytest.approx(0.028, abs=0.012)
+    assert wrong(vote, 1) == pytest.approx(0.1, abs=0.03)
+    assert wrong(vote, 3) == pytest.approx(0.028, abs=0.016)
     assert wrong(vote, 1, share=0.0) == 0.0
 
 

@@ -80,10 +80,52 @@ def test_a_case_that_cannot_be_shown_is_an_outage(
 ) -> None:
     judge.policy = load_policy("llama")  # reads no images
     one, other = judge.ask(case(images=1), [0]), judge.ask(case(), [0])
-    assert one()[0].about == {"outage": True} and other()[0].about.keys() == {"completion_tokens"}
+    assert one()[0].about == {"outage": True} and other()[0].about.keys() == {
+        "prompt_tokens",
+        "completion_tokens",
+    }
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "count", lambda: 2)
     with pytest.raises(ConfigError, match="one process only"):
         OwnJudge(OwnJudgeConfig(), judge_prompt())
+
+
+def test_a_policy_of_its_own_judges_in_few_words(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever answers, the one that was named judges; it reads no prompt."""
+    named: list[str] = []
+
+    def load(path: str, device: str) -> Policy:
+        named.append(f"{path} on {device}")
+        return policy
+
+    monkeypatch.setattr(Policy, "load", load)
+    config = OwnJudgeConfig(path="builtin:phone-judge", form="short", temperature=0.0, device="cpu")
+    made = OwnJudge(config, "Judge this.")
+    made.use_policy(None)
+    made.use_policy(None)
+    assert named == ["builtin:phone-judge on cpu"] and made.policy is policy
+    said = [" time 7:30 1 yes § success", "time 7:30 9 yes § success", SUCCESS]
+    threads = Scripted(policy, said)
+    monkeypatch.setattr(policy, "threads", threads.begin, raising=True)
+    waits = [made.ask(case(words), [0]) for words in ("A 7:30", "BB 7:30", "CCC 7:30")]
+    ballots = [wait()[0] for wait in waits]
+    assert [ballot.vote and ballot.vote.success for ballot in ballots] == [True, None, None]
+    assert "round 9" in ballots[1].missing and "form" in ballots[2].missing
+    assert ballots[0].vote is not None and ballots[0].vote.rounds == (1,)
+    assert "§ 1 tap ¶ a 7:30" in threads.heard[0, 0] and "data-" not in threads.heard[0, 0]
+    assert ballots[0].about["prompt_tokens"] > 10
+
+
+def test_many_cases_are_judged_in_batches_of_like_length(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfverify.agents.judges.own_judge.AT_ONCE", 2)
+    made = OwnJudge(OwnJudgeConfig(), "Judge this.")
+    made.use_policy(policy)
+    threads = Scripted(policy, [SUCCESS] * 5)
+    monkeypatch.setattr(policy, "threads", threads.begin, raising=True)
+    waits = [made.ask(case("x" * length), [0]) for length in (9, 1, 5, 3, 7)]
+    assert all(wait()[0].vote for wait in waits)
+    assert threads.batches == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -65,10 +65,23 @@ class ModelJudgeConfig(BaseModel):
 
 
 class OwnJudgeConfig(BaseModel):
-    """The policy as its own judge, and how it is sampled."""
+    """The policy as its own judge, or another one in its place, and how it is sampled."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    temperature: float = Field(0.7, gt=0, description="Of each vote.")
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="A saved policy that judges in place of the one that answers, such as "
+        "`builtin:phone-judge`; null is the one that answers.",
+    )
+    device: str = Field("auto", description="With `path`: the device that it is loaded to.")
+    form: Literal["full", "short"] = Field(
+        "full",
+        description="`full`: it is given the prompt, and gives its reasons in its own words; `short`: it "
+        "reads and answers in few words without a prompt, as small policies learn it by the task "
+        "`phone-judging`.",
+    )
+    temperature: float = Field(0.7, ge=0, description="Of each vote; with 0 all votes are the same.")
     max_new_tokens: int = Field(1024, ge=1, description="Tokens of a vote, thoughts included.")
     quotations: Quotations = Field("warn", description="As of a judge behind a server.")

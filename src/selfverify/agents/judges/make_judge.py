@@ -25,12 +25,12 @@ class JudgeConfig(BaseModel):
         "rules",
         description="`rules`: the task's goal, restricted to what the evidence shows; `state`: the goal in "
         "the environment's state, whatever the evidence shows (Fig. 2a); `model`: a model behind a server; "
-        "`own`: the policy itself.",
+        "`own`: the policy itself, or another one that is loaded here.",
     )
     jury: JuryConfig | None = Field(
         None,
-        description="How many votes are asked for and how many decide; null is one vote by rules and state, "
-        "which are always of one mind, and two of three otherwise (§4.2).",
+        description="How many votes are asked for and how many decide; null is one vote by who is always of "
+        "one mind (rules, state, a policy at temperature 0), and two of three otherwise (§4.2).",
     )
     flipped: float = Field(
         0.0,
@@ -39,7 +39,9 @@ class JudgeConfig(BaseModel):
         description="Share of votes that are turned into their opposite, to see what a fallible judge does.",
     )
     server: ModelJudgeConfig | None = Field(None, description="The judge of `kind: model`.")
-    own: OwnJudgeConfig = Field(default_factory=OwnJudgeConfig, description="How `kind: own` is sampled.")
+    own: OwnJudgeConfig = Field(
+        default_factory=OwnJudgeConfig, description="Who judges with `kind: own`, and how it is sampled."
+    )
     hints: list[str] | None = Field(
         None, description="Kinds of apps of which the judge is told what is usual; null is all there are."
     )
@@ -71,8 +73,8 @@ def make_jury(config: JudgeConfig, hints: list[str], world: World) -> Jury:
     juror = _juror(config, prompt)
     if config.flipped:
         juror = FlippedVotes(juror, config.flipped)
-    one = JuryConfig(votes=1, deciding=1) if config.needs_goal else None
-    return Jury(juror, config.jury or one)
+    same = config.needs_goal or (config.kind == "own" and config.own.temperature == 0)
+    return Jury(juror, config.jury or (JuryConfig(votes=1, deciding=1) if same else None))
 
 
 def _juror(config: JudgeConfig, prompt: str) -> Juror:

@@ -1,4 +1,4 @@
-"""The policy as judge of its own evidence: in a conversation of its own, in which it sees nothing else."""
+"""A policy as judge, mostly of its own work: in a conversation of its own, in which it sees nothing else."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from selfverify.agents.cases import Awaited, Ballot, Case, Juror
 from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import OwnJudgeConfig
-from selfverify.agents.judges.opinions import read_opinion
+from selfverify.agents.judges.opinions import Opinion, read_opinion
+from selfverify.agents.judges.short_form import QUESTION, read_short, short_case
 from selfverify.core import ranks
 from selfverify.core.episode import Reply, Said
 from selfverify.core.errors import ConfigError
@@ -20,6 +22,9 @@ from selfverify.core.trajectory import Finish
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers_to import answers_to
 from selfverify.tasks.base import user_turn
+
+AT_ONCE = 64
+"""Cases that are judged in one batch."""
 
 
 @dataclass(slots=True)
@@ -33,7 +38,7 @@ class _Request:
 
 
 class OwnJudge(Juror):
-    """Lets the policy, as it is at the moment, vote on its own submissions.
+    """Lets the policy, as it is at the moment, vote on its own submissions, or another policy do so.
 
     Nothing is sampled while conversations go on: the first who waits for votes has those of all who asked
     sampled together. The same case has the same votes as long as the weights are the same.
@@ -59,7 +64,8 @@ class OwnJudge(Juror):
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
         """See `Juror`."""
-        request = _Request(case, render(case), list(numbers))
+        rendered = short_case(case) if self.config.form == "short" else render(case)
+        request = _Request(case, rendered, list(numbers))
         with self._lock:
             self._waiting.append(request)
 
@@ -73,38 +79,57 @@ class OwnJudge(Juror):
         return wait
 
     def use_policy(self, policy: object) -> None:
-        """See `Juror`."""
-        assert isinstance(policy, Policy)
-        self.policy = policy
+        """See `Juror`. A judge of its own is loaded now, if there is one.
+
+        Raises:
+            ConfigError: It cannot be loaded.
+        """
+        if self.config.path is None:
+            assert isinstance(policy, Policy)
+            self.policy = policy
+        elif self.policy is None:
+            self.policy = Policy.load(self.config.path, device=self.config.device)
 
     def _judge_all(self) -> None:
-        """Sample the votes of everything that waits, one batch for each number of votes."""
+        """Sample the votes of everything that waits: cases of like length, with as many votes, together."""
         waiting, self._waiting = self._waiting, []
+        waiting.sort(key=lambda request: (max(request.numbers), len(request.rendered.text)))
+        for count, group in groupby(waiting, key=lambda request: max(request.numbers) + 1):
+            alike = [*group]
+            for first in range(0, len(alike), AT_ONCE):
+                self._judge(alike[first : first + AT_ONCE], count)
+
+    def _judge(self, batch: Sequence[_Request], count: int) -> None:
         assert self.policy is not None, "the task was not told who answers (Task.use_policy)"
-        for count in sorted({max(request.numbers) + 1 for request in waiting}):
-            batch = [request for request in waiting if max(request.numbers) + 1 == count]
-            sampling = SamplingConfig(
-                group_size=count,
-                temperature=self.config.temperature,
-                top_p=1.0,
-                max_new_tokens=self.config.max_new_tokens,
-            )
-            asked = [(self._question(request), _shown(request.rendered)) for request in batch]
-            seeds = [zlib.crc32(request.rendered.text.encode()) for request in batch]
-            for request, said in zip(batch, answers_to(self.policy, asked, seeds, sampling), strict=True):
-                request.ballots = [self._ballot(request, number, said[number]) for number in request.numbers]
+        sampling = SamplingConfig(
+            group_size=count,
+            temperature=self.config.temperature,
+            top_p=1.0,
+            max_new_tokens=self.config.max_new_tokens,
+        )
+        asked = [(self._question(request), _shown(request.rendered)) for request in batch]
+        seeds = [zlib.crc32(request.rendered.text.encode()) for request in batch]
+        for request, said in zip(batch, answers_to(self.policy, asked, seeds, sampling), strict=True):
+            read = len(self.policy.tokenizer(request.rendered.text, add_special_tokens=False)["input_ids"])
+            request.ballots = [self._ballot(request, n, said[n], read) for n in request.numbers]
 
     def _question(self, request: _Request) -> Problem:
-        return Problem(f"{request.case.name}/judged", user_turn(self.prompt, images=0))
+        asked = QUESTION if self.config.form == "short" else self.prompt
+        return Problem(f"{request.case.name}/judged", user_turn(asked, images=0))
 
-    def _ballot(self, request: _Request, number: int, said: Said | None) -> Ballot:
+    def _ballot(self, request: _Request, number: int, said: Said | None, read: int) -> Ballot:
         if said is None:
             return Ballot(number, None, "outage: the case cannot be shown to the policy", {"outage": True})
-        about = {"completion_tokens": len(said.tokens)}
+        about = {"prompt_tokens": read, "completion_tokens": len(said.tokens)}
         if said.finish != Finish.STOP:
             return Ballot(number, None, f"the answer ended with {str(said.finish)!r}", about)
-        opinion = read_opinion(said.text, request.rendered, self.config.quotations)
+        opinion = self._opinion(said.text, request.rendered)
         return Ballot(number, opinion.vote, opinion.missing, about)
+
+    def _opinion(self, text: str, rendered: Rendered) -> Opinion:
+        if self.config.form == "short":
+            return read_short(text, rendered)
+        return read_opinion(text, rendered, self.config.quotations)
 
 
 def _shown(rendered: Rendered) -> Reply:
