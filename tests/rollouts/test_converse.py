@@ -339,3 +339,42 @@ def test_text_only_models_refuse_images(ending_policy: Callable[..., Policy], as
     made = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda p, s: Talkative(s), LONG)
     ended = [t for t in made.groups[0].trajectories if t.segments[0].finish != Finish.LENGTH]
     assert ended and all(t.finish == Finish.ERROR for t in ended)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 6])
+def test_conversations_in_waves_are_the_same(
+    ending_policy: Callable[..., Policy], asked: list[Problem], at_once: int
+) -> None:
+    """Six conversations, of which a wave may hold a part of a group: the same words and rewards."""
+    policy, opened, most = ending_policy(), list[Talkative](), 0
+
+    def begin(problem: Problem, seed: int) -> Talkative:
+        nonlocal most
+        opened.append(Talkative(seed))
+        most = max(most, sum(not episode.closed for episode in opened))
+        return opened[-1]
+
+    whole = converse(policy, Chat(), asked, [3, 4], SAMPLING, begin, LONG)
+    opened.clear()
+    most = 0
+    limits = LONG.model_copy(update={"at_once": at_once})
+    parts = converse(policy, Chat(), asked, [3, 4], SAMPLING, begin, limits)
+    assert most == at_once and [episode.closed for episode in opened] == [1] * 6
+    assert set(parts.seconds) == set(whole.seconds)
+    for one, other in zip(whole.groups, parts.groups, strict=True):
+        for a, b in zip(one.trajectories, other.trajectories, strict=True):
+            assert [s.tokens for s in a.segments] == [s.tokens for s in b.segments]
+            assert a.rewards == b.rewards and a.finish == b.finish
+
+
+def test_the_time_of_a_rollout_is_that_of_all_its_waves(
+    ending_policy: Callable[..., Policy], asked: list[Problem]
+) -> None:
+    def begin(problem: Problem, seed: int) -> Talkative:
+        time.sleep(0.06)
+        return Talkative(seed)
+
+    limits = LONG.model_copy(update={"at_once": 1, "rollout_s": 0.15})
+    found = converse(ending_policy(), Chat(), asked, [3, 4], SAMPLING, begin, limits)
+    last = found.groups[1].trajectories[-1]
+    assert last.finish == Finish.ERROR and not last.rewards

@@ -29,6 +29,12 @@ class EpisodeLimits(BaseModel):
         description="Seconds after which a rollout asks for no more replies; its open conversations end with "
         "an error.",
     )
+    at_once: int | None = Field(
+        None,
+        ge=1,
+        description="Conversations that a process holds at the same time; the others wait until all of these "
+        "are over. For environments of which there are few, such as devices. null is no limit.",
+    )
     hung_threads: int = Field(
         16,
         ge=1,
@@ -51,6 +57,9 @@ class EpisodeConfig(BaseModel):
     reply_s: float | None = Field(None, gt=0, description="Seconds that a reply may take on a thread.")
     rollout_s: float | None = Field(
         None, gt=0, description="Seconds after which a rollout asks for no more replies."
+    )
+    at_once: int | None = Field(
+        None, ge=1, description="Conversations that a process holds at the same time."
     )
     hung_threads: int | None = Field(
         None, ge=1, description="Threads of a process that may hang in replies before a run ends."

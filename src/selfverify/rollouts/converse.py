@@ -73,7 +73,7 @@ def converse(
         seeds: One per problem.
         sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
         open_episode: Begins each conversation.
-        limits: In turns and in time; None takes the task's.
+        limits: In turns, in time and at the same time; None takes the task's.
         listener: Called between what was said and the replies.
 
     Returns:
@@ -87,26 +87,49 @@ def converse(
     """
     limits = limits or task.limits
     prompts = policy.encode(problems)
-    writer = ReplyEncoder(policy.encoder)
-    replies = Replies(limits, lambda place: f"problem {problems[place[0]].id}, sample {place[1]}")
-    room = longest_row(policy.model)
-    talks: dict[Place, Talk] = {}
-    try:
-        for b, (problem, prompt, seed) in enumerate(zip(problems, prompts, seeds, strict=True)):
-            for g in range(sampling.group_size):
-                talks[b, g] = Talk(policy, writer, problem, len(prompt.ids), room)
-                talks[b, g].open(partial(open_episode or task.open, problem, derived_seed(seed, g)))
-        threads = policy.threads(prompts, sampling, seeds=seeds)
-        rounds = _Rounds(threads, talks, replies, listener, in_step=sampling.engine != "own")
-        rounds.run(limits.turns)
-        find_endings(task, talks)
-    finally:
-        close(talks, replies)
-    made = {place: talk.trajectory() for place, talk in talks.items()}
+    writer, room = ReplyEncoder(policy.encoder), longest_row(policy.model)
+    in_step = sampling.engine != "own"
+    names: dict[Place, str] = {}
+    replies = Replies(limits, lambda place: names[place])
+    seconds = dict.fromkeys(("say", "reply", "hear"), 0.0)
+    made: dict[Place, Trajectory] = {}
+    for wave in _waves(len(problems), sampling.group_size, limits.at_once, in_step):
+        own = sorted({b for b, _ in wave})
+        talks: dict[Place, Talk] = {}
+        try:
+            for b, g in wave:
+                # A wave counts its own problems, so that nothing is computed for those of other waves.
+                place, problem, seed = (own.index(b), g), problems[b], derived_seed(seeds[b], g)
+                names[place] = f"problem {problem.id}, sample {g}"
+                talks[place] = Talk(policy, writer, problem, len(prompts[b].ids), room)
+                talks[place].open(partial(open_episode or task.open, problem, seed))
+            threads = policy.threads([prompts[b] for b in own], sampling, seeds=[seeds[b] for b in own])
+            rounds = _Rounds(threads, talks, replies, listener, in_step, seconds)
+            rounds.run(limits.turns)
+            find_endings(task, talks)
+        finally:
+            close(talks, replies)
+        made |= {(own[place[0]], place[1]): talk.trajectory() for place, talk in talks.items()}
     groups = [
         Group(problem, [made[b, g] for g in range(sampling.group_size)]) for b, problem in enumerate(problems)
     ]
-    return Rollout(prompts, groups, rounds.seconds if limits.turns > 1 else {})
+    return Rollout(prompts, groups, seconds if limits.turns > 1 else {})
+
+
+def _waves(problems: int, samples: int, at_once: int | None, in_step: bool) -> list[list[Place]]:
+    """Which conversations are held at the same time, in order.
+
+    Args:
+        problems: B.
+        samples: G.
+        at_once: The most at the same time; None is all.
+        in_step: Whether all processes hold as many waves, some of them without a conversation.
+    """
+    places = [(b, g) for b in range(problems) for g in range(samples)]
+    size = at_once or max(len(places), 1)
+    waves = [places[first : first + size] for first in range(0, max(len(places), 1), size)]
+    most = max(ranks.gather(len(waves))) if in_step else len(waves)
+    return waves + [[] for _ in range(most - len(waves))]
 
 
 def recite(policy: Policy, problem: Problem, episode: Episode, turns: Sequence[Sample]) -> Trajectory:
@@ -139,6 +162,7 @@ class _Rounds:
         replies: Asks the episodes.
         listener: See `converse`.
         in_step: Whether an engine samples for all processes at once, so that all ask it equally often.
+        seconds: Gets the time that saying, replying and hearing took.
     """
 
     def __init__(
@@ -148,10 +172,10 @@ class _Rounds:
         replies: Replies,
         listener: Listener | None,
         in_step: bool,
+        seconds: dict[str, float],
     ) -> None:
         self.threads, self.talks, self.replies = threads, talks, replies
-        self.listener, self.in_step = listener, in_step
-        self.seconds = {"say": 0.0, "reply": 0.0, "hear": 0.0}
+        self.listener, self.in_step, self.seconds = listener, in_step, seconds
         self._failed: SelfVerifyError | None = None
 
     def run(self, turns: int) -> None:

@@ -60,7 +60,6 @@ class Replies:
         Where replies have a deadline, closing has the same: a hung reply may hold what closing waits for.
         All are closed at the same time then, so that those that hang cost one deadline.
         """
-        self._ends = None
         calls = {place: episode.close for place, episode in episodes.items()}
         if self.limits.reply_threads and calls:
             return self._on_threads(calls, "closing", len(calls))
@@ -73,7 +72,8 @@ class Replies:
         threads: int,
         may_hang: int | None = None,
     ) -> dict[Place, T | Exception]:
-        """The outcome of each call, in the order of ``calls``."""
+        """The outcome of each call, in the order of ``calls``; the rollout's end bounds what may hang."""
+        ends = None if may_hang is None else self._ends
         done: queue.SimpleQueue[tuple[Place, T | Exception]] = queue.SimpleQueue()
         waiting, running = deque(calls), dict[Place, tuple[float, threading.Thread]]()
         found: dict[Place, T | Exception] = {}
@@ -95,11 +95,12 @@ class Replies:
                 running[place] = time.monotonic() + self.limits.reply_s, thread
                 thread.start()
             until = min(deadline for deadline, _ in running.values())
-            until = until if self._ends is None else min(until, self._ends)
+            until = until if ends is None else min(until, ends)
             try:
                 place, came = done.get(timeout=max(until - time.monotonic(), 0.0))
             except queue.Empty:
-                over, now = self._is_over(), time.monotonic()
+                now = time.monotonic()
+                over = ends is not None and now >= ends
                 for place in [p for p, (deadline, _) in running.items() if over or deadline <= now]:
                     HUNG.add(running.pop(place)[1])
                     reason = f"it took longer than {self.limits.reply_s} s"
