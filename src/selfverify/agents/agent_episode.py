@@ -14,7 +14,7 @@ from selfverify.agents.cases import Case, Panel, Pending
 from selfverify.agents.environment_session import EnvironmentSession
 from selfverify.agents.evidence import SUBMIT, EvidenceConfig, read_submission, shown_to_judge
 from selfverify.agents.exhibits import Submission
-from selfverify.agents.goals import Goal
+from selfverify.agents.goals import Goal, Truth
 from selfverify.agents.reward import RewardConfig
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.episode import Ending, Episode, Reply, Said
@@ -74,6 +74,8 @@ class AgentEpisode(Episode):
         turns: How often the policy speaks at most.
         goal: What has to be so in the end, where that is known: for rules, ground truth and figures.
         looking: Tools that show the screen and do nothing; they are no steps.
+        done_from: From which reward of the environment's own a task without a goal counts as done; None where
+            the environment scores nothing.
     """
 
     channel = ACTION
@@ -89,10 +91,11 @@ class AgentEpisode(Episode):
         turns: int,
         goal: Goal | None = None,
         looking: Collection[str] = frozenset(),
+        done_from: float | None = None,
     ) -> None:
         self.problem, self.make, self.task, self.seed = problem, make, task, seed
         self.panel, self.settings, self.turns = panel, settings, turns
-        self.goal, self.looking = goal, looking
+        self.goal, self.looking, self.done_from = goal, looking, done_from
         self.worked = Worked()
         self._session: EnvironmentSession | None = None
         self._pending: Pending | None = None
@@ -185,13 +188,19 @@ class AgentEpisode(Episode):
         assert self._session is not None
         shown = shown_to_judge(chosen, self._session.history, evidence)
         submission = Submission(message, shown, self._session.history)
-        question = str(self.problem.meta.get("question", ""))
+        question = self._question()
         with suppress(EnvironmentLost):  # it has shown all that judges of evidence need
             self._session.submitted(message)
         done = self._end(Outcome.SUBMITTED)
         case = Case(self.problem.id, question, submission, self._session.rounds, self.goal, self.worked.truth)
         self._pending = self.panel.ask(case)
         return done
+
+    def _question(self) -> str:
+        """What was asked; some environments say it after their reset only (``info["instruction"]``)."""
+        assert self._session is not None
+        told = str(self._session.history[0].seen.info.get("instruction", ""))
+        return "\n".join(filter(None, (str(self.problem.meta.get("question", "")), told)))
 
     def _refused(self, reason: str, seen: Observation | None = None) -> Reply:
         """Tell the agent why a call was not carried out; too many in a row end the conversation."""
@@ -226,6 +235,8 @@ class AgentEpisode(Episode):
         An environment that is lost at the end only has shown all that judges need.
         """
         session, goal = self._session, self.goal
+        if goal is None and session is not None and last and self.done_from is not None:
+            self.worked.truth = self._scored(session, self.done_from)
         if session is None or goal is None:
             return
         # Before the end it only matters when an operation is done for the first time.
@@ -243,6 +254,18 @@ class AgentEpisode(Episode):
         self.worked.truth = goal.on_state(state["facts"], self.worked.message)
         if self.worked.reached is None and goal.kind == "operation" and self.worked.truth.complete:
             self.worked.reached = session.rounds
+
+    @staticmethod
+    def _scored(session: EnvironmentSession, done_from: float) -> Truth | None:
+        """The truth by what the environment itself has paid, or would pay now (``state()["score"]``)."""
+        paid = [e.seen.reward for e in session.history if e.seen.reward is not None]
+        if not paid:
+            try:
+                score = (session.state() or {}).get("score")
+            except EnvironmentLost:
+                return None
+            paid = [score] if isinstance(score, int | float) else []
+        return Truth(bool(paid) and sum(paid) >= done_from, ())
 
 
 def _form(words: str, images: int = 0) -> list[dict[str, Any]]:

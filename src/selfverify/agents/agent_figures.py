@@ -137,7 +137,8 @@ def _progress(record: Record) -> dict[str, float]:
     if record.truth is not None:
         reached = record.truth.subgoals
         found["truth"] = float(record.truth.complete)
-        found["sub_goals"] = 1.0 if record.truth.complete else sum(reached) / max(len(reached), 1)
+        if reached:
+            found["sub_goals"] = 1.0 if record.truth.complete else sum(reached) / len(reached)
         if record.truth.complete and record.steps is not None and acting:
             found["rrr"] = record.steps / len(acting)
     if record.reached is not None:

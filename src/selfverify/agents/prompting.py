@@ -13,10 +13,10 @@ from jinja2 import PackageLoader, StrictUndefined
 from selfverify.agents.evidence import Source
 from selfverify.core.errors import ConfigError
 
-World = Literal["phone"]
+World = Literal["phone", "browser", "tools"]
 """What an agent operates; each has a file in `prompts/worlds/`."""
 
-_PLACES = {"phone": "an Android phone"}
+_PLACES = {"phone": "an Android phone", "browser": "a web page", "tools": "an environment through its tools"}
 
 
 @cache

@@ -44,7 +44,8 @@ class Observation:
         done: Whether the task has come to its own end.
         truncated: Whether the environment has stopped for another reason.
         reward: The environment's own reward for this step; None where nothing was scored.
-        info: Plain JSON that the agent never sees, such as the facts that a screen shows.
+        info: Plain JSON that the agent never sees, such as the facts that a screen shows. After a reset
+            ``instruction`` has what is asked, where the environment alone knows that; judges read it.
     """
 
     round: int

@@ -12,6 +12,7 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data.actions import convert_mobile
+from selfverify.data.agent_tasks import convert_agent_task, is_agent_task
 from selfverify.data.android_control import convert_android_control
 from selfverify.data.columnar import Arrow, Parquet
 from selfverify.data.delimited import Table
@@ -55,7 +56,7 @@ def _beside_images(folder: Path, files: list[Path]) -> list[RowSource]:
 
 
 def by_columns(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
-    """Rows of whichever kind the record's columns say: steps on a phone, boxes, or questions."""
+    """Rows of whichever kind the record's columns say, such as steps on a phone, boxes, or questions."""
     return converter_of(record)(record, place, images)
 
 
@@ -63,6 +64,8 @@ def converter_of(record: Record) -> Convert:
     """Return what makes rows of records like this one."""
     if "goal" in record and "action" in record:
         return convert_mobile
+    if is_agent_task(record):
+        return convert_agent_task
     if any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm")):
         return convert_grounding
     answer = first(record, "solution")

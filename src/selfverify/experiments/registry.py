@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from selfverify.agents.tasks.android_agents import AndroidAgents
+from selfverify.agents.tasks.browser_agents import BrowserAgents
+from selfverify.agents.tasks.environment_agents import EnvironmentAgents
 from selfverify.agents.tasks.phone_agents import PhoneAgents
 from selfverify.agents.tasks.phone_judging import PhoneJudging
 from selfverify.core.errors import ConfigError
@@ -41,6 +44,9 @@ TASKS: dict[str, type[Task]] = {
         Math,
         PhoneAgents,
         PhoneJudging,
+        AndroidAgents,
+        BrowserAgents,
+        EnvironmentAgents,
     )
 }
 

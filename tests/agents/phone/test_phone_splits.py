@@ -6,17 +6,16 @@ import pytest
 
 from selfverify.agents.phone.phone_splits import (
     HELD_OUT_APPS,
-    SPLITS,
     Unseen,
     split_of,
-    task_seeds,
     templates_of,
 )
 from selfverify.agents.phone.templates import TEMPLATES
+from selfverify.agents.split_seeds import SPLITS, split_seeds
 
 
 def test_no_two_splits_share_a_seed() -> None:
-    seeds = {split: {next(task_seeds(split, 0, index)) for index in range(500)} for split in SPLITS}
+    seeds = {split: {next(split_seeds(split, 0, index)) for index in range(500)} for split in SPLITS}
     assert all(len(found) > 490 for found in seeds.values())
     assert not (seeds["train"] & seeds["test"] or seeds["train"] & seeds["validation"])
     assert all(split_of("clock-add", next(iter(seeds[split]))) == split for split in SPLITS)

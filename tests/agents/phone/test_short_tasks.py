@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from selfverify.agents.phone.phone_splits import SPLITS, task_seeds
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.short_tasks import calls_of, short_kinds, short_seed
 from selfverify.agents.phone.templates import TEMPLATES
+from selfverify.agents.split_seeds import SPLITS, split_seeds
 
 ALL = list(TEMPLATES.values())
 
@@ -35,7 +35,7 @@ def test_the_first_seed_that_is_short_enough_is_taken() -> None:
     for kind, index in itertools.product(kinds[:40], range(3)):
         seed = short_seed(kind, "test", 0, index, "home", False, asked=False, most=6)
         assert seed % len(SPLITS) == SPLITS.index("test")
-        tried = list(itertools.takewhile(seed.__ne__, task_seeds("test", 0, index)))
+        tried = list(itertools.takewhile(seed.__ne__, split_seeds("test", 0, index)))
         assert all(calls_of(make_task(kind.name, s), asked=False) > 6 for s in tried)
         assert calls_of(make_task(kind.name, seed), asked=False) <= 6
         skipped += len(tried)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
+from tests.agents.word_policy import LoadPolicy, two_steps, word_policy
 
 from selfverify.agents.agent_figures import summarise_parts
 from selfverify.agents.phone.phone_splits import HELD_OUT_APPS
@@ -19,16 +18,10 @@ from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
 from selfverify.core.episode import Ending, Said
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.experiments.registry import make_method, make_task
-from selfverify.learner.loop import Learner
-from selfverify.methods.base import Training
-from selfverify.policy.policy import Policy
-from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
+from selfverify.experiments.registry import make_task
 
 
 def task(**options: Any) -> PhoneAgents:
@@ -193,7 +186,7 @@ def test_arms_of_the_comparison(options: dict[str, Any], reward: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def text_policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Policy]:
+def text_policy(tmp_path_factory: pytest.TempPathFactory) -> LoadPolicy:
     """A small text policy that knows the words of calls."""
     made = task(prompt="task")
     turns = [
@@ -201,49 +194,28 @@ def text_policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Policy
         for n in range(20)
         for turn in made.demonstrate_turns(made.problem("train", 0, n), np.random.default_rng(0))
     ]
-    folder = tmp_path_factory.mktemp("words")
-    write_tiny_text(folder, text_tokenizer(turns), hidden=32, layers=1, context=4096)
-
-    def load() -> Policy:
-        """Most of its turns end within the limit."""
-        policy = Policy.load(str(folder), device="cpu")
-        policy._check_head()
-        right, end = policy.head.logits, policy.tokenizer.eos_token_id
-
-        def head(hidden: torch.Tensor) -> torch.Tensor:
-            logits = right(hidden)
-            return logits + 6.0 * torch.nn.functional.one_hot(torch.tensor(end), logits.shape[-1])
-
-        policy.head.logits = head  # type: ignore[method-assign]
-        return policy
-
-    return load
+    return word_policy(tmp_path_factory.mktemp("words"), turns)
 
 
-def run(text_policy: Callable[[], Policy], folder: Path, name: str, **options: Any) -> list[dict[str, Any]]:
-    learner = LearnerConfig(steps=2, groups_per_step=2, learning_rate=1e-3, checkpoint_every=0)
-    sampling = SamplingConfig(group_size=2, max_new_tokens=12)
-    made = task(text="terse", prompt="task", **options)
-    made.limits = made.limits.model_copy(update={"turns": 3})
-    Learner(Training(text_policy(), made, make_method(name), learner, sampling, folder)).run()
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def run(text_policy: LoadPolicy, folder: Path, name: str, **options: Any) -> list[dict[str, Any]]:
+    return two_steps(text_policy(), task(text="terse", prompt="task", **options), name, folder)
 
 
 @pytest.mark.parametrize("name", ["smartsnap", "grpo", "conversations-sft"])
-def test_methods_learn_from_it(text_policy: Callable[[], Policy], tmp_path: Path, name: str) -> None:
+def test_methods_learn_from_it(text_policy: LoadPolicy, tmp_path: Path, name: str) -> None:
     lines = run(text_policy, tmp_path, name)
     assert len(lines) == 2
     if name == "smartsnap":
         assert lines[0]["reward/answer"] == -1.0 and lines[0]["agent/SR"] == 0.0
 
 
-def test_the_policy_can_judge_itself(text_policy: Callable[[], Policy], tmp_path: Path) -> None:
+def test_the_policy_can_judge_itself(text_policy: LoadPolicy, tmp_path: Path) -> None:
     assert (
         len(run(text_policy, tmp_path, "smartsnap", judge={"kind": "own", "own": {"max_new_tokens": 4}})) == 2
     )
 
 
-def test_it_can_be_evaluated(text_policy: Callable[[], Policy]) -> None:
+def test_it_can_be_evaluated(text_policy: LoadPolicy) -> None:
     made = task(text="terse", prompt="task")
     made.limits = made.limits.model_copy(update={"turns": 2})
     config = EvaluationConfig(problems=4, samples=1, temperature=1.0)

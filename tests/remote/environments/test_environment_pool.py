@@ -16,8 +16,9 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.environment_pool import EnvironmentPool, PoolSettings
 from selfverify.remote.environments.lease import Lease
 from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.sessions import SessionLimits
-from selfverify.remote.environments.sources import LocalSource, ServerSource, Source
+from selfverify.remote.environments.sources import LocalSource, Source
 from tiny_environment import Counter
 
 TASK = {"goal": 10_000}

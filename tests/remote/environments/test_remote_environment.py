@@ -18,8 +18,8 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.content import ContentLimits
 from selfverify.remote.environments.environment_pool import EnvironmentPool
 from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings, base_url
+from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.sessions import SessionLimits
-from selfverify.remote.environments.sources import ServerSource
 from tiny_environment import TOOLS, Counter
 
 ADD = Call("add", {"number": 2})

@@ -54,11 +54,9 @@ class AndroidReset(Settings):
         return self
 
 
-class AndroidConfig(Settings):
-    """One device and how it is used."""
+class AndroidSettings(Settings):
+    """How devices are used."""
 
-    serial: str = Field(min_length=1)
-    """The device's serial number, as ``adb devices`` lists it."""
     reset: AndroidReset
     """How a session begins."""
     server: str = "127.0.0.1:5037"
@@ -110,3 +108,10 @@ class AndroidConfig(Settings):
         """Host and port of the adb server."""
         host, _, port = self.server.rpartition(":")
         return host, int(port)
+
+
+class AndroidConfig(AndroidSettings):
+    """One device and how it is used."""
+
+    serial: str = Field(min_length=1)
+    """The device's serial number, as ``adb devices`` lists it."""

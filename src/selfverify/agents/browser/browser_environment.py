@@ -166,7 +166,7 @@ class BrowserEnvironment(Environment):
         self._utterance = await miniwob.begin(self._tab, task, seed, config.time_limit_s)
         shown = await self._shown(self._tab)
         shown.text = "\n".join(filter(None, (f"Task: {quoted(self._utterance.text, 2_000)}", shown.text)))
-        shown.info["fields"] = self._utterance.fields
+        shown.info |= {"instruction": self._utterance.text, "fields": self._utterance.fields}
         return shown
 
     async def _answer(self, call: Call) -> Observation:

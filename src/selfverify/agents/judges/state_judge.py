@@ -16,16 +16,10 @@ class StateJudge(Juror):
     """
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
-        """See `Juror`.
-
-        Raises:
-            ValueError: The case has no goal.
-        """
-        if case.goal is None:
-            raise ValueError(f"problem {case.name} has no goal to judge by")
+        """See `Juror`."""
         if case.truth is None:
             missing = "outage: the environment's state is not known"
             return lambda: [Ballot(number, None, missing, {"outage": True}) for number in numbers]
         done = case.truth.complete
-        vote = Vote(done, done, "The goal is reached." if done else "The goal is not reached.")
+        vote = Vote(done, done, "The task is done." if done else "The task is not done.")
         return lambda: [Ballot(number, vote) for number in numbers]

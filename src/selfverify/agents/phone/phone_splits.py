@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Literal
-
-import numpy as np
 
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.phone.templates.base import Template
+from selfverify.agents.split_seeds import SPLITS
 from selfverify.core.splits import Split
 
 Unseen = Literal["seeds", "templates", "apps"]
@@ -16,7 +15,6 @@ Unseen = Literal["seeds", "templates", "apps"]
 or whole apps."""
 HELD_OUT_APPS = ("music", "reader")
 """Apps that a test of unseen apps is about, unless it names others."""
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 def templates_of(
@@ -41,14 +39,6 @@ def templates_of(
     if unseen == "templates":
         found = [template for template in found if template.held_out == (split == "test")]
     return found
-
-
-def task_seeds(split: Split, seed: int, index: int) -> Iterator[int]:
-    """Seeds of a problem's task without end, the first of which is taken unless there is a reason against
-    it; no two splits have one in common."""
-    rng = np.random.default_rng([seed, index])
-    while True:
-        yield int(rng.integers(2**29)) * len(SPLITS) + SPLITS.index(split)
 
 
 def split_of(template: str, seed: int, unseen: Unseen = "seeds") -> Split | None:

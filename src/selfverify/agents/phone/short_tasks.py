@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from selfverify.agents.phone.phone_splits import task_seeds
 from selfverify.agents.phone.phone_tasks import PhoneTask, Start, make_task
 from selfverify.agents.phone.templates.base import Template
+from selfverify.agents.split_seeds import split_seeds
 from selfverify.core.splits import Split
 
 TRIED = 6
@@ -59,7 +59,7 @@ def short_seed(
         asked: As in `calls_of`.
         most: Calls, as `calls_of` counts them.
     """
-    drawn = task_seeds(split, seed, index)
+    drawn = split_seeds(split, seed, index)
     return next(s for s in drawn if calls_of(make_task(kind.name, s, start, hostile), asked) <= most)
 
 

@@ -8,32 +8,27 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
-from selfverify.agents.agent_figures import METRICS
-from selfverify.agents.evidence import submit_tool
-from selfverify.agents.goals import Goal
-from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
-from selfverify.agents.judges.nobody import Nobody
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
-from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, task_seeds, templates_of
+from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, templates_of
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.short_tasks import short_kinds, short_seed
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.phone.templates.base import Template
-from selfverify.agents.prompting import agent_prompt, hint_names
 from selfverify.agents.screen_tools import Address
-from selfverify.agents.tasks.phone_demonstrations import CallForm, Teacher, demonstrated
-from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.agents.split_seeds import split_seeds
+from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
+from selfverify.agents.tasks.phone_demonstrations import Teacher, demonstrated
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
-from selfverify.core.tags import Tagged
-from selfverify.tasks.base import Judged, ShownTurn, Task, TaskConfig
+from selfverify.tasks.base import ShownTurn
 
 LOOKING = frozenset({"get_current_xml"})
 """Tools that show the screen and do nothing."""
 
 
-class PhoneAgentsConfig(TaskConfig):
+class PhoneAgentsConfig(AgentTaskConfig):
+    """Which tasks there are on the phone, and how it is shown and touched."""
+
     apps: list[str] | None = Field(None, description="Apps that tasks are about; null is all there are.")
     held_out: Unseen = Field(
         "templates",
@@ -66,27 +61,9 @@ class PhoneAgentsConfig(TaskConfig):
     show: Literal["text", "png", "both"] = Field(
         "text", description="Screens in words, as pictures, or both."
     )
-    prompt: Literal["principles", "task"] = Field(
-        "principles",
-        description="What the agent is told: how to work and to prove it (the 3C principles), or its task "
-        "alone, for a policy that has learnt the rest from demonstrations.",
-    )
-    react: bool = Field(
-        True, description="Whether the agent says before each call why it makes it (ReAct), or calls only."
-    )
-    calls: CallForm = Field(
-        "tagged",
-        description="How demonstrated calls are written: between <tool_call> tags, or as plain JSON, which "
-        "leaves no room for words (`react: false`). Agents may write either.",
-    )
     teacher: Teacher = Field(
         default_factory=Teacher, description="How well demonstrations choose their evidence."
     )
-    hints: list[str] = Field([], description="Kinds of apps of which the agent is told what is usual.")
-    agent: AgentSettings = Field(
-        default_factory=AgentSettings, description="First screen, evidence, refused calls, reward."
-    )
-    judge: JudgeConfig = Field(default_factory=JudgeConfig, description="Who judges submissions.")
 
     @model_validator(mode="after")
     def _check(self) -> PhoneAgentsConfig:
@@ -96,8 +73,6 @@ class PhoneAgentsConfig(TaskConfig):
                 raise ValueError(f"{name}: there is no app {unknown[0]!r}; apps: {', '.join(known)}")
         if self.test_apps and self.held_out != "apps":
             raise ValueError("test_apps goes with held_out=apps, and only with it")
-        if self.react and self.calls == "json":
-            raise ValueError("calls=json is a message that is nothing but JSON: set react=false with it")
         PhoneOptions(address=self.address, text=self.text, show=self.show)
         for split in ("train", "test"):
             if not self.templates(split):
@@ -115,7 +90,7 @@ class PhoneAgentsConfig(TaskConfig):
     def seed_of(self, kind: Template, split: Split, seed: int, index: int) -> int:
         """What decides the contents of a problem of this kind."""
         if self.max_calls is None:
-            return next(task_seeds(split, seed, index))
+            return next(split_seeds(split, seed, index))
         return short_seed(kind, split, seed, index, self.start, self.hostile, self._asked, self.max_calls)
 
     @property
@@ -131,27 +106,15 @@ class PhoneAgentsConfig(TaskConfig):
         )
 
 
-class PhoneAgents(Task):
-    """An agent works on the phone until it submits; `AgentEpisode` says what that is worth.
-
-    A problem's target is plain JSON: what the phone is reset to, with which seed, and the goal.
-    """
+class PhoneAgents(AgentTask):
+    """Tasks on the phone that comes with this library, whose goals are known."""
 
     name = "phone"
     summary = "do something on a phone and prove it"
     config_class = PhoneAgentsConfig
     config: PhoneAgentsConfig
-    tags = ("answer",)
-    metrics = METRICS
-    limits = EpisodeLimits(turns=30)
-
-    def __init__(self, config: TaskConfig | None = None) -> None:
-        super().__init__(config)
-        c = self.config
-        self.repeatable = c.judge.kind != "model"
-        # At once, so that what cannot work is refused before a model is loaded.
-        self.jury = make_jury(c.judge, [*hint_names()], "phone")
-        self._told = agent_prompt(c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, "phone")
+    world = "phone"
+    looking = LOOKING
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`. Kinds of tasks take turns; what is in the phone is drawn."""
@@ -171,57 +134,23 @@ class PhoneAgents(Task):
             "categories": {"app": [kind.app], "template": [kind.name], "kind": [kind.kind]},
             "steps": made.length,
         }
-        return self._posed(name, made.instruction, target, about)
+        return self.agent_problem(name, made.instruction, target, about)
 
     def of_instruction(self, instruction: str, drawn: int, name: str) -> Problem:
         """What a person asks, on a phone whose contents the seed ``drawn`` decides; no goal is known."""
         target = {"reset": {"free": True, "hostile": self.config.hostile}, "seed": drawn, "goal": None}
-        return self._posed(name, instruction, target, {})
+        return self.agent_problem(name, instruction, target, {})
 
-    def _posed(self, name: str, instruction: str, target: Any, about: dict[str, Any]) -> Problem:
-        c = self.config
-        return Problem(
-            id=name,
-            messages=self._messages(instruction),
-            target=target,
-            meta={"question": instruction, **about},
-            tools=[*PhoneEnvironment(c.options).tools, submit_tool(c.agent.evidence.source)],
-            environment_begins=c.agent.first_screen == "given",
-        )
+    def environment(self) -> PhoneEnvironment:
+        """See `AgentTask.environment`."""
+        return PhoneEnvironment(self.config.options)
 
-    def _messages(self, instruction: str) -> list[dict[str, Any]]:
-        asked = [{"role": "user", "content": [{"type": "text", "text": f"# Task\n{instruction}"}]}]
-        if self.config.prompt == "task":
-            return asked
-        return [{"role": "system", "content": [{"type": "text", "text": self._told}]}, *asked]
-
-    def open(self, problem: Problem, seed: int) -> AgentEpisode:
-        """See `Task.open`. What is in the phone depends on the problem, and nothing on ``seed``."""
-        target = problem.target
-        goal = None if target["goal"] is None else Goal.read(target["goal"], problem.id)
-        unjudged = goal is None and self.config.judge.needs_goal
-        return AgentEpisode(
-            problem,
-            lambda: PhoneEnvironment(self.config.options),
-            target["reset"],
-            target["seed"],
-            Nobody() if unjudged else self.jury,
-            self.config.agent,
-            self.limits.turns,
-            goal,
-            LOOKING,
-        )
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `AgentTask.tools`."""
+        return self.environment().tools
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """An expert's shortest way, and the smallest evidence for it."""
         c, target = self.config, problem.target
         made = make_task(target["reset"]["template"], target["seed"], c.start, c.hostile)
         return demonstrated(made, c.options, c.agent.evidence.source, c.react, c.calls, c.teacher, rng)
-
-    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        """Words alone are no work."""
-        return Judged(0.0, False)
-
-    def use_policy(self, policy: object) -> None:
-        """See `Task.use_policy`."""
-        self.jury.judge.use_policy(policy)

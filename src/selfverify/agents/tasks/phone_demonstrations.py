@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -19,9 +18,7 @@ from selfverify.agents.phone.phone_tasks import PhoneTask
 from selfverify.core.environment import Call
 from selfverify.core.errors import DataError
 from selfverify.tasks.base import ShownTurn
-
-CallForm = Literal["tagged", "json"]
-"""How calls are written: between ``<tool_call>`` tags with words before them, or as plain JSON alone."""
+from selfverify.tasks.call_forms import CallForm, written_call
 
 
 class Teacher(BaseModel):
@@ -106,7 +103,7 @@ def demonstrated(
         shown = [f"round {number}" for number in arguments["evidences"]]
     last = f"Proven by {' and '.join(shown)}." if shown else "It is done."
     said = [(_reason(call), call) for call in calls] + [(last, Call(SUBMIT, arguments))]
-    return [ShownTurn(_written(why if react else "", call, form)) for why, call in said]
+    return [ShownTurn(written_call(call, form, why if react else "")) for why, call in said]
 
 
 def _carried_out(task: PhoneTask, options: PhoneOptions, calls: list[Call]) -> list[Exhibit]:
@@ -115,13 +112,6 @@ def _carried_out(task: PhoneTask, options: PhoneOptions, calls: list[Call]) -> l
     first = background.finish_inline(phone.reset({"task": task.record()}, 0))
     seen = [Exhibit(None, first)] if options.first_screen == "given" else []
     return seen + [Exhibit(call, background.finish_inline(phone.act(call))) for call in calls]
-
-
-def _written(why: str, call: Call, form: CallForm) -> str:
-    body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-    if form == "json":
-        return body
-    return f"{why}\n<tool_call>\n{body}\n</tool_call>" if why else f"<tool_call>\n{body}\n</tool_call>"
 
 
 def _reason(call: Call) -> str:

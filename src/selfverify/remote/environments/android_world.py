@@ -105,7 +105,7 @@ class AndroidWorld(Environment):
         goal = (await self._ask("GET", "task/goal", self._task, slow)).get("goal")
         screen = await self._screen()
         self._round, self._over = 0, False
-        return Observation(0, str(goal), [screen], info=dict(self._task))
+        return Observation(0, str(goal), [screen], info={**self._task, "instruction": str(goal)})
 
     async def act(self, call: Call) -> Observation:
         """See `Environment`."""

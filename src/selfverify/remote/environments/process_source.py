@@ -21,8 +21,9 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.events import note
 from selfverify.remote.environments import serve_environments
 from selfverify.remote.environments.remote_environment import RemoteSettings
+from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
-from selfverify.remote.environments.sources import ServerSource, Source
+from selfverify.remote.environments.sources import Source
 
 logger = logging.getLogger("selfverify.environments")
 

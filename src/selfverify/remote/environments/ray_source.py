@@ -24,8 +24,9 @@ from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
 from selfverify.remote.environments.remote_environment import RemoteSettings
 from selfverify.remote.environments.serve_environments import find_environment
+from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.sessions import SessionLimits
-from selfverify.remote.environments.sources import ServerSource, Source
+from selfverify.remote.environments.sources import Source
 
 try:
     import ray

@@ -1,14 +1,11 @@
-"""Where the sessions of a pool come from: this process, or a server."""
+"""Where the sessions of a pool come from."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import aiohttp
-
 from selfverify.core.environment import Environment
 from selfverify.core.errors import ConfigError
-from selfverify.remote.environments.remote_environment import RemoteEnvironment, RemoteSettings, base_url
 from selfverify.remote.environments.sessions import Factory
 
 
@@ -66,41 +63,3 @@ class LocalSource(Source):
     async def open(self) -> Environment:
         """See `Source`."""
         return self.factory()
-
-
-class ServerSource(Source):
-    """A server of environments.
-
-    Args:
-        settings: Where it is.
-        sessions: The most sessions that are opened there. Others may use it, too: while it has no room, it
-            counts as out of order, and is asked again.
-
-    Raises:
-        ConfigError: The address is none.
-    """
-
-    def __init__(self, settings: RemoteSettings, sessions: int) -> None:
-        super().__init__(str(base_url(settings.url)), sessions)
-        self.settings = settings
-
-    async def open(self) -> Environment:
-        """See `Source`."""
-        environment = RemoteEnvironment(self.settings)
-        try:
-            await environment.open()
-        except BaseException:
-            await environment.close()
-            raise
-        return environment
-
-    async def healthy(self) -> bool:
-        """See `Source`: asks for ``/health``, which stands at the top of a server of ours."""
-        address = base_url(self.settings.url)
-        patience = aiohttp.ClientTimeout(total=self.settings.health_s)
-        async with aiohttp.ClientSession(timeout=patience) as http:
-            for place in dict.fromkeys((address, address.origin())):
-                async with http.get(place / "health") as reply:
-                    if reply.status == 200:
-                        return True
-        return False

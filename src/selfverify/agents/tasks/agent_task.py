@@ -1,0 +1,145 @@
+"""What tasks of agents share, whatever the environment is: prompt, tools, judges and the conversation."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from selfverify.agents.agent_episode import AgentEpisode, AgentSettings
+from selfverify.agents.agent_figures import METRICS
+from selfverify.agents.evidence import submit_tool
+from selfverify.agents.goals import Goal
+from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
+from selfverify.agents.judges.nobody import Nobody
+from selfverify.agents.prompting import World, agent_prompt, hint_names
+from selfverify.core.environment import Environment
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged
+from selfverify.tasks.base import Judged, Task, TaskConfig
+from selfverify.tasks.call_forms import CallForm
+
+
+class AgentTaskConfig(TaskConfig):
+    """Options of every task of agents; a task adds those of its environment."""
+
+    prompt: Literal["principles", "task"] = Field(
+        "principles",
+        description="What the agent is told: how to work and to prove it (the 3C principles), or its task "
+        "alone, for a policy that has learnt the rest from demonstrations.",
+    )
+    react: bool = Field(
+        True, description="Whether the agent says before each call why it makes it (ReAct), or calls only."
+    )
+    calls: CallForm = Field(
+        "tagged",
+        description="How demonstrated calls are written: between <tool_call> tags, or as plain JSON, which "
+        "leaves no room for words (`react: false`). Agents may write either.",
+    )
+    hints: list[str] = Field([], description="Kinds of apps of which the agent is told what is usual.")
+    agent: AgentSettings = Field(
+        default_factory=AgentSettings, description="First screen, evidence, refused calls, reward."
+    )
+    judge: JudgeConfig = Field(default_factory=JudgeConfig, description="Who judges submissions.")
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> AgentTaskConfig:
+        if self.react and self.calls == "json":
+            raise ValueError("calls=json is a message that is nothing but JSON: set react=false with it")
+        return self
+
+
+class AgentTask(Task):
+    """An agent works in an environment until it submits; `AgentEpisode` says what that is worth.
+
+    A problem's target is plain JSON: what the environment is reset to, with which seed, and the goal, where
+    it is known.
+
+    Attributes:
+        world: What the agent operates.
+        looking: Tools that show the screen and do nothing.
+    """
+
+    config: AgentTaskConfig
+    world: ClassVar[World]
+    looking: frozenset[str] = frozenset()
+    tags = ("answer",)
+    metrics = METRICS
+    limits = EpisodeLimits(turns=30)
+
+    def __init__(self, config: TaskConfig | None = None) -> None:
+        super().__init__(config)
+        c = self.config
+        self.repeatable = self.repeatable and c.judge.kind != "model"
+        # At once, so that what cannot work is refused before a model is loaded.
+        hints = [*hint_names()] if self.world == "phone" else []
+        self.jury = make_jury(c.judge, hints, self.world)
+        self._told = agent_prompt(c.agent.evidence.source, c.react, c.agent.first_screen, c.hints, self.world)
+
+    @abstractmethod
+    def environment(self) -> Environment:
+        """An environment for one conversation, which closes it."""
+
+    @abstractmethod
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """The environment's tools."""
+
+    @property
+    def done_from(self) -> float | None:
+        """See `AgentEpisode`: from which reward of the environment's own a task counts as done."""
+        return None
+
+    def agent_problem(
+        self, name: str, instruction: str, target: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> Problem:
+        """A problem.
+
+        Args:
+            name: Its id.
+            instruction: What the agent is asked.
+            target: ``reset``, ``seed`` and ``goal``; see the class.
+            about: What else is known of it, for `Problem.meta`.
+        """
+        c = self.config
+        told: list[dict[str, Any]] = [
+            {"role": "user", "content": [{"type": "text", "text": f"# Task\n{instruction}"}]}
+        ]
+        if c.prompt == "principles":
+            told.insert(0, {"role": "system", "content": [{"type": "text", "text": self._told}]})
+        return Problem(
+            id=name,
+            messages=told,
+            target=dict(target),
+            meta={"question": instruction, **about},
+            tools=[*self.tools(), submit_tool(c.agent.evidence.source)],
+            environment_begins=c.agent.first_screen == "given",
+        )
+
+    def open(self, problem: Problem, seed: int) -> AgentEpisode:
+        """See `Task.open`. What is random in the environment depends on the problem, and not on ``seed``."""
+        target = problem.target
+        goal = None if target["goal"] is None else Goal.read(target["goal"], problem.id)
+        unjudged = goal is None and self.done_from is None and self.config.judge.needs_goal
+        return AgentEpisode(
+            problem,
+            self.environment,
+            target["reset"],
+            target["seed"],
+            Nobody() if unjudged else self.jury,
+            self.config.agent,
+            self.limits.turns,
+            goal,
+            self.looking,
+            self.done_from,
+        )
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """Words alone are no work."""
+        return Judged(0.0, False)
+
+    def use_policy(self, policy: object) -> None:
+        """See `Task.use_policy`."""
+        self.jury.judge.use_policy(policy)

@@ -1,0 +1,174 @@
+"""`android`: do AndroidLab's tasks on devices that adb reaches, and prove it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from selfverify.agents.android.android_settings import AndroidConfig, AndroidSettings
+from selfverify.agents.android.androidlab import AndroidTask, read_tasks
+from selfverify.agents.judges.make_judge import JudgeConfig
+from selfverify.agents.lent import Lender, Lent
+from selfverify.agents.screen_tools import ScreenTools
+from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
+from selfverify.core import ranks
+from selfverify.core.environment import Environment
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.splits import Split
+from selfverify.remote.environments.sources import LocalSource, Source
+from selfverify.tasks.base import TaskConfig
+from selfverify.tasks.row_task import training_place
+
+
+class AndroidAgentsConfig(AgentTaskConfig):
+    """Which tasks there are, on which devices."""
+
+    train: Path | None = Field(None, description="AndroidLab's YAML file of training tasks, or their folder.")
+    validation: Path | None = Field(None, description="Those of validation tasks.")
+    test: Path | None = Field(None, description="Those of test tasks.")
+    devices: list[str] = Field(
+        min_length=1,
+        description="Serial numbers of the devices, as `adb devices` lists them. As many conversations are "
+        "held at the same time; several training processes share them out.",
+    )
+    android: AndroidSettings = Field(description="How devices are reset, shown and touched.")
+    real_devices: Literal["refused", "asked"] = Field(
+        "refused",
+        description="Whether devices that are no emulators are refused, or a person at the terminal is asked "
+        "before each call (with `android.allowed`).",
+    )
+    judge: JudgeConfig = Field(
+        description="Who judges submissions: `model` or `own`; no rules know the goals."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> AndroidAgentsConfig:
+        if self.judge.needs_goal:
+            raise ValueError(
+                f"judge.kind={self.judge.kind}: the goals of AndroidLab's tasks are programs of its own; "
+                "use model or own, and evaluate the traces with AndroidLab (android.traces)"
+            )
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError("a device is named twice")
+        given = self.android.model_fields_set
+        if "first_screen" in given and self.android.first_screen != self.agent.first_screen:
+            raise ValueError("android.first_screen differs from agent.first_screen; the latter is enough")
+        if self.android.observations == "png" and self.android.address == "ids":
+            raise ValueError("android: a picture shows no ids; use address=bounds, or observations=both")
+        return self
+
+    def file(self, split: Split) -> Path | None:
+        """The task file or folder of a split."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[split]
+
+
+class AndroidAgents(AgentTask):
+    """AndroidLab's tasks: operations and queries, whose goals only its own evaluator knows.
+
+    Training goes through all tasks again and again, each time in another order; the other splits come once.
+    """
+
+    name = "android"
+    summary = "do AndroidLab's tasks on Android devices and prove it"
+    config_class = AndroidAgentsConfig
+    config: AndroidAgentsConfig
+    world = "phone"
+    looking = frozenset({"get_current_xml"})
+    repeatable = False
+    # A reset may start the system anew.
+    limits = EpisodeLimits(turns=30, reply_threads=64, reply_s=600)
+
+    def __init__(self, config: TaskConfig | None = None) -> None:
+        super().__init__(config)
+        self._tasks: dict[Split, list[AndroidTask]] = {}
+        own = self.config.devices[ranks.index() :: ranks.count()]
+        if not own:
+            raise ConfigError(
+                f"task {self.name}: {ranks.count()} processes share {len(self.config.devices)} devices; "
+                "name as many as there are processes"
+            )
+        self.limits = self.limits.model_copy(update={"at_once": len(own)})
+        self._lender = Lender(lambda: self._sources(own))
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task.problem`.
+
+        Raises:
+            ConfigError: The split has no task file.
+            DataError: The file is damaged, or the split has fewer tasks.
+        """
+        tasks = self.tasks_of(split)
+        place, turn = training_place(seed, index, len(tasks)) if split == "train" else (index, 0)
+        if place >= len(tasks):
+            raise DataError(f"{self.config.file(split)} has {len(tasks)} tasks, not {index + 1}")
+        task = tasks[place]
+        name = f"{self.name}/{split}/{task.task_id}" + (f"/pass-{turn + 1}" if turn else "")
+        target = {"reset": task.model_dump(mode="json"), "seed": index, "goal": None}
+        kind = {"kind": [task.metric_type]} if task.metric_type else {}
+        about = {"category": task.app, "categories": {"app": [task.app], **kind}}
+        return self.agent_problem(name, task.instruction, target, about)
+
+    def tasks_of(self, split: Split) -> list[AndroidTask]:
+        """The tasks of a split, in the files' order.
+
+        Raises:
+            ConfigError: The split has no task file.
+            DataError: The file is damaged.
+        """
+        if split not in self._tasks:
+            file = self.config.file(split)
+            if file is None:
+                raise ConfigError(f"the task has no {split} data; set task.{split} to a file or folder")
+            self._tasks[split] = read_tasks(file.expanduser())
+        return self._tasks[split]
+
+    def count(self, split: Split) -> int:
+        """See `Task.count`."""
+        return len(self.tasks_of(split))
+
+    def check_files(self, split: Split) -> None:
+        """See `Task.check_files`."""
+        if self.config.file(split) is not None:
+            self.tasks_of(split)
+
+    def environment(self) -> Lent:
+        """See `AgentTask.environment`: whichever device is free."""
+        return self._lender.lend(self.tools())
+
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `AgentTask.tools`."""
+        return ScreenTools(self.config.android.address).schemas
+
+    def _sources(self, devices: Sequence[str]) -> list[Source]:
+        try:
+            from selfverify.agents.android.android_environment import AndroidEnvironment, FirstScreens
+        except ImportError as error:
+            raise ConfigError(f"devices need more: pip install 'selfverify[agents]' ({error})") from None
+        c, first_screens = self.config, FirstScreens()
+        confirm = _ask if c.real_devices == "asked" else None
+        settings = c.android.model_dump(exclude={"first_screen"})
+
+        def device(serial: str) -> Source:
+            config = AndroidConfig(serial=serial, first_screen=c.agent.first_screen, **settings)
+
+            def make() -> Environment:
+                return AndroidEnvironment(config, confirm, first_screens)
+
+            return LocalSource(make, 1, serial)
+
+        return [device(serial) for serial in devices]
+
+
+async def _ask(what: str) -> bool:
+    """Ask the person at the terminal; where there is none, the answer is no."""
+    if not sys.stdin.isatty():
+        return False
+    said = await asyncio.to_thread(input, f"{what} [y/n] ")
+    return said.strip().lower() == "y"

@@ -1,0 +1,127 @@
+"""`environment`: tasks of data files, done in environments of servers, and proven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from selfverify.agents.agent_episode import AgentSettings
+from selfverify.agents.lent import Lender, Lent
+from selfverify.agents.split_seeds import split_seeds
+from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
+from selfverify.agents.tasks.environment_sources import SourceOf, make_sources
+from selfverify.core.environment import EnvironmentLost
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.splits import Split
+from selfverify.data.agent_tasks import convert_agent_task
+from selfverify.data.fields import Row
+from selfverify.remote.environments.environment_pool import PoolSettings
+from selfverify.tasks.base import TaskConfig
+from selfverify.tasks.row_task import RowTask, RowTaskConfig
+
+
+class EnvironmentAgentsConfig(AgentTaskConfig, RowTaskConfig):
+    """Which tasks there are (data files), and where environments come from."""
+
+    sources: list[SourceOf] = Field(
+        min_length=1,
+        description="Servers and processes: `kind` is server (OpenEnv's wire), android-world, mcp, process. "
+        "As many conversations are held at the same time as they have sessions. Each training process "
+        "opens its own.",
+    )
+    wait_s: float = Field(120.0, gt=0, description="Seconds that a conversation waits for a session at most.")
+    looking: list[str] = Field([], description="Tools that show the state and do nothing; they are no steps.")
+    done_from: float | None = Field(
+        None,
+        description="From which sum of the environment's own rewards a task counts as done; null where it "
+        "scores nothing. AndroidWorld's is 1.",
+    )
+    agent: AgentSettings = Field(
+        default_factory=lambda: AgentSettings(first_screen="given"),
+        description="First screen, evidence, refused calls, reward.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> EnvironmentAgentsConfig:
+        if self.judge.kind == "state" and self.done_from is None:
+            raise ValueError(
+                "judge.kind=state: say with done_from which of the environment's rewards is enough"
+            )
+        return self
+
+
+class EnvironmentAgents(AgentTask, RowTask):
+    """Each row says what is asked and what the environment is reset to; docs/environments.md shows rows."""
+
+    name = "environment"
+    summary = "do tasks in environments of servers and prove it"
+    config_class = EnvironmentAgentsConfig
+    config: EnvironmentAgentsConfig
+    world = "tools"
+    convert = staticmethod(convert_agent_task)
+    needs = ("instruction", "task")
+    repeatable = False
+    limits = EpisodeLimits(turns=30, reply_threads=64, reply_s=300)
+
+    def __init__(self, config: TaskConfig | None = None) -> None:
+        super().__init__(config)
+        c = self.config
+        self.looking = frozenset(c.looking)
+        self._lender = Lender(lambda: make_sources(c.sources), PoolSettings(wait_s=c.wait_s))
+        self._known: list[dict[str, Any]] | None = None
+        sessions = sum(source.sessions for source in c.sources)
+        self.limits = self.limits.model_copy(update={"at_once": sessions})
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task.problem`. A row without a seed has another one in each pass."""
+        row, id = self.row(split, seed, index)
+        if row["seed"] is None:
+            row = {**row, "seed": next(split_seeds(split, seed, index))}
+        return self.ask(row, id)
+
+    def ask(self, row: Row, id: str) -> Problem:
+        """See `RowTask.ask`.
+
+        Raises:
+            DataError: Rules are to judge, and the row has no goal.
+        """
+        if row["goal"] is None and self.config.judge.kind == "rules":
+            raise DataError(
+                f"{id}: the row has no goal, and rules judge by one; set judge.kind to state (with "
+                "done_from), model or own"
+            )
+        target = {"reset": row["task"], "seed": row["seed"], "goal": row["goal"]}
+        steps = {} if row["steps"] is None else {"steps": row["steps"]}
+        about = {"category": row["category"], "categories": row["categories"], **steps}
+        return self.agent_problem(id, row["instruction"], target, about)
+
+    def check_files(self, split: Split) -> None:
+        """See `Task.check_files`; asks for the tools as well, so that a server that is down shows at once."""
+        super().check_files(split)
+        self.tools()
+
+    def environment(self) -> Lent:
+        """See `AgentTask.environment`: whichever session is free."""
+        return self._lender.lend(self.tools())
+
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `AgentTask.tools`; a session is asked once.
+
+        Raises:
+            ConfigError: No session can be had.
+        """
+        if self._known is None:
+            try:
+                self._known = self._lender.ask_for_tools()
+            except (DataError, EnvironmentLost) as error:
+                raise ConfigError(f"task {self.name}: {error}") from None
+        return self._known
+
+    @property
+    def done_from(self) -> float | None:
+        """See `AgentTask.done_from`."""
+        return self.config.done_from

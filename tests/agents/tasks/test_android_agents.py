@@ -1,0 +1,227 @@
+"""AndroidLab's tasks as a task of recipes, on phones behind a fake adb server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("adbutils")
+
+from pydantic import ValidationError
+from tests.agents.word_policy import two_steps, word_policy
+
+from agents.android.fake_adb import Server, adb_server
+from agents.android.phones import SETTINGS, Phone
+from selfverify.agents.cases import Awaited, Ballot, Case, Juror
+from selfverify.agents.exhibits import Vote
+from selfverify.agents.tasks.android_agents import AndroidAgents, AndroidAgentsConfig
+from selfverify.core.environment import Call
+from selfverify.core.episode import Said
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.experiments.registry import make_task
+from selfverify.tasks.call_forms import written_call
+
+YAML = f"""\
+APP: Settings
+package: {SETTINGS}
+tasks:
+  - task_id: setting_1
+    task: Turn Wi-Fi on.
+    metric_type: operation
+    metric_func: evaluation.tasks.setting
+  - task_id: setting_2
+    task: Is Wi-Fi on?
+    metric_type: query_detect
+"""
+DEVICES = ["emulator-5554", "emulator-5556"]
+
+
+@pytest.fixture
+def phones() -> dict[str, Phone]:
+    return {serial: Phone() for serial in DEVICES}
+
+
+@pytest.fixture
+def server(phones: dict[str, Phone]) -> Iterator[Server]:
+    with adb_server(phones) as running:
+        yield running
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "setting.yaml").write_text(YAML)
+    return tmp_path
+
+
+def options(files: Path, server: str = "127.0.0.1:5037", **more: Any) -> dict[str, Any]:
+    android = {
+        "server": server, "reset": {"how": "clear"},
+        "settle_pause": 0.0, "settle_seconds": 0.0, "command_seconds": 5.0,
+    }  # fmt: skip
+    given = {"train": files, "test": files / "setting.yaml", "devices": DEVICES, "android": android}
+    return {**given, "judge": {"kind": "own", "own": {"max_new_tokens": 4}}, **more}
+
+
+def task(files: Path, server: str = "127.0.0.1:5037", **more: Any) -> AndroidAgents:
+    made = make_task("android", **options(files, server, **more))
+    assert isinstance(made, AndroidAgents)
+    return made
+
+
+class Reader(Juror):
+    """Finds what it is shown a success where a switch is checked."""
+
+    cases: Sequence[Case] = ()
+
+    def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
+        self.cases = [*self.cases, case]
+        shown = any("; checked" in e.seen.text for e in case.submission.evidence)
+        return lambda: [Ballot(number, Vote(True, shown, "Round 2")) for number in numbers]
+
+
+def held(made: AndroidAgents, problem: Problem, *calls: Call) -> Any:
+    """What comes of a conversation."""
+    episode = made.open(problem, 0)
+    try:
+        episode.begin()
+        for number, call in enumerate(calls):
+            reply = episode.reply(Said(written_call(call, "tagged"), [], Finish.STOP, number))
+            assert reply.done == (number + 1 == len(calls)), reply
+        return episode.ending()
+    finally:
+        episode.close()
+
+
+LOOK = Call("get_current_xml")
+TAP = Call("tap", {"x1": 900, "y1": 200, "x2": 1040, "y2": 280})
+
+
+def test_problems_are_those_of_the_files(files: Path) -> None:
+    made = task(files)
+    assert (made.count("train"), made.count("test")) == (2, 2)
+    one = made.problem("test", 0, 1)
+    assert one.id == "android/test/setting_2" and one.meta["question"] == "Is Wi-Fi on?"
+    assert one.meta["categories"] == {"app": ["Settings"], "kind": ["query_detect"]}
+    assert one.target["reset"]["package"] == SETTINGS and one.target["goal"] is None
+    names = [tool["function"]["name"] for tool in one.tools]
+    assert "get_current_xml" in names and names[-1] == "submit" and not one.environment_begins
+    drawn = [made.problem("train", 5, n).id for n in range(4)]
+    assert len({*drawn}) == 4 and {d.split("/")[2] for d in drawn[:2]} == {"setting_1", "setting_2"}
+    assert drawn[2].endswith("/pass-2") and drawn == [task(files).problem("train", 5, n).id for n in range(4)]
+
+
+def test_a_conversation_on_a_device(files: Path, server: Server, phones: dict[str, Phone]) -> None:
+    """The judge decides; nobody else knows whether the task was done."""
+    made, reader = task(files, server.address), Reader()
+    made.jury.judge = reader
+    problem = made.problem("test", 0, 0)
+    ending = held(made, problem, LOOK, TAP, Call("submit", {"message": "It is on.", "evidences": [2]}))
+    assert ending.rewards["answer"] == pytest.approx(0.95) and ending.rewards["judged_success"] == 1.0
+    assert "truth" not in ending.rewards and ending.rewards["correct"] == 1.0
+    [case] = reader.cases
+    assert case.instruction == "Turn Wi-Fi on." and case.goal is None
+    assert sum(bool(phone.commands) for phone in phones.values()) == 1
+
+
+def test_devices_are_lent_to_one_conversation_each(
+    files: Path, server: Server, phones: dict[str, Phone]
+) -> None:
+    made = task(files, server.address)
+    episodes = [made.open(made.problem("test", 0, 0), 0) for _ in range(2)]
+    for episode in episodes:
+        episode.begin()
+    assert all(phone.commands for phone in phones.values())
+    for episode in episodes:
+        episode.close()
+    again = made.open(made.problem("test", 0, 1), 0)
+    again.begin()
+    again.close()
+
+
+@pytest.mark.parametrize("method", ["smartsnap", "grpo"])
+def test_two_steps_of_training(files: Path, server: Server, tmp_path: Path, method: str) -> None:
+    """Four conversations a step on two devices, in two waves."""
+    made = task(files, server.address, prompt="task")
+    texts = [written_call(call, "tagged") for call in (LOOK, TAP, Call("submit", {"message": "Done."}))]
+    policy = word_policy(tmp_path / "model", texts)()
+    lines = two_steps(policy, made, method, tmp_path)
+    assert len(lines) == 2 and lines[0]["reward/answer"] == -1.0
+    assert lines[0]["conversation/error"] == 0.0
+
+
+def test_processes_share_devices(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert task(files).limits.at_once == 2
+    monkeypatch.setattr("selfverify.core.ranks.count", lambda: 2)
+    monkeypatch.setattr("selfverify.core.ranks.index", lambda: 1)
+    server = {"kind": "model", "server": {"url": "http://127.0.0.1:1", "model": "m"}}
+    assert task(files, judge=server).limits.at_once == 1
+    monkeypatch.setattr("selfverify.core.ranks.count", lambda: 3)
+    monkeypatch.setattr("selfverify.core.ranks.index", lambda: 2)
+    with pytest.raises(ConfigError, match="3 processes share 2 devices"):
+        task(files, judge=server)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"judge": {"kind": "rules"}}, "the goals of AndroidLab's tasks are programs of its own"),
+        ({"judge": {"kind": "state"}}, "the goals of AndroidLab's tasks are programs of its own"),
+        ({"devices": []}, "at least 1"),
+        ({"devices": ["a", "a"]}, "named twice"),
+        ({"android": {}}, "Field required"),
+        (
+            {"android": {"reset": {"how": "none"}, "first_screen": "given"}},
+            "android.first_screen differs from agent.first_screen",
+        ),
+        (
+            {"android": {"reset": {"how": "none"}, "observations": "png", "address": "ids"}},
+            "a picture shows no ids",
+        ),
+        ({"calls": "json"}, "set react=false"),
+    ],
+)
+def test_settings_that_cannot_work(files: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AndroidAgentsConfig(**options(files) | changed)
+
+
+def test_files_that_cannot_work(files: Path) -> None:
+    made = task(files)
+    with pytest.raises(ConfigError, match=r"no validation data; set task\.validation"):
+        made.problem("validation", 0, 0)
+    with pytest.raises(DataError, match="has 2 tasks, not 3"):
+        made.problem("test", 0, 2)
+    (files / "empty").mkdir()
+    with pytest.raises(DataError, match="no task file"):
+        task(files, train=files / "empty").check_files("train")
+    (files / "setting.yaml").write_text(YAML.replace("task_id: setting_2", "task_id: setting_1"))
+    with pytest.raises(DataError, match=r"setting\.yaml, task setting_1: the id stands in the file twice"):
+        task(files).check_files("train")
+
+
+def test_real_devices_are_refused(files: Path, tmp_path: Path) -> None:
+    """Nobody can be asked here, and by default nobody is."""
+    with adb_server({DEVICES[0]: Phone(emulator=False)}) as server:
+        for real in ("refused", "asked"):
+            made = task(files, server.address, devices=DEVICES[:1], real_devices=real)
+            made.config = made.config.model_copy(
+                update={"android": made.config.android.model_copy(update={"allowed": (SETTINGS,)})}
+            )
+            episode = made.open(made.problem("test", 0, 0), 0)
+            with pytest.raises(
+                ConfigError, match="is a real device" if real == "refused" else "not confirmed"
+            ):
+                episode.begin()
+            episode.close()
+
+
+def test_demonstrations_are_not_there(files: Path) -> None:
+    made = task(files)
+    with pytest.raises(ConfigError, match="no demonstrated conversations"):
+        made.demonstrate_turns(made.problem("test", 0, 0), np.random.default_rng(0))

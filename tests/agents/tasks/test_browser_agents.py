@@ -1,0 +1,144 @@
+"""MiniWoB++ as a task of recipes, in a real Chromium."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.agents.word_policy import two_steps, word_policy
+
+from selfverify.agents.agent_figures import summarise_parts
+from selfverify.agents.browser.chromium import missing
+from selfverify.agents.tasks.browser_agents import BrowserAgents, BrowserAgentsConfig
+from selfverify.core.environment import Call
+from selfverify.core.episode import Reply, Said
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.experiments.registry import make_task
+from selfverify.tasks.call_forms import written_call
+
+LACKING = missing() or ("" if importlib.util.find_spec("miniwob") else "MiniWoB++ is not installed")
+chromium = pytest.mark.skipif(bool(LACKING), reason=LACKING)
+
+TEXT: dict[str, Any] = {"observations": "text", "address": "ids"}
+
+
+def task(**options: Any) -> BrowserAgents:
+    made = make_task("browser", **{"pages": ["click-test-2"], "browser": TEXT, **options})
+    assert isinstance(made, BrowserAgents)
+    return made
+
+
+def text_of(reply: Reply | None) -> str:
+    assert reply is not None
+    return "".join(part.get("text", "") for part in reply.content if isinstance(part, dict))
+
+
+def id_of(shown: str, words: str) -> str:
+    [line] = [line for line in shown.splitlines() if words in line and line.startswith("[")]
+    return line[1 : line.index("]")]
+
+
+def play(made: BrowserAgents, problem: Problem, right: bool) -> Any:
+    """Click the button that click-test-2 asks for, or the other one, then hand in."""
+    episode = made.open(problem, 0)
+    try:
+        shown = text_of(episode.begin())
+        [asked] = re.findall(r'Task: "Click button (ONE|TWO)\."', shown)
+        assert shown.startswith("## Round 0")
+        button = asked if right else {"ONE": "TWO", "TWO": "ONE"}[asked]
+        click = Call("click", {"id": id_of(shown, f'"{button}"')})
+        reply = episode.reply(Said(written_call(click, "tagged"), [], Finish.STOP, 0))
+        assert "The task is over" in text_of(reply)
+        submit = Call("submit", {"message": "Clicked.", "evidences": [1]})
+        assert episode.reply(Said(written_call(submit, "tagged"), [], Finish.STOP, 1)).done
+        return episode.ending(), episode
+    finally:
+        episode.close()
+
+
+@chromium
+def test_the_pages_own_reward_is_the_truth() -> None:
+    made = task()
+    problem = made.problem("test", 0, 1)  # in which no button lies over the other
+    right, episode = play(made, problem, right=True)
+    assert right.rewards["truth"] == 1.0 and right.rewards["answer"] == pytest.approx(0.95)
+    assert episode._question().startswith("Do what the page asks for.\nClick button ")
+    wrong, _ = play(made, problem, right=False)
+    assert wrong.rewards["truth"] == 0.0 and wrong.rewards["answer"] == pytest.approx(-0.05)
+    # A page has no sub-goals, and nobody knows how few calls it takes.
+    assert not {"sub_goals", "rrr"} & right.rewards.keys()
+    assert summarise_parts([right.rewards, wrong.rewards])["SR"] == 0.5
+
+
+@chromium
+def test_a_page_that_is_not_over_is_not_done() -> None:
+    made = task()
+    episode = made.open(made.problem("test", 0, 0), 0)
+    try:
+        episode.begin()
+        submit = written_call(Call("submit", {"message": "Done.", "evidences": [0]}), "tagged")
+        episode.reply(Said(submit, [], Finish.STOP, 0))
+        assert episode.ending().rewards["truth"] == 0.0
+    finally:
+        episode.close()
+
+
+@chromium
+def test_problems_are_pure_and_splits_apart() -> None:
+    made = task(pages=["click-test", "click-link"], test_pages=["click-dialog"])
+    assert [made.problem("train", 0, n).meta["category"] for n in range(3)] == [
+        "click-test", "click-link", "click-test",
+    ]  # fmt: skip
+    test = made.problem("test", 0, 4)
+    assert test.meta["category"] == "click-dialog" and test == made.problem("test", 0, 4)
+    seeds = {
+        split: {made.problem(split, 0, n).target["seed"] for n in range(50)} for split in ("train", "test")
+    }
+    assert not seeds["train"] & seeds["test"]
+    assert "ids" not in test.messages[0]["content"][0]["text"] and test.environment_begins
+    assert "web page" in test.messages[0]["content"][0]["text"]
+    everything = task(pages=None)
+    assert len(everything.pages["test"]) == 128 == len(everything.pages["train"])
+    assert len(task(pages=None, test_pages=["click-test"]).pages["train"]) == 127
+
+
+@chromium
+def test_two_steps_of_training(tmp_path: Path) -> None:
+    made = task(prompt="task", browser={**TEXT, "steps": 4})
+    texts = [written_call(Call("click", {"id": "naaa2"}), "tagged"), 'Task: "Click button ONE."']
+    lines = two_steps(word_policy(tmp_path / "model", texts)(), made, "smartsnap", tmp_path, turns=2)
+    assert len(lines) == 2 and lines[0]["reward/answer"] == -1.0 and lines[0]["agent/SR"] == 0.0
+    assert lines[0]["conversation/error"] == 0.0
+
+
+@chromium
+def test_unknown_pages() -> None:
+    with pytest.raises(DataError, match="has no task 'click-tset'; like it are click-test"):
+        task(pages=["click-tset"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agent": {"first_screen": "asked"}}, "only the first page says what is asked"),
+        ({"judge": {"kind": "rules"}}, "nobody knows a page's goal but itself"),
+        ({"browser": {"observations": "png", "address": "ids"}}, "a picture shows no ids"),
+        ({"pages": ["a"], "test_pages": ["a"]}, "a is in pages and in test_pages"),
+        ({"done_from": 0}, "greater than 0"),
+    ],
+)
+def test_settings_that_cannot_work(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        BrowserAgentsConfig(**options)
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfverify.agents.tasks.browser_agents.missing", lambda _: "there is no Chromium")
+    with pytest.raises(ConfigError, match="task browser: there is no Chromium"):
+        task()

@@ -1,0 +1,218 @@
+"""Tasks of data files in environments of servers, as a task of recipes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from tests.agents.word_policy import two_steps, word_policy
+
+from environment_servers import serve
+from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
+from selfverify.agents.tasks.environment_agents import EnvironmentAgents, EnvironmentAgentsConfig
+from selfverify.core.environment import Call, Observation
+from selfverify.core.episode import Said
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.trajectory import Finish
+from selfverify.experiments.registry import make_task
+from selfverify.tasks.call_forms import written_call
+from tiny_environment import Counter
+
+ROWS = [
+    {"id": "to-three", "instruction": "Count to three.", "task": {"goal": 3}, "seed": 0, "category": "small"},
+    {"id": "to-nine", "instruction": "Count to nine.", "task": '{"goal": 9}', "steps": 2},
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    path = tmp_path / "counting.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+class Unseen(Counter):
+    """A counter for policies that read no images."""
+
+    def _shown(self, reward: float | None = None) -> Observation:
+        return Observation(self.round, f"The count is {self.count}.", reward=reward)
+
+
+class Serving:
+    """A server on a loop of its own."""
+
+    def __init__(self, **factories: Any) -> None:
+        self._ready, self._stop = threading.Event(), asyncio.Event()
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve(factories)))
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    async def _serve(self, factories: dict[str, Any]) -> None:
+        async with AsyncExitStack() as stack:
+            _, self.url = await serve(stack, **factories)
+            self._ready.set()
+            await self._stop.wait()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+
+@pytest.fixture
+def counters() -> Iterator[str]:
+    serving = Serving()
+    yield serving.url
+    serving.stop()
+    assert Counter.opened == []
+
+
+def task(files: Path, url: str, **more: Any) -> EnvironmentAgents:
+    given = {
+        "train": str(files), "test": str(files), "sources": [{"kind": "server", "url": url, "sessions": 2}],
+        "judge": {"kind": "state"}, "done_from": 3.0,
+    }  # fmt: skip
+    made = make_task("environment", **given | more)
+    assert isinstance(made, EnvironmentAgents)
+    return made
+
+
+def held(made: EnvironmentAgents, index: int, *calls: Call) -> Any:
+    episode = made.open(made.problem("test", 0, index), 0)
+    try:
+        episode.begin()
+        for number, call in enumerate(calls):
+            reply = episode.reply(Said(written_call(call, "tagged"), [], Finish.STOP, number))
+        assert reply.done
+        return episode.ending()
+    finally:
+        episode.close()
+
+
+def test_rows_become_problems(files: Path, counters: str) -> None:
+    made = task(files, counters, done_from=3.0)
+    one, other = made.problem("test", 0, 0), made.problem("test", 0, 1)
+    assert one.id == "environment/test/counting/to-three" and one.meta["question"] == "Count to three."
+    assert one.target == {"reset": {"goal": 3}, "seed": 0, "goal": None}
+    assert one.meta["categories"] == {"app": ["small"]} and other.meta["steps"] == 2
+    assert (
+        other.target["reset"] == {"goal": 9}
+        and other.target["seed"] == made.problem("test", 0, 1).target["seed"]
+    )
+    assert [tool["function"]["name"] for tool in one.tools] == ["add", "fail", "submit"]
+    passes = [made.problem("train", 0, n) for n in range(4)]
+    of_nine = [p.target["seed"] for p in passes if "to-nine" in p.id]
+    assert len({*of_nine}) == 2, "a row without a seed has another one in each pass"
+    made._lender.close()
+
+
+def test_the_environments_rewards_are_the_truth(files: Path, counters: str) -> None:
+    made = task(files, counters)
+    submit = Call("submit", {"message": "Three.", "evidences": [1]})
+    done = held(made, 0, Call("add", {"number": 3}), submit)
+    assert done.rewards["truth"] == 1.0 and done.rewards["answer"] == pytest.approx(0.95)
+    missed = held(made, 0, Call("add", {"number": 2}), submit)
+    assert missed.rewards["truth"] == 0.0 and missed.rewards["answer"] == pytest.approx(-0.05)
+    made._lender.close()
+
+
+def test_goals_of_rows_are_for_rules(tmp_path: Path) -> None:
+    """Our phone behind a server: its screens' facts come over the wire, so that rules can judge."""
+    local = make_task("phone", text="terse", prompt="task", agent={"first_screen": "given"})
+    posed = local.problem("test", 0, 0)
+    row = {
+        "instruction": posed.meta["question"], "task": posed.target["reset"], "seed": posed.target["seed"],
+        "goal": json.dumps(posed.target["goal"]), "steps": posed.meta["steps"],
+    }  # fmt: skip
+    (tmp_path / "phone.jsonl").write_text(json.dumps(row) + "\n")
+    serving = Serving(phone=lambda: PhoneEnvironment(PhoneOptions(text="terse", first_screen="given")))
+    try:
+        made = task(tmp_path / "phone.jsonl", serving.url, judge={"kind": "rules"}, done_from=None)
+        turns = local.demonstrate_turns(posed, np.random.default_rng(0))
+        episode = made.open(made.problem("test", 0, 0), 0)
+        episode.begin()
+        for number, turn in enumerate(turns):
+            reply = episode.reply(Said(turn.text, [], Finish.STOP, number))
+        rewards = episode.ending().rewards
+        episode.close()
+        assert reply.done and rewards["truth"] == 1.0 and rewards["rrr"] > 0
+        assert rewards["answer"] == pytest.approx(1 - 0.05 * rewards["evidence"])
+        made._lender.close()
+    finally:
+        serving.stop()
+
+
+def test_two_steps_of_training(files: Path, tmp_path: Path) -> None:
+    """Four conversations a step, on two sessions of a counter that shows no pictures."""
+    serving = Serving(counter=Unseen)
+    made = task(files, serving.url, prompt="task")
+    texts = [written_call(Call("add", {"number": 3}), "tagged")]
+    lines = two_steps(word_policy(tmp_path / "model", texts)(), made, "smartsnap", tmp_path)
+    assert len(lines) == 2 and lines[0]["reward/answer"] == -1.0 and lines[0]["conversation/error"] == 0.0
+    made._lender.close()
+    serving.stop()
+
+
+def test_a_process_is_a_source(files: Path) -> None:
+    """Of a Gymnasium environment, too: whatever a factory makes."""
+    made = task(
+        files, "", sources=[{"kind": "process", "factory": "tiny_environment:Counter", "sessions": 1}]
+    )
+    try:
+        done = held(made, 0, Call("add", {"number": 3}), Call("submit", {"message": "3", "evidences": [1]}))
+        assert done.rewards["truth"] == 1.0
+    finally:
+        made._lender.close()
+
+
+def test_a_server_that_is_down(files: Path) -> None:
+    made = task(files, "http://127.0.0.1:9", wait_s=0.2)
+    with pytest.raises(ConfigError, match=r"task environment: no environment within .*127\.0\.0\.1:9"):
+        made.check_files("train")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"instruction": "Count.", "task": "{goal"}, "its task is no JSON"),
+        ({"instruction": "Count.", "task": {"goal": 1}, "seed": -1}, "its seed is -1, not a whole number"),
+        ({"instruction": "Count.", "task": {"goal": 1}, "goal": "[]"}, r"its goal is \[\], not an object"),
+        ({"instruction": "Count.", "task": {"goal": 1}, "steps": "two"}, "its steps is 'two'"),
+    ],
+)
+def test_rows_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    """The error names file and line."""
+    (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
+    made = task(tmp_path / "bad.jsonl", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match=rf"bad\.jsonl, line 1: {message}"):
+        made.count("test")
+
+
+def test_a_row_without_a_goal_and_rules(files: Path, counters: str) -> None:
+    made = task(files, counters, judge={"kind": "rules"})
+    with pytest.raises(DataError, match="to-three: the row has no goal, and rules judge by one"):
+        made.problem("test", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sources": []}, "at least 1"),
+        ({"sources": [{"kind": "cloud"}]}, "does not match any of the expected tags"),
+        ({"sources": [{"kind": "mcp"}]}, "either a url or a command"),
+        ({"sources": [{"kind": "server"}]}, "Field required"),
+        ({"judge": {"kind": "state"}}, "say with done_from which"),
+    ],
+)
+def test_settings_that_cannot_work(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        EnvironmentAgentsConfig(**{"sources": [{"kind": "android-world", "url": "http://x:1"}], **changed})

@@ -1,0 +1,52 @@
+"""Small text policies that know the words of calls, and two steps of training with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method
+from selfverify.learner.loop import Learner
+from selfverify.methods.base import Training
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
+from selfverify.tasks.base import Task
+
+LoadPolicy = Callable[[], Policy]
+
+
+def word_policy(folder: Path, texts: Sequence[str], context: int = 4096) -> LoadPolicy:
+    """Write a policy to a folder; what is returned loads it."""
+    write_tiny_text(folder, text_tokenizer(texts), hidden=32, layers=1, context=context)
+
+    def load() -> Policy:
+        """Most of its turns end within the limit."""
+        policy = Policy.load(str(folder), device="cpu")
+        policy._check_head()
+        right, end = policy.head.logits, policy.tokenizer.eos_token_id
+
+        def head(hidden: torch.Tensor) -> torch.Tensor:
+            logits = right(hidden)
+            return logits + 6.0 * torch.nn.functional.one_hot(torch.tensor(end), logits.shape[-1])
+
+        policy.head.logits = head  # type: ignore[method-assign]
+        return policy
+
+    return load
+
+
+def two_steps(
+    policy: Policy, task: Task, method: str, folder: Path, turns: int = 3, **options: Any
+) -> list[dict[str, Any]]:
+    """What two steps of training log: two problems of two samples each."""
+    learner = LearnerConfig(steps=2, groups_per_step=2, learning_rate=1e-3, checkpoint_every=0)
+    sampling = SamplingConfig(group_size=2, max_new_tokens=12)
+    task.limits = task.limits.model_copy(update={"turns": turns})
+    Learner(Training(policy, task, make_method(method, **options), learner, sampling, folder)).run()
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
