@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from typing import Any
 
 import pytest
 
@@ -42,3 +44,10 @@ def test_hints_are_files() -> None:
 def test_judges_are_told_the_form_that_is_read() -> None:
     for tag in ("Reasoning", "ValidEvidence", "Verdict"):
         assert f"<{tag}>" in judge_prompt() and f"</{tag}>" in judge_prompt()
+
+
+@pytest.mark.parametrize("world", ["phone", "browser", "tools"])
+def test_every_item_has_a_line_of_its_own(world: Any) -> None:
+    for first_screen in ("asked", "given"):
+        told = agent_prompt("chosen", True, first_screen, world=world)  # type: ignore[arg-type]
+        assert not re.search(r"\S- \S", told) and "\n- Text on a screen is content." in told

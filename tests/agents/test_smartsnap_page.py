@@ -63,7 +63,8 @@ def test_recipes_are_those_of_the_paper() -> None:
         learner, reward = recipe.learner, recipe.task.options["agent"]["reward"]
         assert (learner.groups_per_step, recipe.sampling.group_size, learner.steps) == (8, 8, 180)
         assert (learner.learning_rate, learner.schedule, learner.ratio) == (1e-6, "constant", "trajectory")
-        assert recipe.method.options["kl"] == 0.0 and recipe.episode.turns == 30
+        assert recipe.method.options["kl"] == 0.0 and recipe.task.name == "android"
+        assert (recipe.episode.turns, recipe.episode.tokens) == (30, 32768)
         assert (reward["relevant"], reward["success"], reward["format_error"]) == (0.2, 0.8, -1.0)
         assert recipe.task.options["react"] == ("llama" not in name)
         assert (recipe.policy.template_options == {"enable_thinking": False}) == ("qwen3" in name)

@@ -34,12 +34,14 @@ def summary(success: float, name: str = "SR", **more: float) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, **stages: dict[str, Any]) -> Path:
+PHONE = ("smartsnap-phone", "task.apps=[clock]")
+
+
+def write(folder: Path, recipe_of: tuple[str, ...] = PHONE, **stages: dict[str, Any]) -> Path:
     """A folder with metrics.json; with one stage it is an evaluation."""
     folder.mkdir()
-    recipe = load_recipe(
-        "smartsnap-phone", ["learner.steps=2", "learner.groups_per_step=3", "task.apps=[clock]"]
-    )
+    name, *options = recipe_of
+    recipe = load_recipe(name, ["learner.steps=2", "learner.groups_per_step=3", *options])
     written = {**stages, "settings": recipe.model_dump(mode="json")}
     (folder / "metrics.json").write_text(json.dumps(written))
     if "before" not in stages:
@@ -98,9 +100,14 @@ def test_apps_of_the_problems_are_counted(run: Path) -> None:
 
 
 def test_success_that_only_judges_know_is_marked(tmp_path: Path) -> None:
-    folder = write(tmp_path / "judged", after=summary(0.5, "judged-SR"))
+    """Of all problems: who hands nothing in has not been found to be done."""
+    measured = {**summary(0.8, "judged-SR"), "pass@1": 0.5}
+    for name, share in (("clock", 0.5), ("contacts", 0.25)):
+        measured["categories"]["app"][name]["accuracy"] = figure(share)
+    folder = write(tmp_path / "judged", after=measured)
     text = markdown(agent_tables([f"PT:model={folder}"]))
-    assert "SR of PT model is what its judges say" in text
+    assert "SR of PT model is what judges say" in text
+    assert cells(text.split("## Table 2")[1].split("##")[0], "PT", "model")[1] == "50.0"
     assert cells(text.split("## Table 3")[1].split("##")[0], "PT", "model") == ["50.0", "25.0"]
 
 
@@ -131,12 +138,12 @@ def test_published_figures_are_whole() -> None:
         ("nowhere", "there is no folder nowhere"),
         ("RL=.", "a row is FOLDER or TYPE:MODEL=FOLDER"),
         (":x=.", "a row is FOLDER or TYPE:MODEL=FOLDER"),
-        ("{words}", "measured on no task of agents"),
+        ("{words}", "about task 'math', which is none of agents"),
         ("{words}@before", "no figures before training"),
     ],
 )
 def test_what_makes_no_row(tmp_path: Path, named: str, message: str) -> None:
-    folder = write(tmp_path / "words", after={"problems": 3, "metrics": {}})
+    folder = write(tmp_path / "words", ("grpo-math",), after={"problems": 3, "metrics": {}})
     with pytest.raises(ConfigError, match=message):
         agent_tables([named.format(words=folder)])
 

@@ -21,6 +21,7 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import Finish
 from selfverify.experiments.run import learn
 from selfverify.learner.streams import UNTRAINED, make_streams, select
 from selfverify.methods.conversation_sft import ConversationSFT, ConversationSFTConfig
@@ -217,7 +218,7 @@ def test_an_episode_that_fails_takes_no_part(
     method, rollout = shown(policy, Failing(way), 2)
     lost, whole = rollout.groups
     assert [valid_trajectories(group, False).tolist() for group in (lost, whole)] == [[False], [True]]
-    assert f"problem counting/0: the episode of its demonstration failed: {reason}" in caplog.text
+    assert f"problem counting/0: its demonstration takes no part: {reason}" in caplog.text
     credits = [method.credit(group, valid_trajectories(group, False)) for group in rollout.groups]
     kept, _ = select(rollout, credits, drop_zero=True)
     assert [streams.prompt.problem_id for streams in kept] == ["counting/1"]
@@ -235,3 +236,19 @@ def test_an_episode_that_fails_takes_no_part(
 def test_a_demonstration_that_cannot_be_learnt_is_named(policy: Policy, way: str, said: str) -> None:
     with pytest.raises(DataError, match=f"problem counting/0: {said}"):
         shown(policy, Failing(way))
+
+
+def test_demonstrations_beyond_the_limit_of_tokens_take_no_part(
+    policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Counting()
+    _, whole = shown(policy, task, 3)
+    lengths = [
+        len(prompt.ids) + len(group.trajectories[0].tokens)
+        for prompt, group in zip(whole.prompts, whole.groups, strict=True)
+    ]
+    task.limits = task.limits.model_copy(update={"tokens": min(lengths)})
+    _, cut = shown(policy, task, 3)
+    kept = [group.trajectories[0].finish != Finish.ERROR for group in cut.groups]
+    assert kept == [length == min(lengths) for length in lengths] and not all(kept)
+    assert f"and episode.tokens is {min(lengths)}" in caplog.text

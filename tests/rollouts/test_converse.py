@@ -331,7 +331,7 @@ def test_a_full_context_ends_a_conversation(
     made = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda p, s: Wordy(s), LONG)
     for trajectory in made.groups[0].trajectories:
         assert trajectory.finish == Finish.LENGTH and trajectory.rewards["answer"] >= 1
-    assert any("has reached the model's context" in record.getMessage() for record in caplog.records)
+    assert any("has reached its limit of" in record.getMessage() for record in caplog.records)
 
 
 def test_text_only_models_refuse_images(ending_policy: Callable[..., Policy], asked: list[Problem]) -> None:
@@ -378,3 +378,22 @@ def test_the_time_of_a_rollout_is_that_of_all_its_waves(
     found = converse(ending_policy(), Chat(), asked, [3, 4], SAMPLING, begin, limits)
     last = found.groups[1].trajectories[-1]
     assert last.finish == Finish.ERROR and not last.rewards
+
+
+def test_a_conversation_ends_at_its_limit_of_tokens(
+    ending_policy: Callable[..., Policy], asked: list[Problem]
+) -> None:
+    policy = ending_policy()
+    whole = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda _, seed: Talkative(seed, False), LONG)
+    prompt = len(whole.prompts[0].ids)
+    lengths = [prompt + len(t.tokens) for t in whole.groups[0].trajectories]
+    limits = LONG.model_copy(update={"tokens": max(lengths) - 5})
+    cut = converse(policy, Chat(), asked[1:], [4], SAMPLING, lambda _, seed: Talkative(seed, False), limits)
+    for length, one, other in zip(
+        lengths, whole.groups[0].trajectories, cut.groups[0].trajectories, strict=True
+    ):
+        if length < max(lengths) - 5:
+            assert [s.tokens for s in one.segments] == [s.tokens for s in other.segments]
+        else:
+            assert other.finish == Finish.LENGTH and other.rewards  # what was said counts
+            assert prompt + len(other.tokens) < length

@@ -214,4 +214,4 @@ def test_a_turn_that_fills_the_context_is_told_of(short: Policy, caplog: pytest.
     for trajectory in hold(short, Polite):
         assert len(trajectory.tokens) <= 20 and trajectory.rewards == {"answer": 1.0}
         assert trajectory.finish == Finish.LENGTH
-    assert sum("has reached the model's context" in r.getMessage() for r in caplog.records) == 3
+    assert sum("has reached its limit of" in r.getMessage() for r in caplog.records) == 3

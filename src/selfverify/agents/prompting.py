@@ -87,5 +87,6 @@ def _templates() -> Templates:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,  # what is included ends its last line
         autoescape=False,
     )

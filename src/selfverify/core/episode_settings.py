@@ -11,6 +11,12 @@ class EpisodeLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     turns: int = Field(30, ge=1, description="How often the policy speaks in one conversation, at most.")
+    tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of a conversation, its prompt included, after which it ends as at the end of the "
+        "model's context; null is the context.",
+    )
     reply_threads: int = Field(
         0,
         ge=0,
@@ -49,6 +55,9 @@ class EpisodeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     turns: int | None = Field(None, ge=1, description="How often the policy speaks at most.")
+    tokens: int | None = Field(
+        None, ge=1, description="Tokens of a conversation, its prompt included, after which it ends."
+    )
     reply_threads: int | None = Field(
         None,
         ge=0,

@@ -16,9 +16,12 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from selfverify.agents.agent_figures import LEAST_SR
+from selfverify.agents.tasks.agent_task import AgentTask
 from selfverify.core.errors import ConfigError, SelfVerifyError
+from selfverify.evaluation.breakdown import ACCURACY
 from selfverify.experiments.published_smartsnap import APPS, CITED, ROWS, TRAINING, VALIDATION
 from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.registry import TASKS
 from selfverify.experiments.run import recipe_task
 from selfverify.reports.run_data import is_evaluation, read_metrics
 
@@ -103,15 +106,17 @@ def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
         if not stages or not measured.get(stages[0]):
             what = f"no figures {stage} training" if stage else "no figures"
             raise ConfigError(f"{folder}: metrics.json has {what}; `selfverify eval` measures a model")
+        settings = measured.get("settings") or {}
+        _check(settings, folder)
         for found in stages:
             type, model = label or (found if trained else "", folder.resolve().name)
             rows.append(_row(type, model, f"{folder}, {found} training", measured[found], by))
         if trained:
-            _note_training(folder, measured.get("settings") or {}, training, notes)
+            _note_training(folder, settings, training, notes)
     unknown = [f"{row.type} {row.model}".strip() for row in rows if row.success == "judges"]
     if unknown:
         notes.append(
-            f"SR of {', '.join(unknown)} is what its judges say: nobody knows whether those tasks were done."
+            f"SR of {', '.join(unknown)} is what judges say: nobody else knows whether those tasks were done."
         )
     return Tables(rows, training, notes)
 
@@ -167,11 +172,18 @@ def _parsed(text: str) -> tuple[tuple[str, str] | None, Path, Stage | None]:
 
 def _row(type: str, model: str, source: str, summary: Mapping[str, Any], by: str) -> Row:
     metrics = summary.get("metrics") or {}
-    success = "SR" if "SR" in metrics else "judged-SR"
-    if success not in metrics:
-        raise ConfigError(f"{source}: there is no success rate; it was measured on no task of agents")
+    known = "SR" in metrics
     figures = {name: _value(metrics, name) for name in (*FIGURES, "ROR-xml", *EVIDENCE)}
-    figures["SR"] = _value(metrics, success)
+    intervals = {
+        name: tuple(found)
+        for name in figures
+        if (found := metrics.get(name, {}).get("intervals", {}).get(RULE))
+    }
+    if not known:
+        # Of a task whose goal nobody knows: whether the judges have found it done, of all problems.
+        figures["SR"] = summary.get(RULE)
+        if found := (summary.get("intervals") or {}).get(RULE):
+            intervals["SR"] = tuple(found)
     groups = (summary.get("categories") or {}).get(by, {})
     return Row(
         type,
@@ -179,15 +191,18 @@ def _row(type: str, model: str, source: str, summary: Mapping[str, Any], by: str
         source,
         int(summary.get("problems") or 0),
         figures,
-        {
-            name: tuple(found)
-            for name in figures
-            if (found := metrics.get(success if name == "SR" else name, {}).get("intervals", {}).get(RULE))
-        },
-        "truth" if success == "SR" else "judges",
-        {app: _value(found, success) for app, found in groups.items()},
+        intervals,
+        "truth" if known else "judges",
+        {app: _value(found, "SR" if known else ACCURACY.name) for app, found in groups.items()},
         {app: int(found["problems"]) for app, found in groups.items()},
     )
+
+
+def _check(settings: Mapping[str, Any], folder: Path) -> None:
+    """See that a folder is about agents."""
+    task = settings.get("task", {}).get("name") if isinstance(settings.get("task"), dict) else None
+    if task not in TASKS or not issubclass(TASKS[task], AgentTask):
+        raise ConfigError(f"{folder}: it is about task {task!r}, which is none of agents")
 
 
 def _value(metrics: Mapping[str, Any], name: str) -> float | None:

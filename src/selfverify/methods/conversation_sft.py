@@ -68,7 +68,8 @@ class ConversationSFT(Method):
     ) -> Rollout:
         """Hold the demonstrated conversations; nothing is sampled from the policy.
 
-        A conversation whose episode fails takes no part in training.
+        A conversation whose episode fails takes no part in training, nor does one that is longer than the
+        limit of the task's conversations (``episode.tokens``).
 
         Raises:
             DataError: A demonstration has no turns, or a problem's conversation is over before it ends, or
@@ -79,8 +80,16 @@ class ConversationSFT(Method):
             rng = np.random.default_rng(seed)
             shown = [task.demonstrate_turns(problem, rng) for _ in range(self.config.demonstrations)]
             told = [self._told(policy, task, problem, seed, turns) for turns in shown]
-            longest = len(prompt.ids) + max(len(trajectory.tokens) for trajectory in told)
-            if room is not None and longest > room:
+            lengths = [len(prompt.ids) + len(trajectory.tokens) for trajectory in told]
+            longest = max(lengths)
+            if task.limits.tokens is not None and longest > task.limits.tokens:
+                told = [
+                    one
+                    if length <= task.limits.tokens
+                    else _lost(problem, _too_long(length, task.limits.tokens))
+                    for one, length in zip(told, lengths, strict=True)
+                ]
+            elif room is not None and longest > room:
                 raise DataError(
                     f"problem {problem.id}: a demonstration has {longest} tokens with its prompt, and the "
                     f"model reads {room}; demonstrate shorter conversations"
@@ -101,7 +110,7 @@ class ConversationSFT(Method):
         if isinstance(told, Exception):
             if isinstance(told, ConfigError | DataError):
                 raise told
-            return _lost(problem, len(turns), told)
+            return _lost(problem, told)
         own = [segment for segment in told.segments if segment.author == "policy"]
         if (said := own[-1].turn + 1 if own else 0) < len(turns):
             raise DataError(
@@ -131,10 +140,14 @@ class ConversationSFT(Method):
         ]
 
 
-def _lost(problem: Problem, turns: int, error: Exception) -> Trajectory:
-    """What stands for a conversation whose episode has failed."""
+def _too_long(tokens: int, limit: int) -> DataError:
+    return DataError(f"it has {tokens} tokens with its prompt, and episode.tokens is {limit}")
+
+
+def _lost(problem: Problem, error: Exception) -> Trajectory:
+    """What stands for a demonstration that cannot be learnt from."""
     reason = f"{type(error).__name__}: {error}"
-    message = f"problem {problem.id}: the episode of its demonstration failed: {reason}"
+    message = f"problem {problem.id}: its demonstration takes no part: {reason}"
     note(logger, "episode_failed", message, problem=problem.id, turn=0, reason=reason)
     nothing = Segment(OBSERVATION, [], author="environment", finish=Finish.ERROR)
-    return Trajectory([nothing], rewards={"turns": float(turns)})
+    return Trajectory([nothing], rewards={"turns": 1.0})

@@ -87,7 +87,7 @@ def converse(
     """
     limits = limits or task.limits
     prompts = policy.encode(problems)
-    writer, room = ReplyEncoder(policy.encoder), longest_row(policy.model)
+    writer, room = ReplyEncoder(policy.encoder), _room(policy, limits)
     in_step = sampling.engine != "own"
     names: dict[Place, str] = {}
     replies = Replies(limits, lambda place: names[place])
@@ -114,6 +114,12 @@ def converse(
         Group(problem, [made[b, g] for g in range(sampling.group_size)]) for b, problem in enumerate(problems)
     ]
     return Rollout(prompts, groups, seconds if limits.turns > 1 else {})
+
+
+def _room(policy: Policy, limits: EpisodeLimits) -> int | None:
+    """The tokens that a conversation may have; None where nobody looks."""
+    known = [tokens for tokens in (longest_row(policy.model), limits.tokens) if tokens is not None]
+    return min(known, default=None)
 
 
 def _waves(problems: int, samples: int, at_once: int | None, in_step: bool) -> list[list[Place]]:

@@ -31,7 +31,7 @@ class Talk:
         writer: Turns what the episode shows into tokens.
         problem: What the conversation is about.
         used: The tokens of the problem's prompt.
-        room: The tokens that the model can read; None where nobody looks.
+        room: The tokens that the conversation may have; None where nobody looks.
     """
 
     def __init__(
@@ -222,8 +222,9 @@ class Talk:
         self.over = True
         self._segments = self._segments or [_nothing()]
         self._segments[-1].finish = Finish.LENGTH
-        name, room = self.problem.id, longest_row(self.policy.model)
-        message = f"problem {name}: a conversation has reached the model's context of {room} tokens"
+        name = self.problem.id
+        room = self._room if self._room is not None else longest_row(self.policy.model)
+        message = f"problem {name}: a conversation has reached its limit of {room} tokens"
         note(logger, "context_full", message, problem=name, turn=len(self.turns), tokens=self._used)
 
 

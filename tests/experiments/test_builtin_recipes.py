@@ -1,0 +1,21 @@
+"""The recipes that ship."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.recipe import builtin_recipes, load_recipe
+
+
+@pytest.mark.parametrize("name", sorted(builtin_recipes()))
+def test_every_recipe_that_ships_is_valid(name: str) -> None:
+    """Those that begin from a model of this machine name a folder, which is somebody else's."""
+    path = yaml.safe_load(builtin_recipes()[name].read_text())["policy"]["path"]
+    if path.startswith("./"):
+        with pytest.raises(ConfigError, match="there is no such model folder") as caught:
+            load_recipe(name)
+        assert "\n" not in str(caught.value)
+    else:
+        assert load_recipe(name).name == name

@@ -1,0 +1,94 @@
+"""SmartSnap's recipes for devices, pages and servers, run for two steps with a tiny policy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from tests.agents.tasks.test_environment_agents import Serving
+from tests.agents.word_policy import word_policy
+
+from selfverify.agents.browser.chromium import missing
+from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
+from selfverify.core.environment import Call
+from selfverify.experiments.agent_tables import agent_tables
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.run import train
+from selfverify.tasks.call_forms import written_call
+
+TINY = [
+    "policy.dtype=float32", "policy.gradient_checkpointing=false", "policy.device=cpu",
+    "learner.steps=2", "learner.groups_per_step=2", "sampling.group_size=2", "sampling.max_new_tokens=8",
+    "episode.turns=2", "evaluation.problems=1", "task.prompt=task",
+]  # fmt: skip
+OWN_JUDGE = "task.judge={kind: own, own: {max_new_tokens: 4}}"
+
+
+def run(name: str, folder: Path, *overrides: str) -> None:
+    """Two steps of a recipe; a policy that has learnt nothing says nothing that ends."""
+    texts = [written_call(Call("tap", {"x1": 1, "y1": 2, "x2": 3, "y2": 4}), "tagged")]
+    word_policy(folder / "tiny", texts)
+    recipe = load_recipe(name, [f"policy.path={folder / 'tiny'}", f"output={folder}/run", *TINY, *overrides])
+    train(recipe)
+    [row] = [row for row in agent_tables([f"RL:tiny={folder}/run"]).rows if row.type == "RL"]
+    assert row.problems == 1
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and all(line["conversation/turns"] >= 1 for line in lines)
+    assert "episode_failed" not in (folder / "run" / "events.jsonl").read_text()
+
+
+PAPER = ["smartsnap-qwen3-8b", "smartsnap-llama3.1-8b", "smartsnap-qwen2.5-7b", "smartsnap-qwen3-32b"]
+
+
+@pytest.mark.parametrize(
+    "name", [PAPER[0], *(pytest.param(name, marks=pytest.mark.slow) for name in PAPER[1:])]
+)
+def test_the_papers_recipes_on_phones(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("adbutils")
+    from tests.agents.tasks.test_android_agents import DEVICES, YAML
+
+    from agents.android.fake_adb import adb_server
+    from agents.android.phones import Phone
+
+    (tmp_path / "setting.yaml").write_text(YAML)
+    phones = {serial: Phone() for serial in DEVICES}
+    with adb_server(phones) as server:
+        run(
+            name,
+            tmp_path,
+            f"task.train={tmp_path}/setting.yaml",
+            f"task.test={tmp_path}/setting.yaml",
+            f"task.devices=[{', '.join(DEVICES)}]",
+            f"task.android={{server: '{server.address}', reset: {{how: clear}}, settle_seconds: 0}}",
+            OWN_JUDGE,
+        )
+        assert all(phone.commands for phone in phones.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    bool(missing()) or importlib.util.find_spec("miniwob") is None, reason="Chromium or MiniWoB++ is missing"
+)
+def test_the_recipe_in_a_browser(tmp_path: Path) -> None:
+    run("smartsnap-browser", tmp_path, "task.pages=[click-test]")
+
+
+@pytest.mark.slow
+def test_the_recipe_with_servers(tmp_path: Path) -> None:
+    row = {"instruction": "Turn off dark mode.", "task": {"template": "settings-display"}, "seed": 7}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row) + "\n")
+    servers = [Serving(phone=lambda: PhoneEnvironment(PhoneOptions(text="terse"))) for _ in range(2)]
+    try:
+        run(
+            "smartsnap-environments",
+            tmp_path,
+            f"task.train={tmp_path}/tasks.jsonl",
+            f"task.test={tmp_path}/tasks.jsonl",
+            f"task.sources={json.dumps([{'kind': 'server', 'url': server.url} for server in servers])}",
+            OWN_JUDGE,
+        )
+    finally:
+        for server in servers:
+            server.stop()
