@@ -74,9 +74,12 @@ def test_passing_faults_are_tried_again(how: Any) -> None:
 )
 def test_lasting_faults_have_a_type(how: Any, code: str | None, status: int, tries: int) -> None:
     fake = FakeUpstream(fault=lambda body: how)
+    slow = how == "slow"
     with pytest.raises(ServerError) as caught:
-        with_client(fake, lambda client: client.chat(question()), timeout_s=0.2)
-    assert (caught.value.code, caught.value.status, len(fake.seen)) == (code, status, tries)
+        with_client(fake, lambda client: client.chat(question()), timeout_s=0.2 if slow else 20.0)
+    assert (caught.value.code, caught.value.status) == (code, status)
+    # On a busy machine a server may not even begin to read what is given up after 0.2 s.
+    assert len(fake.seen) in (range(tries + 1) if slow else (tries,))
 
 
 def test_a_model_that_is_not_there() -> None:

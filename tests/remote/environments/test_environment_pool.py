@@ -157,9 +157,12 @@ def test_a_source_out_of_order_is_left_out_until_it_is_well(caplog: pytest.LogCa
                 assert lease.source == "good"
         assert bad.opened == 1
         bad.well = True
-        await asyncio.sleep(0.3)
-        async with pool.lease() as lease:
-            assert lease.source == "bad"
+        served = ""
+        async with asyncio.timeout(20):
+            while served != "bad":
+                await asyncio.sleep(0.02)
+                async with pool.lease() as lease:
+                    served = lease.source
         assert pool.counters()["environments/out_of_order"] == 1
 
     with_pool(use, bad, good, check_s=0.1)
@@ -211,20 +214,25 @@ def test_nothing_is_left_when_the_pool_ends() -> None:
     async def main() -> None:
         pool = EnvironmentPool([LocalSource(Counter, 2)], PoolSettings(uses=9))
         lost: list[str] = []
+        held: list[Lease] = []
+        ended = asyncio.Event()
 
         async def hold() -> None:
             try:
                 async with pool.lease() as lease:
                     await lease.reset(TASK, 0)
-                    await asyncio.sleep(0.2)
+                    held.append(lease)
+                    await ended.wait()
                     await lease.act(Call("add", {"number": 1}))
             except EnvironmentLost as error:
                 lost.append(str(error))
 
         async with pool:
             holding = [asyncio.create_task(hold()) for _ in range(5)]
-            await asyncio.sleep(0.05)
+            while len(held) < 2:  # the others wait
+                await asyncio.sleep(0)
         assert Counter.opened == []
+        ended.set()
         await asyncio.gather(*holding)
         assert (
             sorted(lost)

@@ -90,24 +90,23 @@ def test_sessions_do_not_mix() -> None:
     [
         ("lose", "the counter is broken"),
         ("raise", "ZeroDivisionError"),
-        ("hang", "no answer to fail within 0.3 s"),
+        ("hang", "no answer to fail within 1 s"),
     ],
 )
 def test_a_lost_session_stays_lost_and_its_server_closes_it(how: str, message: str) -> None:
     async def use(url: str, server: Any) -> str:
         async with AsyncExitStack() as stack:
-            client = await opened(stack, url, act_s=0.3)
+            client = await opened(stack, url, act_s=1.0 if how == "hang" else 20.0)
             await client.reset({"goal": 9}, seed=0)
             with pytest.raises(EnvironmentLost, match=message) as lost:
                 await client.act(Call("fail", {"how": how}))
             for again in (client.act(ADD), client.state(), client.reset({"goal": 9}, 0), client.open()):
                 with pytest.raises(EnvironmentLost, match=message):
                     await again
-            for _ in range(100):
-                if not Counter.opened:
-                    return str(lost.value)
-                await asyncio.sleep(0.02)
-            raise AssertionError("the server has kept the session")
+            async with asyncio.timeout(20):  # else the server has kept the session
+                while Counter.opened:
+                    await asyncio.sleep(0.02)
+            return str(lost.value)
 
     said = with_server(use)
     assert said.startswith("http://127.0.0.1:") and "secret" not in said
@@ -168,7 +167,7 @@ def test_a_full_server_and_a_wrong_key_are_said() -> None:
             with pytest.raises(EnvironmentLost, match=r"all 1 sessions are in use .CAPACITY_REACHED"):
                 await (await opened(stack, url, key="right")).open()
             await first.close()
-            for _ in range(50):
+            for _ in range(1000):
                 second = await opened(stack, url, key="right")
                 try:
                     await second.open()
