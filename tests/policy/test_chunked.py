@@ -196,3 +196,29 @@ def test_a_conversation_of_32k_tokens(load_policy: Callable[..., Policy]) -> Non
         for tokens, images, values in rows.values():
             [[expected]] = policy.logprobs(prompts, [[Continuation(tokens, images)]])
             torch.testing.assert_close(torch.tensor(values), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_whole_groups_hear_without_a_copy_of_what_they_have_kept(
+    load_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few groups at a time; the states are those of all at once."""
+    policy = load_policy("llama")
+    prompts = policy.encode([Problem(str(n), user_turn("Say 7. " * (n + 1), 0)) for n in range(5)])
+    sampling = SamplingConfig(group_size=3, max_new_tokens=2)
+    places = [(b, g) for b in range(5) for g in range(3)]
+
+    def heard(chunk: int) -> torch.Tensor:
+        threads = policy._shared_threads(prompts, sampling, range(5))
+        policy.forward.chunk = chunk
+        for turn in range(4):
+            threads.say(places, turn)
+            threads.hear({(b, g): Continuation([70 + b + 5 * g + turn] * 11) for b, g in places})
+        return threads._hidden_bgh
+
+    together = heard(10**6)
+
+    def refuse(*_: object, **__: object) -> SharedLayout:
+        raise AssertionError("keys were copied")
+
+    monkeypatch.setattr(SharedLayout, "select", refuse)
+    torch.testing.assert_close(heard(2 * 3 * 12), together, atol=1e-5, rtol=1e-4)

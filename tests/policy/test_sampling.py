@@ -246,7 +246,7 @@ def test_dropping_ended_rows_changes_nothing(
         b, g = alive.shape
         return torch.arange(b), torch.arange(g).expand(b, g)
 
-    monkeypatch.setattr(shared_threads, "_packed_rows", all_rows)
+    monkeypatch.setattr(shared_threads, "packed_rows", all_rows)
     expected = policy.sample(prompts, sampling, seeds=seeds)
     for ours, theirs in zip(found, expected, strict=True):
         assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]

@@ -111,7 +111,7 @@ def test_words_without_room_end_the_conversation(
     assert [t.rewards["correct"] for t in rollout.groups[0].trajectories] == [0.0] * 2
     events = [r.__dict__["fields"] for r in caplog.records if r.__dict__.get("event") == "context_full"]
     assert [event["problem"] for event in events] == [PROBLEM.id] * 2
-    assert f"context of {room} tokens" in caplog.text
+    assert f"limit of {room} tokens" in caplog.text
 
 
 def test_text_only_model(load_policy: object) -> None:

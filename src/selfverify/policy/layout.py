@@ -34,6 +34,7 @@ class SharedLayout:
         prompt_images: ``[B, P]`` number of the image that a token belongs to, -1 for text, where an image's
             tokens see each other both ways; None where every token sees only what stands before it.
         own_images: ``[B, G, R]`` the same of the continuations' new tokens.
+        is_part: Whether it is a view of another layout's rows (`part`).
         masks: Made by the first layer that has a window of this size, for the other layers.
     """
 
@@ -52,6 +53,7 @@ class SharedLayout:
     even: bool = True
     prompt_images: Tensor | None = None
     own_images: Tensor | None = None
+    is_part: bool = False
     masks: dict[int | None, Masks] = field(default_factory=dict)
     _sizes: list[int] | None = None
     _kept_sizes: list[int] | None = None
@@ -117,6 +119,25 @@ class SharedLayout:
             k, v = (kept[rows, slots, :, :columns] for kept in pair)
             copy.own_keys[number] = (k, v) if columns is None else (_widened(k, more), _widened(v, more))
         return copy
+
+    def part(self, first: int, end: int, columns: int) -> SharedLayout:
+        """The rows of the problems ``first`` to ``end``, all continuations of each, as a view.
+
+        What is added there is kept here, up to ``columns`` own tokens.
+        """
+        for number, pair in [*self.own_keys.items()]:
+            self._make_room(number, pair, columns)
+        few = slice(first, end)
+        return SharedLayout(
+            self.mode,
+            self.prompt_lengths[few],
+            self.prompt_width,
+            self.continuations,
+            {number: (k[few], v[few]) for number, (k, v) in self.prompt_keys.items()},
+            {number: (k[few], v[few]) for number, (k, v) in self.own_keys.items()},
+            scores_at_once=self.scores_at_once,
+            is_part=True,
+        )
 
     def put_back(self, copy: SharedLayout, problems: Tensor, slots: Tensor, first: int, end: int) -> None:
         """Take the own keys in columns ``first`` to ``end`` from a `select`ed copy that has grown since."""

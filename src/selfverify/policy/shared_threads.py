@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -16,6 +15,7 @@ from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.forward import Forward
 from selfverify.policy.layout import SharedLayout
 from selfverify.policy.sampling import Sample, uniforms
+from selfverify.policy.thread_rows import ThreadRows, neighbours, packed_rows
 from selfverify.policy.threads import Place
 from selfverify.policy.voice import Voice
 
@@ -31,37 +31,6 @@ class Inside(Protocol):
     def __call__(self, run: Callable[[], T]) -> T:
         """The result of ``run()``."""
         ...
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The threads that pass through the model together.
-
-    Args:
-        problems: ``[B']`` their prompts' places in the batch.
-        slots: ``[B', G']`` their places in the group.
-        kept: ``[B', G']`` own tokens whose keys are kept.
-        next: ``[B', G']`` the position of the next token.
-        least: The smallest of ``kept``.
-        most: The largest of ``kept``.
-    """
-
-    problems: Tensor
-    slots: Tensor
-    kept: Tensor
-    next: Tensor
-    least: int
-    most: int
-
-    @property
-    def at(self) -> tuple[Tensor, Tensor]:
-        """The index of the threads in a tensor ``[B, G, ...]``."""
-        return self.problems[:, None], self.slots
-
-    def where(self) -> dict[Place, Place]:
-        """For each thread where it stands among these."""
-        slots = self.slots.tolist()
-        return {(b, g): (i, j) for i, b in enumerate(self.problems.tolist()) for j, g in enumerate(slots[i])}
 
 
 class SharedThreads:
@@ -148,7 +117,7 @@ class SharedThreads:
             alive = ((ended_bg[rows.at] < 0) & (step < last)).cpu()
             if step + 1 == steps or not bool(alive.any()):
                 break
-            which, slots = _packed_rows(alive)
+            which, slots = packed_rows(alive)
             if slots.numel() <= 0.8 * alive.numel():
                 self._put_back(layout, rows, step, more)
                 which, slots = which.to(device), slots.to(device)
@@ -176,7 +145,7 @@ class SharedThreads:
         prompts_b = torch.tensor([len(prompt.ids) for prompt in self.prompts])
         return (self._room - prompts_b[:, None] - self.lengths_bg).clamp(1, steps) - 1
 
-    def _decode(self, chosen: Tensor, rows: _Rows, layout: SharedLayout, step: int) -> Tensor:
+    def _decode(self, chosen: Tensor, rows: ThreadRows, layout: SharedLayout, step: int) -> Tensor:
         """States ``[B', G', H]`` behind the tokens ``chosen`` [B', G'], the ``step``-th of what is said."""
         layout.place(rows.kept + step, rows.most + step, rows.least == rows.most)
         positions = (rows.next + step)[..., None]
@@ -207,7 +176,7 @@ class SharedThreads:
         self,
         given: Mapping[Place, Sequence[int]],
         pieces: Mapping[Place, Continuation],
-        rows: _Rows,
+        rows: ThreadRows,
         score: bool,
     ) -> dict[Place, Tensor]:
         """`hear` in some threads at once.
@@ -219,7 +188,7 @@ class SharedThreads:
             score: See `hear`.
         """
         width = max(1, *(len(tokens) for tokens in given.values()))
-        layout = self._take(rows, rows.most, width)
+        layout = self._view(rows, rows.most + width) or self._take(rows, rows.most, width)
         where = rows.where()
         heard = self._heard(given, pieces, rows, width)
         device, values = self.forward.device, {place: [torch.zeros(0)] for place in given}
@@ -252,7 +221,7 @@ class SharedThreads:
         self,
         given: Mapping[Place, Sequence[int]],
         pieces: Mapping[Place, Continuation],
-        rows: _Rows,
+        rows: ThreadRows,
         width: int,
     ) -> Heard:
         """The tokens ``given`` as rows of ``width`` tokens; see `_hear_together`."""
@@ -286,41 +255,43 @@ class SharedThreads:
             flags_bg[place] = True
         return flags_bg
 
-    def _rows(self, problems: Tensor, slots: Tensor) -> _Rows:
-        known = self.lengths_bg[problems.cpu()[:, None], slots.cpu()]
-        following = self._next_bg[problems.cpu()[:, None], slots.cpu()]
+    def _rows(self, problems: Tensor, slots: Tensor) -> ThreadRows:
+        here = problems.cpu(), slots.cpu()
+        known = self.lengths_bg[here[0][:, None], here[1]]
+        following = self._next_bg[here[0][:, None], here[1]]
         device = slots.device
-        return _Rows(
-            problems, slots, known.to(device), following.to(device), int(known.min()), int(known.max())
+        return ThreadRows(
+            problems,
+            slots,
+            known.to(device),
+            following.to(device),
+            int(known.min()),
+            int(known.max()),
+            neighbours(*here, self.lengths_bg.shape[1]),
         )
 
-    def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> _Rows:
+    def _chosen(self, wanted_bg: Tensor, most: float = 0.8) -> ThreadRows:
         """The threads to work on: some, if they are at most that share of all, else all of them."""
         b, g = wanted_bg.shape
         device = self.forward.device
-        which, slots = _packed_rows(wanted_bg)
+        which, slots = packed_rows(wanted_bg)
         if slots.numel() < wanted_bg.numel() and slots.numel() <= most * wanted_bg.numel():
             return self._rows(which.to(device), slots.to(device))
         return self._rows(torch.arange(b, device=device), torch.arange(g, device=device).expand(b, g))
 
-    def _take(self, rows: _Rows, columns: int | None = None, more: int = 0) -> SharedLayout:
+    def _view(self, rows: ThreadRows, columns: int) -> SharedLayout | None:
+        """The layout of ``rows`` as a view with room for ``columns`` own tokens; None where there is none."""
+        if rows.neighbours is None or not self._layout.own_keys:
+            return None
+        return self._layout.part(*rows.neighbours, columns)
+
+    def _take(self, rows: ThreadRows, columns: int | None = None, more: int = 0) -> SharedLayout:
         """The layout of ``rows``: a copy of some, see `SharedLayout.select`, or that of all."""
         if rows.slots.numel() == self.lengths_bg.numel():
             return self._layout
         return self._layout.select(rows.problems, rows.slots, columns, more)
 
-    def _put_back(self, layout: SharedLayout, rows: _Rows, count: int, more: bool) -> None:
+    def _put_back(self, layout: SharedLayout, rows: ThreadRows, count: int, more: bool) -> None:
         """Keep the last ``count`` tokens of a copy, unless no thread will be continued."""
-        if layout is not self._layout and more and count:
+        if layout is not self._layout and not layout.is_part and more and count:
             self._layout.put_back(layout, rows.problems, rows.slots, rows.least, rows.most + count)
-
-
-def _packed_rows(alive: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``[B']`` and of each the places ``[B', G']`` that hold all True entries of ``alive`` [B, G].
-
-    Rows with fewer True entries are filled up with others, whose results mean nothing.
-    """
-    counts = alive.sum(1)
-    which = counts.nonzero().squeeze(1)
-    order = alive[which].to(torch.int8).sort(dim=1, descending=True, stable=True).indices
-    return which, order[:, : int(counts.max())]
