@@ -33,9 +33,15 @@ class Finished:
     chosen: Sequence[Exhibit]
     history: Sequence[Exhibit]
 
-    def case(self, read: Source) -> Case:
-        """What a judge is asked who reads this."""
-        shown = shown_to_judge(self.chosen, self.history, EvidenceConfig(judged=read))
+    def case(self, read: Source, last_screen: bool = False) -> Case:
+        """What a judge is asked who reads this.
+
+        Args:
+            read: What it reads.
+            last_screen: Whether it is shown the last screen behind the chosen exhibits, too.
+        """
+        config = EvidenceConfig(judged=read, last_screen=last_screen)
+        shown = shown_to_judge(self.chosen, self.history, config)
         rounds = self.history[-1].seen.round if self.history else 0
         submission = Submission(self.message, shown, self.history)
         return Case(self.name, self.instruction, submission, rounds, self.goal, self.truth)

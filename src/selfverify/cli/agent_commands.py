@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from selfverify.cli.judges_command import judges
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import print_json
 from selfverify.remote.environments.serving_settings import EnvironmentServing
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from selfverify.remote.environments.sessions import Factory
 
 app = typer.Typer(
-    no_args_is_help=True, help="Let an agent act and watch it, compare agents in tables, serve environments."
+    no_args_is_help=True,
+    help="Let an agent act and watch it, compare agents and judges in tables, serve environments.",
 )
+app.command()(judges)
 
 
 @app.command()

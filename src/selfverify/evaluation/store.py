@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from selfverify.core.errors import ConfigError
 from selfverify.core.journal import STRICT, read_journal
 
+STORES = ("samples.jsonl", "samples-after.jsonl", "samples-before.jsonl")
+"""The sample stores of a folder; the first that is there is taken."""
 DECODINGS = ("soft", "greedy", "sampled")
 """The ways of reading the score that a model gave itself."""
 CORRECT_1 = "correct_1"
@@ -115,6 +118,29 @@ class StoredProblem:
     index: int
     digest: str
     samples: list[StoredSample]
+
+
+def find_store(source: Path, instead: str = "") -> Path:
+    """The sample store that is meant: ``source`` itself, or the one in the folder of an evaluation or a run.
+
+    Of a run's two stores that of after training is taken.
+
+    Args:
+        source: A file or a folder.
+        instead: What an error says of a folder without samples, where there is something better to say.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if source.is_file():
+        return source
+    if not source.is_dir():
+        raise ConfigError(f"there is no folder and no file {source}")
+    for name in STORES:
+        if (source / name).is_file():
+            return source / name
+    more = instead or "`selfverify eval` writes them"
+    raise ConfigError(f"{source} holds no samples, neither {' nor '.join(STORES)}; {more}")
 
 
 def read_samples(path: str | Path) -> tuple[dict[str, Any], list[StoredSample]]:

@@ -29,7 +29,7 @@ from selfverify.data.atif import VERSION, AtifTrajectory
 from selfverify.data.images import read_image
 from selfverify.evaluation.atif_samples import sample_to_atif
 from selfverify.evaluation.steps import IMAGES
-from selfverify.evaluation.store import StoredProblem, StoredSample
+from selfverify.evaluation.store import StoredProblem, StoredSample, find_store
 from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.questions import Asked, Questions
 from selfverify.learner.rollout_log import NAME, ROLLOUTS_FOLDER
@@ -37,8 +37,6 @@ from selfverify.rollouts.atif_rollouts import rollout_to_atif
 from selfverify.rollouts.atif_steps import EXPORT_FILE, SHOWN_IMAGES, without_surrogates
 from selfverify.rollouts.recorded import RecordedGroup
 
-STORES = ("samples.jsonl", "samples-after.jsonl", "samples-before.jsonl")
-"""The sample stores of a folder; the first that is there is exported."""
 _BY_CONTENT = re.compile(r"[0-9a-f]{32}\.png")
 
 
@@ -166,7 +164,8 @@ def _write_all(
 
 def _samples(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:
     """What a store's header says, its samples, and problems of which nothing is known."""
-    store = _store(source)
+    logged = any((source / ROLLOUTS_FOLDER).glob("step-*.jsonl"))
+    store = find_store(source, "--rollouts exports its rollout log" if logged else "")
     settings, rows = read_journal(store, StoredProblem)
     by_id = {row.samples[0].problem: row for row in rows.values() if row.samples}
     if not by_id:
@@ -194,19 +193,6 @@ def _sample(
 ) -> AtifTrajectory:
     asked = ask()
     return sample_to_atif(settings, row, sample, None if asked is None else asked[0])
-
-
-def _store(source: Path) -> Path:
-    if source.is_file():
-        return source
-    if not source.is_dir():
-        raise ConfigError(f"there is no folder and no file {source}")
-    for name in STORES:
-        if (source / name).is_file():
-            return source / name
-    logged = any((source / ROLLOUTS_FOLDER).glob("step-*.jsonl"))
-    more = "; --rollouts exports its rollout log" if logged else "; `selfverify eval` writes them"
-    raise ConfigError(f"{source} holds no samples, neither {' nor '.join(STORES)}{more}")
 
 
 def _rollouts(source: Path, portion: Portion) -> tuple[dict[str, Any], list[_Item], dict[str, str]]:

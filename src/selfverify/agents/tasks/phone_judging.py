@@ -16,9 +16,9 @@ from selfverify.agents.fenced import Rendered
 from selfverify.agents.finished import Finished
 from selfverify.agents.judges.short_form import QUESTION, read_short, short_case, short_verdict
 from selfverify.agents.phone.phone_environment import PhoneOptions
-from selfverify.agents.phone.phone_tasks import Start, make_task
+from selfverify.agents.phone.phone_tasks import Start
 from selfverify.agents.tasks.phone_agents import PhoneAgentsConfig
-from selfverify.agents.tasks.phone_mistakes import attempted
+from selfverify.agents.tasks.phone_mistakes import drawn_task, erring_session
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
@@ -73,11 +73,8 @@ class PhoneJudging(Task):
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`. Kinds of tasks take turns."""
         c = self.config
-        session = index // TWICE
-        kinds = c.phone.templates(split)
-        kind = kinds[session % len(kinds)]
-        drawn = c.phone.seed_of(kind, split, seed, session)
-        finished = _attempt(kind.name, drawn, c.phone.start, c.phone.hostile, c.phone.options)
+        kind, drawn = drawn_task(c.phone, split, seed, index // TWICE)
+        finished = _session(kind.name, drawn, c.phone.start, c.phone.hostile, c.phone.options)
         # Two problems about one session never let the judge read the same.
         order = np.random.default_rng([drawn, 2])
         known = [read for read, share in c.reads.items() if share]
@@ -154,7 +151,6 @@ class _Judging(Episode):
 
 
 @lru_cache(maxsize=8)
-def _attempt(template: str, drawn: int, start: Start, hostile: bool, options: PhoneOptions) -> Finished:
-    """The session of one agent; it is asked for `TWICE` in a row."""
-    task = make_task(template, drawn, start, hostile)
-    return attempted(task, options, np.random.default_rng([drawn, 1]))
+def _session(template: str, drawn: int, start: Start, hostile: bool, options: PhoneOptions) -> Finished:
+    """`erring_session`; it is asked for `TWICE` in a row."""
+    return erring_session(template, drawn, start, hostile, options)

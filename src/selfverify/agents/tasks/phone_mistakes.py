@@ -22,10 +22,13 @@ from selfverify.agents.phone.apps import APPS
 from selfverify.agents.phone.contents import words
 from selfverify.agents.phone.expert import carry_out
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
-from selfverify.agents.phone.phone_tasks import PhoneTask
+from selfverify.agents.phone.phone_tasks import PhoneTask, Start, make_task
 from selfverify.agents.phone.system.device import HOME, Phone
+from selfverify.agents.phone.templates.base import Template
+from selfverify.agents.tasks.phone_agents import PhoneAgentsConfig
 from selfverify.agents.tasks.phone_demonstrations import Teacher
 from selfverify.core.environment import Call
+from selfverify.core.splits import Split
 
 Mistake = Literal["early", "left out", "value", "row", "app", "again", "answer"]
 """``early``: hands in too soon; ``left out``: a call is missing; ``value``: types something else; ``row``:
@@ -50,6 +53,33 @@ class _Planned:
 
     call: Call
     astray: bool = False
+
+
+def drawn_task(phone: PhoneAgentsConfig, split: Split, seed: int, number: int) -> tuple[Template, int]:
+    """The kind of the task of a session, and the seed of its contents; kinds take turns.
+
+    Args:
+        phone: Kinds of tasks, and splits.
+        split: The split that the task belongs to.
+        seed: Decides all tasks.
+        number: The session's number.
+    """
+    kinds = phone.templates(split)
+    kind = kinds[number % len(kinds)]
+    return kind, phone.seed_of(kind, split, seed, number)
+
+
+def erring_session(template: str, drawn: int, start: Start, hostile: bool, options: PhoneOptions) -> Finished:
+    """What the one agent has done that is given this task; see `attempted`.
+
+    Args:
+        template: The kind of task.
+        drawn: The seed of its contents, which decides the mistakes, too.
+        start: What the phone shows at first.
+        hostile: Whether its contents try to deceive.
+        options: How it is shown and touched.
+    """
+    return attempted(make_task(template, drawn, start, hostile), options, np.random.default_rng([drawn, 1]))
 
 
 def attempted(task: PhoneTask, options: PhoneOptions, rng: np.random.Generator) -> Finished:

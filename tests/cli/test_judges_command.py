@@ -1,0 +1,38 @@
+"""`selfverify agent judges`: its tables, its JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+
+
+def test_judges_are_compared(tmp_path: Path) -> None:
+    output = tmp_path / "judges.json"
+    command = ["agent", "judges", "--sessions", "40", "--judge", "rules", "--judge", "truth=state"]
+    found = CliRunner().invoke(app, [*command, "--output", str(output)])
+    assert found.exit_code == 0, found.output
+    assert "experts that make mistakes" in found.stdout and "chosen and last" in found.stdout
+    [held] = json.loads(output.read_text())
+    rows = {(row["judge"], row["reads"]): row for row in held["rows"]}
+    assert {judge for judge, _ in rows} == {"rules", "truth"} and held["not_judged"] == 0
+    # Rules that read nothing find nothing proven; those that read all miss what was never shown.
+    assert rows["rules", "message"]["recall"] == 0.0
+    assert rows["rules", "all"]["accuracy"] > 0.9 and rows["rules", "all"]["false_positives"] == 0.0
+    assert all(rows["truth", read]["accuracy"] == 1.0 for _, read in rows)
+    again = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(again.stdout) == [held]
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    for arguments, message in (
+        (["--judge", str(tmp_path / "nobody")], "nobody"),
+        (["--server", "http://127.0.0.1:9"], "--server and --server-model go together"),
+        (["--sessions", "0"], "--sessions"),
+        ([str(tmp_path / "nowhere")], "there is no folder and no file"),
+    ):
+        found = CliRunner().invoke(app, ["agent", "judges", "--sessions", "2", *arguments])
+        assert found.exit_code != 0 and message in found.output + str(found.exception), found.output
