@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from selfverify import EvaluationConfig, Policy, evaluate, make_task
+from selfverify import EvaluationConfig, Policy, evaluate, learn, make_method, make_task
 from selfverify.core.errors import ConfigError
+from selfverify.core.folder_lock import only_writer
 from selfverify.experiments.recipe import Recipe, load_recipe
-from selfverify.experiments.run import train
+from selfverify.experiments.run import evaluate_recipe, train
 
 SMALL = EvaluationConfig(problems=2, samples=2)
 
@@ -48,6 +53,46 @@ def test_a_store_is_not_reused_for_other_weights_or_options(tiny_folder: Path, t
         policy.model.get_input_embeddings().weight += 0.01
     with pytest.raises(ConfigError, match="weights"):
         evaluate(policy, task, SMALL, store, max_new_tokens=6)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A folder that another run is writing into."""
+    folder = tmp_path / "held"
+    folder.mkdir()
+    begun, ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with only_writer(folder):
+            begun.set()
+            ended.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert begun.wait(60)
+    yield folder
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_runs_do_not_share_a_folder(held: Path, resume: bool) -> None:
+    """The second one is refused before it changes anything, such as what the first is about to complete."""
+    (held / "checkpoints" / "checkpoint-000001.partial").mkdir(parents=True)
+    (held / "metrics.jsonl").write_text('{"step": 1}\n')
+    before = {path: path.stat().st_mtime_ns for path in held.rglob("*")}
+    wanted = recipe(held, steps=1)
+    policy, task = Policy.load("builtin:digits"), make_task("digits-pick")
+    method = make_method("grpo")
+    for second in (
+        lambda: train(wanted, resume=resume),
+        lambda: learn(policy, task, method, wanted.learner, output=held, resume=resume),
+        lambda: evaluate_recipe(wanted, output=held),
+    ):
+        with pytest.raises(ConfigError, match=f"{held} is in use: process {os.getpid()} "):
+            second()
+    assert {path: path.stat().st_mtime_ns for path in held.rglob("*")} == before
 
 
 def test_a_run_that_goes_on_is_measured_again(tmp_path: Path) -> None:

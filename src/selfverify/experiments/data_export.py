@@ -23,7 +23,7 @@ from typing import Any
 from selfverify.core.atomic_files import make_output_folder, write_json
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.folder_lock import only_writer
+from selfverify.core.folder_lock import LOCK_FILE, only_writer
 from selfverify.core.journal import read_journal
 from selfverify.data.atif import VERSION, AtifTrajectory
 from selfverify.data.images import read_image
@@ -239,7 +239,8 @@ def _begin(output: Path, about: dict[str, Any]) -> None:
     marker = output / EXPORT_FILE
     if not marker.exists():
         # What a kill may have left of a first beginning is written anew.
-        if any(path.name != f"{EXPORT_FILE}.partial" for path in output.iterdir()):
+        ours = (LOCK_FILE, f"{EXPORT_FILE}.partial")
+        if any(path.name not in ours for path in output.iterdir()):
             raise ConfigError(f"{output} is not empty, and holds no export; choose another folder")
         write_json(marker, {"about": about, "complete": False})
     try:

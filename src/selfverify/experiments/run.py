@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core import ranks
-from selfverify.core.atomic_files import make_output_folder, write_json, write_text
+from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import EVENTS_FILE
 from selfverify.core.journal import read_rows
 from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.shown_problems import write_gallery
@@ -24,6 +25,7 @@ from selfverify.evaluation.store import read_samples
 from selfverify.evaluation.talk_figures import timing_file
 from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run_folder import held_folder
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.loop import Learner, StepCallback
 from selfverify.learner.rollout_log import ROLLOUTS_FOLDER
@@ -75,16 +77,34 @@ def learn(
 
     Returns:
         The same policy, trained.
+
+    Raises:
+        ConfigError: Another process is writing into ``output``.
     """
-    sampling, output = sampling or SamplingConfig(), Path(output)
-    checks = validation or VALIDATION
+    ranks.start(cpu=policy.device.type == "cpu")
+    with held_folder(Path(output)):
+        sampling = sampling or SamplingConfig()
+        training = Training(policy, task, method, learner, sampling, Path(output), seed, resume)
+        _learn(training, on_step, validation or VALIDATION, save_as, replay)
+    return policy
+
+
+def _learn(
+    training: Training,
+    on_step: StepCallback | None,
+    checks: EvaluationConfig,
+    save_as: str | None,
+    replay: Path | str | None,
+) -> None:
+    """See `learn`, which holds the folder."""
+    policy, output = training.policy, training.folder
+    sampling = training.sampling
 
     def check(current: Policy) -> dict[str, float]:
-        return _figures(evaluate(current, task, checks, max_new_tokens=sampling.max_new_tokens))
+        return _figures(evaluate(current, training.task, checks, max_new_tokens=sampling.max_new_tokens))
 
     trained: list[Training] = []
-    training = Training(policy, task, method, learner, sampling, output, seed, resume)
-    for stage in method.stages(training):
+    for stage in training.method.stages(training):
         if replay is not None:
             stage = dataclasses.replace(stage, replay=Path(replay) / stage.folder.relative_to(output))
         before = sum(earlier.learner.steps for earlier in trained)
@@ -104,7 +124,6 @@ def learn(
             ranks.on_first(partial(_join_logs, output, trained))
         if loop.step < stage.learner.steps:
             break  # the time is up
-    return policy
 
 
 def _figures(summary: dict[str, Any]) -> dict[str, float]:
@@ -197,12 +216,26 @@ def train(
         replay: The folder of a run whose logged rollouts are learnt from, as `learn` takes it.
 
     Raises:
-        ConfigError: ``replay`` is the run's own folder, or holds no rollout log.
+        ConfigError: ``replay`` is the run's own folder, or holds no rollout log; or another process is
+            writing into the folder.
     """
     if recipe.sampling.engine == "vllm":
         require_vllm()
-    folder = recipe.folder
     start_processes(recipe)
+    with held_folder(recipe.folder):
+        return _train(recipe, resume, on_step, on_phase, before, replay)
+
+
+def _train(
+    recipe: Recipe,
+    resume: bool,
+    on_step: StepCallback | None,
+    on_phase: Any,
+    before: dict[str, Any] | None,
+    replay: Path | None,
+) -> Path:
+    """See `train`, which holds the folder."""
+    folder = recipe.folder
     if replay is not None:
         ranks.on_first(lambda: _check_replay(replay, folder))
     ranks.on_first(lambda: _prepare(folder, recipe, resume))
@@ -243,7 +276,6 @@ def start_processes(recipe: Recipe) -> None:
 
 
 def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
-    make_output_folder(folder)
     if not resume:
         _clear(folder)
     write_text(folder / "recipe.yaml", to_yaml(recipe))
@@ -296,7 +328,11 @@ def evaluate_recipe(
     settings = recipe.policy.for_model(model) if model else recipe.policy
     start_processes(recipe)
     folder = output or recipe.folder / "eval"
-    ranks.on_first(lambda: make_output_folder(folder))
+    with held_folder(folder):
+        return _evaluate(recipe, settings, folder)
+
+
+def _evaluate(recipe: Recipe, settings: PolicyConfig, folder: Path) -> dict[str, Any]:
     policy = Policy.load(settings)
     task = recipe_task(recipe)
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,12 +221,45 @@ def test_a_worker_resumes_with_the_shared_evaluation(
     assert calls == [((recipe, True), {"before": {"pass@1": 0.25}})]
 
 
-def test_a_worker_ends_with_its_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = worker._while_parent_lives()(quiet)
-    called("still there")
-    monkeypatch.setattr(worker.os, "getppid", lambda: -1)
-    with pytest.raises(worker.SelfVerifyError, match="is gone"):
-        called("gone")
+STUDY = """
+import sys
+from pathlib import Path
+from selfverify.experiments.study import runner
+from selfverify.experiments.study.study_file import load_study
+runner.WORKER = [sys.executable, "-c", sys.argv[3]]
+runner.run_study(load_study(sys.argv[1]), Path(sys.argv[2]), jobs=2)
+"""
+WAITING = """
+import os, signal, sys, time
+from pathlib import Path
+from selfverify.workers.orphans import end_with_parent
+end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), 60.0)
+(Path(sys.argv[1]) / "begun").touch()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    (Path(sys.argv[1]) / "ended").touch()
+"""
+
+
+def test_a_killed_study_takes_its_workers_with_it(file: Path, tmp_path: Path) -> None:
+    """And nobody else works on it meanwhile."""
+    out = tmp_path / "out"
+
+    def until(name: str) -> None:
+        deadline = time.monotonic() + 60
+        while len([*out.rglob(name)]) < 2:
+            assert time.monotonic() < deadline, f"there are not two files {name}"
+            time.sleep(0.02)
+
+    study = subprocess.Popen([sys.executable, "-c", STUDY, str(file), str(out), WAITING])
+    until("begun")
+    with pytest.raises(ConfigError, match=f"{out} is in use: process {study.pid} "):
+        run_study(load_study(file), out, say=quiet, launch=FakeLaunch())
+    run_study(load_study(file), out, report_only=True, say=quiet)
+    os.kill(study.pid, signal.SIGKILL)
+    study.wait()
+    until("ended")
 
 
 def test_training_takes_an_evaluation_that_is_there(

@@ -3,23 +3,32 @@
 It is started as ``python -m selfverify.experiments.study.one_run FOLDER [BEFORE]``.
 
 ``FOLDER`` holds the ``recipe.yaml`` to run. ``BEFORE`` is the ``metrics.json`` of the evaluation that the
-task's runs share; without it, that evaluation is what is made.
+task's runs share; without it, that evaluation is what is made. The standard input is a pipe to the study's
+process: where that is gone, the run ends with it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.folder_lock import only_writer
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import build, measure, train
 from selfverify.learner.progress import TrainingProgress
 from selfverify.reports.run_data import read_json
+from selfverify.workers.orphans import end_with_parent
+
+FORCE_S = 60.0
+"""Seconds that a run gets to write its checkpoint when its study is gone."""
+WAIT_S = FORCE_S + 10.0
+"""How long the run of a study that was started again waits for such a one."""
 
 
 def work(folder: Path, before: Path | None = None) -> None:
@@ -28,36 +37,17 @@ def work(folder: Path, before: Path | None = None) -> None:
     Unfinished work continues: training from its newest checkpoint, an evaluation from its stored samples.
     """
     recipe = load_recipe(folder)
-    alive = _while_parent_lives()
-    with TrainingProgress(recipe.learner.steps) as shown:
+    with only_writer(folder, WAIT_S), TrainingProgress(recipe.learner.steps) as shown:
         if before is not None:
             summary = (read_json(before, dict[str, dict[str, Any]]) or {}).get("before")
             if summary is None:
                 raise DataError(f"{before} holds no evaluation; delete it and run the study again")
-            train(recipe, True, alive(shown.on_step), alive(shown.on_phase), before=summary)
+            train(recipe, True, shown.on_step, shown.on_phase, before=summary)
             return
         policy, task, _ = build(recipe)
-        report = alive(lambda done, total: shown.on_phase("before", done, total))
+        report = partial(shown.on_phase, "before")
         summary = measure(policy, task, recipe, folder / "samples.jsonl", "before", report)
     write_json(folder / "metrics.json", {"before": summary, "settings": recipe.model_dump(mode="json")})
-
-
-def _while_parent_lives() -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a wrapper of callbacks that ends this process when the study's process has died.
-
-    Otherwise it would go on writing to its folder while a restarted study does the same.
-    """
-    parent = os.getppid()
-
-    def wrap(callback: Callable[..., None]) -> Callable[..., None]:
-        def called(*values: Any) -> None:
-            if os.getppid() != parent:
-                raise SelfVerifyError("the study that started this run is gone")
-            callback(*values)
-
-        return called
-
-    return wrap
 
 
 def main(arguments: list[str]) -> int:
@@ -74,4 +64,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does, so that a checkpoint is written.
+    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), FORCE_S)
     sys.exit(main(sys.argv[1:]))

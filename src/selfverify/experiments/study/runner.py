@@ -13,14 +13,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from selfverify.core.atomic_files import make_output_folder, write_text
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError
+from selfverify.core.folder_lock import only_writer
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, to_yaml
 from selfverify.experiments.study.study_file import (
     BEFORE,
@@ -100,8 +102,8 @@ def run_study(
         launch: Does a job; by default in a process of its own.
 
     Raises:
-        ConfigError: A recipe is wrong, a folder holds a run of another recipe, or the study's own folder
-            cannot be made.
+        ConfigError: A recipe is wrong, a folder holds a run of another recipe, the study's own folder
+            cannot be made, or another process is at work on the study.
         KeyboardInterrupt: After Ctrl-C, when the runs at work have written their checkpoints.
     """
     output = output or Path("runs") / study.name
@@ -118,28 +120,36 @@ def run_study(
     for job in (*evaluations.values(), *work):
         _refuse_other_recipe(job)
     outcome = StudyOutcome(output)
-    if not report_only:
-        make_output_folder(output)
-        chosen = [(run, job) for run, job in zip(runs, work, strict=True) if not only or run.variant in only]
-        tasks = {run.task for run, _ in chosen}
-        pool = _Pool(jobs, say, launch)
-        outcome.failures = pool.run([job for task, job in evaluations.items() if task in tasks])
-        ready = []
-        for run, job in chosen:
-            start = evaluations[run.task]
-            if start.finished or job.finished:
-                ready.append(job)
-            else:
-                reason = f"not started, {start.label} failed"
-                outcome.failures.append(Failure(job.label, reason, start.folder / LOG))
-        outcome.failures += pool.run(ready)
-    finished = [run for run, job in zip(runs, work, strict=True) if job.finished]
-    say(f"{len(finished)} of {len(runs)} runs are finished")
-    if finished:
-        from selfverify.experiments.study.results import write_results
+    with ExitStack() as held:
+        if not report_only:
+            make_output_folder(output)
+            held.enter_context(only_writer(output))
+            chosen = [(r, job) for r, job in zip(runs, work, strict=True) if not only or r.variant in only]
+            outcome.failures = _do_jobs(chosen, evaluations, _Pool(jobs, say, launch))
+        finished = [run for run, job in zip(runs, work, strict=True) if job.finished]
+        say(f"{len(finished)} of {len(runs)} runs are finished")
+        if finished:
+            from selfverify.experiments.study.results import write_results
 
-        outcome.results = write_results(study, output, runs)
+            outcome.results = write_results(study, output, runs)
     return outcome
+
+
+def _do_jobs(
+    chosen: Sequence[tuple[Run, StudyJob]], evaluations: Mapping[str, StudyJob], pool: _Pool
+) -> list[Failure]:
+    """Make the evaluations that tasks start from, then the runs; returns what failed."""
+    tasks = {run.task for run, _ in chosen}
+    failures = pool.run([job for task, job in evaluations.items() if task in tasks])
+    ready = []
+    for run, job in chosen:
+        start = evaluations[run.task]
+        if start.finished or job.finished:
+            ready.append(job)
+        else:
+            reason = f"not started, {start.label} failed"
+            failures.append(Failure(job.label, reason, start.folder / LOG))
+    return failures + pool.run(ready)
 
 
 class _Pool:
@@ -197,7 +207,7 @@ class _Pool:
             # while it writes its checkpoint.
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its end tells the process that the study is gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": str(threads)},

@@ -9,8 +9,6 @@ import logging
 import operator
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
@@ -20,6 +18,7 @@ from selfverify.remote.environments.environment_server import EnvironmentServer,
 from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
 from selfverify.remote.environments.sessions import Factory, SessionLimits
 from selfverify.remote.listening import stop_asked
+from selfverify.workers.orphans import end_with_parent
 
 FORCE_S = 20.0
 """Seconds that an orphaned server gets to close its sessions."""
@@ -80,20 +79,11 @@ async def serve_until_told(
     async with AsyncExitStack() as stack:
         on_ready(await start_server(server, stack, settings.host, settings.port))
         if with_parent:
-            threading.Thread(
-                target=_watch_parent, args=(asyncio.get_running_loop(), stop), daemon=True
-            ).start()
+            loop = asyncio.get_running_loop()
+            # By force, if an environment keeps the loop from hearing of it.
+            end_with_parent(lambda: loop.call_soon_threadsafe(stop.set), FORCE_S)
         await stop.wait()
         logger.info("stopping; %d sessions are open", sum(len(table) for table in server.tables.values()))
-
-
-def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Stop when the standard input ends; by force, if an environment keeps the loop from hearing of it."""
-    while os.read(0, 4096):
-        pass
-    loop.call_soon_threadsafe(stop.set)
-    time.sleep(FORCE_S)
-    os._exit(1)
 
 
 def main() -> None:
