@@ -38,7 +38,7 @@ from selfverify.core.episode import Ending, Said
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.judged import Judged
 
-EQ3 = ("answer", "format", "validity", "complete", "concise")
+EQ3 = ("answer", "format_error", "validity", "complete", "concise")
 
 
 class Asked(Juror):
@@ -210,7 +210,7 @@ def test_a_full_context_is_no_failure() -> None:
     """The driver ends it without a word, before the limit of turns."""
     _, _, ending = hold(LOOK, KITCHEN)
     assert ending.lost and ending.parsed.unjudged == "the context is full"
-    assert "format" not in ending.rewards and ending.rewards["truth"] == 0.0
+    assert "format_error" not in ending.rewards and ending.rewards["truth"] == 0.0
     # Done, and undone again before the context was full.
     assert hold(KITCHEN, OVEN)[2].rewards["truth"] == 1.0
     assert hold(KITCHEN, OVEN, OVEN)[2].rewards["truth"] == 0.0

@@ -112,7 +112,7 @@ def test_advantages_by_hand(policy: Policy, name: str) -> None:
 def test_what_smartsnap_logs(policy: Policy) -> None:
     logged = make_method("smartsnap").metrics([group(policy)])
     assert logged["reward/answer"] == pytest.approx((0.95 + 0.15 - 1.0) / 3)
-    assert logged["reward/format"] == pytest.approx(-1 / 3)
+    assert logged["reward/format_error"] == pytest.approx(-1 / 3)
     assert logged["reward/validity"] == pytest.approx(0.4 / 3)
     assert logged["reward/complete"] == pytest.approx(0.8 / 3)
     assert logged["reward/concise"] == pytest.approx(-0.1 / 3)

@@ -113,7 +113,7 @@ def ending_of_agent(
     )
     if not lost:
         parts |= {
-            "format": components.format,
+            "format_error": components.format,
             "validity": components.validity,
             "complete": components.complete,
             "concise": components.concise,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from selfverify.policy.generators import kept_generators
@@ -34,9 +33,6 @@ TEMPLATE = (
 
 WORDS = r"\d|\p{L}+|[^\s\p{L}\d]+"
 """A digit, a word, or a run of signs."""
-BEFORE = (" ", "\n")
-"""What may stand before a word and be one token with it. `write_tiny_text` gives all forms of a word similar
-embeddings at first, so that small models need not learn that they are the same when they copy."""
 
 
 def text_tokenizer(
@@ -44,7 +40,8 @@ def text_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A tokenizer to which each word of ``corpus`` is one token, and no text is unknown.
 
-    A word and the space or the line's end before it are one token, too.
+    A word and the space before it are one token, too; it is another token than the word alone, so that small
+    models copy words easily only where these have a space in both places.
 
     Args:
         corpus: Texts whose words are to be known.
@@ -55,7 +52,7 @@ def text_tokenizer(
     Raises:
         ValueError: The corpus has no words.
     """
-    joined = pre_tokenizers.Split(Regex(rf"[ \n]?(?:{words})|\s"), "isolated")
+    joined = pre_tokenizers.Split(Regex(rf" ?(?:{words})|\s"), "isolated")
     spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     known = {piece for text in corpus for piece, _ in joined.pre_tokenize_str(text) if not piece.isspace()}
     if not known:
@@ -75,7 +72,7 @@ def text_tokenizer(
     vocab, merges = model["vocab"], [tuple(merge) for merge in model["merges"]]
     for piece in sorted(known):
         [(form, _)] = spelt.pre_tokenize_str(piece)
-        if piece[0] in BEFORE and form[1:] in vocab and form not in vocab:
+        if piece[0] == " " and form[1:] in vocab and form not in vocab:
             # Last of all merges: the word is put together first.
             merges.append((form[0], form[1:]))
             vocab[form] = len(vocab)
@@ -130,28 +127,9 @@ def write_tiny_text(
     with kept_generators(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-        _liken_forms(model.get_input_embeddings().weight, tokenizer)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@torch.no_grad()
-def _liken_forms(weight: Tensor, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Give a word behind a space or a line's end its bare form's embedding, moved by a shared vector.
-
-    Args:
-        weight: ``[V, hidden]`` embeddings, which are also the head's; changed in place.
-        tokenizer: Of `text_tokenizer`.
-    """
-    spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    vocab = tokenizer.get_vocab()
-    for before in BEFORE:
-        [(sign, _)] = spelt.pre_tokenize_str(before)
-        shift = torch.randn_like(weight[0]) * weight.std()
-        for token, number in vocab.items():
-            if token.startswith(sign) and (bare := vocab.get(token.removeprefix(sign))) is not None:
-                weight[number] = weight[bare] + shift

@@ -7,8 +7,9 @@ from typing import Literal
 
 from selfverify.core.environment import Call
 
-CallForm = Literal["tagged", "json"]
-"""How calls are written: between ``<tool_call>`` tags with words before them, or as plain JSON alone."""
+CallForm = Literal["tagged", "json", "spaced"]
+"""How calls are written: between ``<tool_call>`` tags with words before them, as plain JSON alone, or as
+plain JSON whose texts begin with a space, so that a word is the same token in a call as in what was read."""
 
 
 def written_call(call: Call, form: CallForm, why: str = "") -> str:
@@ -19,7 +20,10 @@ def written_call(call: Call, form: CallForm, why: str = "") -> str:
         form: How it is written.
         why: Words before it; plain JSON leaves no room for them.
     """
-    body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-    if form == "json":
+    arguments = dict(call.arguments)
+    if form == "spaced":
+        arguments = {key: f" {text}" if isinstance(text, str) else text for key, text in arguments.items()}
+    body = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    if form != "tagged":
         return body
     return f"{why}\n<tool_call>\n{body}\n</tool_call>" if why else f"<tool_call>\n{body}\n</tool_call>"

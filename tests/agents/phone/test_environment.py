@@ -182,7 +182,7 @@ def test_the_first_screen_is_asked_for_or_given() -> None:
 
 
 def test_forms_of_observations() -> None:
-    assert act(opened(text="terse"), "get_current_xml").text.startswith("Home\n")
+    assert act(opened(text="terse"), "get_current_xml").text.startswith("- Home\n")
     both = act(opened(show="both"), "get_current_xml")
     assert both.text and both.images[0].size == (540, 960)
     picture = act(opened(show="png", address="bounds"), "get_current_xml")
@@ -264,3 +264,10 @@ def test_what_cannot_be_reset_to() -> None:
             asyncio.run(PhoneEnvironment().reset(task, 0))
     with pytest.raises(DataError, match="not been reset"):
         act(PhoneEnvironment(), "back")
+
+
+def test_spaces_around_an_id_or_a_typed_text_do_not_count() -> None:
+    phone = opened(text="terse")
+    assert not act(phone, "launch", app=" clock").error
+    assert not act(phone, "tap", id=" add ").error
+    assert "- time 18:15" in act(phone, "type", text_input=" 18:15").text

@@ -82,6 +82,18 @@ def test_problems_are_pure_and_plain() -> None:
     assert made.problem("train", 3, 5).target != made.problem("train", 4, 5).target
 
 
+def test_kinds_of_tasks_take_turns_in_mixed_order() -> None:
+    """Every time round each kind comes once, in another order, and neighbours are about several apps."""
+    posed = task()
+    kinds = len(posed.config.templates("train"))
+    rounds = [
+        [posed.problem("train", 0, start + n).meta["categories"]["template"][0] for n in range(kinds)]
+        for start in (0, kinds)
+    ]
+    assert set(rounds[0]) == set(rounds[1]) and len(set(rounds[0])) == kinds and rounds[0] != rounds[1]
+    assert len({posed.problem("train", 0, n).meta["category"] for n in range(8)}) >= 3
+
+
 def test_problems_say_what_they_are() -> None:
     problem = task().problem("train", 0, 0)
     system, user = problem.messages
@@ -92,7 +104,9 @@ def test_problems_say_what_they_are() -> None:
         "get_current_xml", "tap", "long_press", "swipe", "type", "back", "home", "enter", "wait",
         "launch", "submit",
     ]  # fmt: skip
-    assert problem.meta["steps"] >= 1 and problem.meta["category"] == "settings"
+    assert problem.meta["steps"] >= 1 and problem.meta["category"] in {
+        kind.app for kind in TEMPLATES.values()
+    }
     assert not problem.environment_begins
     given = task(prompt="task", agent={"first_screen": "given"}).problem("train", 0, 0)
     assert given.environment_begins and [m["role"] for m in given.messages] == ["user"]

@@ -14,12 +14,12 @@ _SCREEN = "get_current_xml"
 
 
 def perform(phone: Phone, call: Call) -> None:
-    """Carry a call out.
+    """Carry a call out. Spaces around a text that it has are no part of it.
 
     Raises:
         Refused: It cannot be; nothing has changed then.
     """
-    arguments = dict(call.arguments)
+    arguments = {key: v.strip() if isinstance(v, str) else v for key, v in call.arguments.items()}
     name = call.name
     if name not in _KNOWN:
         raise Refused(f"there is no tool {name[:40]!r}; there are {', '.join(_KNOWN)}")

@@ -26,6 +26,7 @@ WORDS = r"\d\d:\d\d|[a-z]\d+(?!\p{L})|\d{1,2}|\p{L}+|[^\s\p{L}\d]+"
 """A time of day, an id such as ``r3``, up to two digits, a word, or a run of signs."""
 SPOKEN = (
     "# Task",
+    " " + " ".join(map(str, range(31))),
     "tap swipe type back home enter wait launch submit",
     "Error: there is no on the screen; it is disabled; nothing has the focus; needs",
     "Done. None True False yes no",
@@ -38,18 +39,18 @@ def corpus() -> Iterator[str]:
     yield from SPOKEN
     for listed in vars(words).values():
         if isinstance(listed, tuple):
-            yield from (f"{word} {word}\n{word} {word.casefold()}" for word in listed)
+            yield from (f"{word} {word} {word.casefold()}" for word in listed)
     for name, template in TEMPLATES.items():
         yield from template.wordings
         for seed in range(SEEDS):
             task = make_task(name, seed)
             yield task.instruction
-            yield task.message
+            yield f" {task.message}"
             phone = task.phone()
             for step in (*task.solve, *task.prove):
                 yield terse(phone.look())
                 for call in carry_out(phone, [step]):
-                    yield from map(str, call.arguments.values())
+                    yield from (f" {value}" for value in call.arguments.values())
             yield terse(phone.look())
 
 
@@ -63,7 +64,7 @@ def phrases() -> list[str]:
         # A text stands between quotes, a number does not.
         slots = [f'"{key}": ' + ('"@"' if of["type"] == "string" else "@") for key, of in takes.items()]
         found += f'{{"name": "{named}", "arguments": {{{", ".join(slots)}}}}}'.split("@")
-    found += ['{"name": "submit", "arguments": {"message": "', '", "evidences": [', "]}}", "## Round "]
+    found += ['{"name": "submit", "arguments": {"message": "', '", "evidences": [', "]}}", "## Round", "\n-"]
     return list(dict.fromkeys(found))
 
 

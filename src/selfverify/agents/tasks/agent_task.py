@@ -36,8 +36,9 @@ class AgentTaskConfig(TaskConfig):
     )
     calls: CallForm = Field(
         "tagged",
-        description="How demonstrated calls are written: between <tool_call> tags, or as plain JSON, which "
-        "leaves no room for words (`react: false`). Agents may write either.",
+        description="How demonstrated calls are written: between <tool_call> tags; as plain JSON, which "
+        "leaves no room for words (`react: false`); or as plain JSON whose texts begin with a space "
+        "(`spaced`), so that small models copy words as they stand on a screen. Agents may write any.",
     )
     hints: list[str] = Field([], description="Kinds of apps of which the agent is told what is usual.")
     agent: AgentSettings = Field(
@@ -47,8 +48,10 @@ class AgentTaskConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _check_calls(self) -> AgentTaskConfig:
-        if self.react and self.calls == "json":
-            raise ValueError("calls=json is a message that is nothing but JSON: set react=false with it")
+        if self.react and self.calls != "tagged":
+            raise ValueError(
+                f"calls={self.calls} is a message that is nothing but JSON: set react=false with it"
+            )
         return self
 
 

@@ -117,9 +117,13 @@ class PhoneAgents(AgentTask):
     looking = LOOKING
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """See `Task.problem`. Kinds of tasks take turns; what is in the phone is drawn."""
+        """See `Task.problem`. Kinds of tasks take turns, in an order drawn anew each time round.
+
+        In the templates' own order a step would be about one app alone.
+        """
         kinds = self.config.templates(split)
-        kind = kinds[index % len(kinds)]
+        time_round, place = divmod(index, len(kinds))
+        kind = kinds[np.random.default_rng([seed, time_round]).permutation(len(kinds))[place]]
         drawn = self.config.seed_of(kind, split, seed, index)
         return self.of_template(kind, drawn, f"{self.name}/{split}/{seed}/{index}")
 

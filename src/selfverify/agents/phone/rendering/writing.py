@@ -72,6 +72,8 @@ def one_line(text: str) -> str:
 def terse(look: Layout) -> str:
     """The title, one line for each line of the screen, then what stands in bar, tabs and on the keyboard.
 
+    All lines begin with a dash and a space, so that a word is the same token wherever it stands.
+
     A line names the label, the id where it is another word, the value and, of a switch, ``on`` or ``off``. Of
     options and tabs the one that is chosen has a ``*``. The id stands behind the words that it belongs to:
     small models learn first to copy what follows known words.
@@ -97,7 +99,7 @@ def terse(look: Layout) -> str:
         lines.append("more" + " above" * (look.scroll > 0) + " below" * (look.scroll < look.end))
     if look.toast:
         lines.append(one_line(look.toast))
-    return "\n".join(lines)
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _line(widget: Widget) -> str:
