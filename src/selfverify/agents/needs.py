@@ -24,11 +24,14 @@ class Finding:
         about: The sub-goal in words.
         verdict: True or False where it is shown, else None.
         rounds: The rounds that show it.
+        shown: What is shown in the place of a value that is asked for; None where nothing is, and for
+            sub-goals of another sort.
     """
 
     about: str
     verdict: bool | None
     rounds: tuple[int, ...] = ()
+    shown: Scalar | None = None
 
 
 class _Need(BaseModel):
@@ -76,8 +79,8 @@ class Has(_Need):
             here = [Finding(names[0], True, tuple(sorted(rounds)))] * self._exists
             for (attribute, value), about in zip(self.values.items(), names[self._exists :], strict=True):
                 if attribute in record:
-                    at = tuple(sorted(rounds | {records[key][attribute][1]}))
-                    here.append(Finding(about, same(record[attribute], value), at))
+                    at, shown = tuple(sorted(rounds | {records[key][attribute][1]})), record[attribute]
+                    here.append(Finding(about, same(shown, value), at, shown))
                 else:
                     here.append(Finding(about, None))
             if best is None or _rank(here) > _rank(best):

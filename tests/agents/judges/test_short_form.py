@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from selfverify.agents.cases import Case
@@ -58,14 +60,14 @@ def test_refused_calls_and_the_first_screen_are_named() -> None:
 @pytest.mark.parametrize(
     ("given", "verdict"),
     [
-        (case(("", [TIME, LABEL])), " label is yoga 2 yes § success"),
-        (case(("", [TIME]), ("", [TIME, LABEL])), " label is yoga 4 yes § success"),
+        (case(("", [TIME, LABEL])), " 06:10 label yoga yoga 2 yes § success"),
+        (case(("", [TIME]), ("", [TIME, LABEL])), " 06:10 label yoga yoga 4 yes § success"),
         # The truth decides, whether it is shown or not.
-        (case(("", [TIME])), " label is yoga unseen § success"),
-        (case(("", [TIME]), done=False), " label is yoga unseen § failure"),
-        (case(("", [TIME, ("alarm/6", "label", "Gym")]), done=False), " label is yoga 2 no § failure"),
-        (case(("", [("song/1", "title", "River")])), " label is yoga unseen § irrelevant"),
-        (case(), " label is yoga unseen § success"),
+        (case(("", [TIME])), " 06:10 label yoga unseen § success"),
+        (case(("", [TIME]), done=False), " 06:10 label yoga unseen § failure"),
+        (case(("", [TIME, ("alarm/6", "label", "Gym")]), done=False), " 06:10 label yoga gym 2 no § failure"),
+        (case(("", [("song/1", "title", "River")])), " 06:10 label yoga unseen § irrelevant"),
+        (case(), " 06:10 label yoga unseen § success"),
     ],
 )
 def test_what_a_judge_should_say(given: Case, verdict: str) -> None:
@@ -73,6 +75,32 @@ def test_what_a_judge_should_say(given: Case, verdict: str) -> None:
     vote = read_short(verdict, short_case(given)).vote
     assert vote is not None and vote.success == verdict.endswith("success")
     assert vote.valid == (not verdict.endswith("irrelevant"))
+
+
+@pytest.mark.parametrize(
+    ("need", "facts", "said"),
+    [
+        # A setting is known by its key, whose one value is as screens write it.
+        ({"kind": "setting", "key": "wifi", "values": {"value": True}}, [("setting/wifi", "value", False)],
+         "wifi on off 2 no"),
+        ({"kind": "app", "key": "maps", "values": {"size": 30}}, [("app/maps", "size", 30)],
+         "maps size 30 30 2 yes"),
+        # What there is only one of needs no name, and a number is none.
+        ({"kind": "timer", "key": "main", "values": {"on": True}}, [("timer/main", "on", True)],
+         "on on on 2 yes"),
+        ({"kind": "place", "key": "3", "match": {"name": "Oak Park"}, "values": {"star": True}},
+         [("place/3", "name", "Oak Park"), ("place/3", "star", True)], "oak park star on on 2 yes"),
+        # A new record is said to be there before its values.
+        ({"kind": "alarm", "match": {"time": "06:10"}, "values": {"label": "Yoga"}, "new": True},
+         [TIME, LABEL], "alarm 06:10 2 yes ¶ label yoga yoga 2 yes"),
+        ({"type": "absent", "kind": "song", "match": {"title": "River"}},
+         [("song?title~river", "count", 0)], "no song river 2 yes"),
+        ({"type": "listed", "kind": "alarm"}, [("alarm", "count", 1), TIME], "every alarm 2 yes"),
+    ],
+)  # fmt: skip
+def test_how_demands_are_said(need: dict[str, Any], facts: Any, said: str) -> None:
+    goal = Goal.read({"needs": [{"type": "has", **need}]})
+    assert short_verdict(case(("", facts), goal=goal)) == f" {said} § success"
 
 
 def test_an_answer_comes_after_what_it_rests_on() -> None:
@@ -84,7 +112,11 @@ def test_an_answer_comes_after_what_it_rests_on() -> None:
         }
     )
     given = case(("", [("song/4", "plays", 96)]), message="96", goal=goal)
-    assert short_verdict(given) == " plays is 96 2 yes ¶ the answer yes § success"
+    assert short_verdict(given) == " plays 96 2 yes ¶ answer 96 right § success"
+    wrong = case(("", [("song/4", "plays", 96)]), message="98", goal=goal, done=False)
+    assert short_verdict(wrong) == " plays 96 2 yes ¶ answer 96 wrong § failure"
+    # What nobody can know is not said.
+    assert short_verdict(case(message="96", goal=goal)) == " plays unseen ¶ answer unseen § success"
 
 
 def test_a_case_without_a_truth_has_no_right_verdict() -> None:

@@ -4,9 +4,9 @@ A case is one line of words in small letters::
 
     task set an alarm for 06:10. § says done. § rounds 7 § 7 tap r6 ¶ alarm ¶ time 06:10 ¶ label yoga
 
-and a verdict says of each demand whether it is shown, in which round, and what follows::
+and a verdict says of each demand what is shown, in which round, whether that is right, and what follows::
 
-    there is a alarm with time 06:10 7 yes § success
+    label yoga yoga 7 yes § success
 
 ``§`` stands before each round and ``¶`` at the end of each line. Neither can stand in what others have
 written, so that no screen can begin a round.
@@ -18,17 +18,24 @@ import re
 
 from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Vote
+from selfverify.agents.facts import Scalar, Seen
 from selfverify.agents.fenced import LONGEST_MESSAGE, LONGEST_SCREEN, Rendered
+from selfverify.agents.goals import Goal
 from selfverify.agents.judges.opinions import LONGEST, Opinion
-from selfverify.agents.needs import Finding
+from selfverify.agents.needs import Absent, Listed, Need
 from selfverify.core.environment import Call
 from selfverify.tasks.tool_episode import shortened
 
 QUESTION = "Is it done?"
 """What stands before a case."""
 PART, LINE = "§", "¶"
+ONLY, PLAIN = "main", "value"
+"""The key of what there is only one of, and the attribute of what has only one: both say nothing."""
 VERDICTS = ("success", "failure", "irrelevant")
 SHOWN = {True: "yes", False: "no", None: "unseen"}
+"""What is said of a demand, behind the round that shows it."""
+ANSWERED = {True: "right", False: "wrong", None: "unseen"}
+"""What is said of an answer, behind the right one: in other words, as a number there is no round."""
 
 _OURS = str.maketrans({PART: "?", LINE: "?"})
 _NAMED = re.compile(rf" (\d{{1,9}}) (?:{SHOWN[True]}|{SHOWN[False]})(?= {LINE}|$)")
@@ -53,8 +60,9 @@ def short_case(case: Case) -> Rendered:
 def short_verdict(case: Case) -> str:
     """What a judge should say of a case whose goal and ground truth are known.
 
-    Each demand comes with what the evidence shows of it. The verdict is the ground truth, also where the
-    evidence does not show it; only evidence that has nothing to do with the task is called so instead.
+    Each demand comes with what the evidence shows of it, and in which round. The verdict is the ground truth,
+    also where the evidence does not show it; only evidence that has nothing to do with the task is called so
+    instead. Nothing is said that cannot be read somewhere: of a question's answer only where it is shown.
 
     Raises:
         ValueError: The goal or the truth is not known.
@@ -62,13 +70,55 @@ def short_verdict(case: Case) -> str:
     if case.goal is None or case.truth is None:
         raise ValueError(f"problem {case.name} has no goal, or nobody knows whether it is reached")
     evidence = case.submission.evidence
-    findings = [*case.goal.shown(evidence, case.submission.message).findings]
-    if case.goal.answer is not None:
-        # First what the answer rests on, then the answer.
-        findings = [*findings[1:], findings[0]]
+    words = _demands(case.goal, Seen(evidence), case.submission.message)
     relevant = not evidence or any(case.goal.relevant(exhibit) for exhibit in evidence)
     verdict = "irrelevant" if not relevant else "success" if case.truth.complete else "failure"
-    return f" {f' {LINE} '.join(map(_found, findings))} {PART} {verdict}"
+    return f" {f' {LINE} '.join(words)} {PART} {verdict}"
+
+
+def _demands(goal: Goal, seen: Seen, message: str) -> list[str]:
+    """Of each sub-goal what it is, what is shown of it, in which round, and whether that is right."""
+    words, asks = [], goal.answer is None
+    known = True
+    for need in goal.needs:
+        findings = need.shown(seen)
+        known = known and all(finding.verdict is True for finding in findings)
+        said = _asked(need, asks)
+        for about, finding in zip(said, findings, strict=True):
+            at = f" {max(finding.rounds)}" if finding.rounds else ""
+            value = "" if finding.shown is None else f" {_value(finding.shown)}"
+            words.append(f"{about}{value}{at} {SHOWN[finding.verdict]}")
+    if goal.answer is not None:
+        right = goal.answer.matches(message)
+        shown = f"{_value(goal.answer.value)} {ANSWERED[right]}" if known else ANSWERED[None]
+        words.append(f"answer {shown}")
+    return words
+
+
+def _asked(need: Need, asks: bool) -> list[str]:
+    """A need's sub-goals in few words. What a question asks for is not in it: nobody could know it."""
+    matched = " ".join(map(_value, need.match.values()))
+    if isinstance(need, Absent):
+        return [f"no {need.kind} {matched}".strip()]
+    if isinstance(need, Listed):
+        return [f"every {need.kind} {matched}".strip()]
+    exists = need.new or not need.values
+    # Which record it is: said already, or by its values, or by its key where that is no number.
+    named = "" if exists else matched
+    if need.key is not None and not need.key.isdigit() and need.key != ONLY:
+        named = need.key
+    values = []
+    for attribute, value in need.values.items():
+        about = named if named and attribute == PLAIN else f"{named} {attribute}".strip()
+        values.append(f"{about} {_value(value)}" if asks else about)
+    return [f"{need.kind} {matched}".strip()] * exists + values
+
+
+def _value(value: Scalar) -> str:
+    """A value as screens write it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _words(str(value), LONGEST_MESSAGE)
 
 
 def read_short(text: str, case: Rendered) -> Opinion:
@@ -89,12 +139,6 @@ def read_short(text: str, case: Rendered) -> Opinion:
         return Opinion(None, f"it names round {strange[0]}, which it was not shown")
     reasons = words.replace(f" {LINE} ", "\n")
     return Opinion(Vote(verdict != "irrelevant", verdict == "success", reasons, tuple(sorted(rounds))))
-
-
-def _found(finding: Finding) -> str:
-    about = _words(finding.about.rpartition(": ")[2], LONGEST_MESSAGE)
-    number = f" {max(finding.rounds)}" if finding.rounds else ""
-    return f"{about}{number} {SHOWN[finding.verdict]}"
 
 
 def _called(call: Call | None) -> str:

@@ -15,7 +15,7 @@ from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 
 PROBLEMS = 1000
 """Cases whose words are learnt, beside those of the phone."""
-WIDTH, LAYERS = 96, 3
+WIDTH, LAYERS = 96, 4
 CONTEXT = 4096
 
 
