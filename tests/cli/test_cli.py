@@ -144,6 +144,24 @@ def test_a_run_is_not_deleted_by_accident(recipe: Path, calls: list[Any], tmp_pa
     assert [call[2] for call in calls] == [False, True]
 
 
+def test_a_run_that_was_moved_is_used_where_it_is(
+    recipe: Path, calls: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also under another name of its folder; the recipe in it names the folder that it came from."""
+    one_run(tmp_path / "run", recipe, best=False)
+    run("train", tmp_path / "run", "--resume")
+    run("train", os.path.relpath(tmp_path / "run"), "--resume")
+    assert not caplog.records
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    run("train", moved, "--resume")
+    assert f"this run was in {tmp_path / 'run'} before; {moved} is used" in caplog.text
+    run("train", moved, f"output={tmp_path / 'other'}")
+    run("eval", moved)
+    folders = [passed.folder.resolve() for _, passed, *_ in calls]
+    assert folders == [*[tmp_path / "run"] * 2, moved, tmp_path / "other", moved]
+    assert "resumes from checkpoint-000010" in run("train", moved, "--resume", "--dry-run").stdout
+
+
 def test_a_dry_run_prints_a_recipe_and_trains_nothing(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
     result = run("train", recipe, "sampling.group_size=4", "--dry-run")
     assert not calls

@@ -121,7 +121,8 @@ def test_a_good_recipe_is_completed_with_defaults(good: Path) -> None:
 
 
 def test_a_resolved_recipe_reads_back_equal(good: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(good, ["learner.betas=[0.5, 0.6]", "learner.learning_rate=1e-5"])
+    changed = ["learner.betas=[0.5, 0.6]", "learner.learning_rate=1e-5", f"output={tmp_path / 'run'}"]
+    recipe = load_recipe(good, changed)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(to_yaml(recipe))
     again = load_recipe(tmp_path / "run")

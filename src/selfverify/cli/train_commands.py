@@ -98,7 +98,7 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
         if not settings.resume and not settings.overwrite and holds_a_run(loaded.folder):
             raise ConfigError(
                 f"{loaded.output} already holds a run: --resume goes on with it, --overwrite deletes it, and "
-                "name=OTHER writes elsewhere"
+                "output=OTHER writes elsewhere"
             )
 
     start_processes(loaded)

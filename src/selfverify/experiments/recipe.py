@@ -9,6 +9,7 @@ once, with the file, the line and the nearest key that does exist.
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ from selfverify.experiments.recipe_yaml import (
 if TYPE_CHECKING:
     from selfverify.methods.base import Method
     from selfverify.tasks.base import Task
+
+logger = logging.getLogger(__name__)
 
 RECIPE_FILE = "recipe.yaml"
 """The file in a run's folder that holds the resolved recipe."""
@@ -153,8 +156,8 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
     """Read a recipe, apply overrides, and check the result.
 
     Args:
-        path_or_name: A YAML file, a run's folder (its `recipe.yaml` is taken) or the name of a built-in
-            recipe.
+        path_or_name: A YAML file, a run's folder or the name of a built-in recipe. Of a folder its
+            `recipe.yaml` is taken, and the folder itself is the output, also if the run was moved there.
         overrides: ``section.key=value`` strings, applied in order; a value is read as YAML. An override
             of ``method.name`` or ``task.name`` with another name than the file's replaces the whole section,
             since options of one method mean nothing to another.
@@ -163,7 +166,8 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
         ConfigError: The file cannot be read, a key does not exist, a value does not fit, or the settings
             contradict each other. The message has one line per fault.
     """
-    document = read_document(_locate(path_or_name))
+    file = _locate(path_or_name)
+    document = read_document(file)
     if "variants" in document.data:
         raise ConfigError(
             f"{document.source}: this is a study, many runs in one file; run it with `selfverify study "
@@ -171,9 +175,19 @@ def load_recipe(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Reci
         )
     for section in ("method", "task"):
         _forget_other(section, overrides, document)
+    if Path(path_or_name).expanduser().is_dir():
+        _stay_in(file.parent, document)
     for override in overrides:
         parse_override(override, document)
     return build_recipe(document)
+
+
+def _stay_in(folder: Path, document: Document) -> None:
+    """Let a run's output be the folder that its recipe stands in."""
+    written = document.data.get("output")
+    if isinstance(written, str) and Path(written).expanduser().resolve() != folder.resolve():
+        logger.warning("%s: this run was in %s before; %s is used", document.source, written, folder)
+    document.data["output"] = str(folder)
 
 
 def _forget_other(section: str, overrides: Sequence[str], document: Document) -> None:
