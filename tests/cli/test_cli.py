@@ -44,8 +44,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         made.append(("eval", recipe, model, output))
         return {"pass@1": 0.51234, "auc": {"value": 0.7, "low": None}, "problems": 8}
 
-    def quickstart(output: Path, seed: int, fast: bool) -> Path:
-        made.append(("quickstart", output, seed, fast))
+    def quickstart(output: Path, seed: int, fast: bool, overwrite: bool) -> Path:
+        made.append(("quickstart", output, seed, fast, overwrite))
         return output / "report.html"
 
     def write_report(runs: list[Path], out: Path) -> Path:
@@ -215,11 +215,11 @@ def test_eval_of_a_model_that_belongs_to_no_run_needs_a_recipe(
 
 def test_quickstart_and_report(calls: list[Any], tmp_path: Path) -> None:
     assert "report.html" in run("quickstart", "--fast", "--seed", 3, "--output", tmp_path).stdout
-    run("quickstart")
+    run("quickstart", "--overwrite")
     run("report", tmp_path, tmp_path, "--out", tmp_path / "r.html")
     assert calls == [
-        ("quickstart", tmp_path, 3, True),
-        ("quickstart", Path("runs/quickstart"), 0, False),
+        ("quickstart", tmp_path, 3, True, False),
+        ("quickstart", Path("runs/quickstart"), 0, False, True),
         ("report", [tmp_path, tmp_path], tmp_path / "r.html"),
     ]
     assert "there is no run in" in run("report", tmp_path / "none", code=2).stderr

@@ -25,6 +25,12 @@ from selfverify.cli.train_commands import merge, quickstart, train
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.version import __version__
 
+_GOES_ON = {
+    "train": "; `--resume` goes on from the last checkpoint",
+    **dict.fromkeys(("quickstart", "eval", "study"), "; the same command goes on where it was stopped"),
+}
+"""What people can do after Ctrl-C, by command."""
+
 
 class _Commands(TyperGroup):
     """Commands whose failures end in one readable message, not in a traceback."""
@@ -41,7 +47,7 @@ class _Commands(TyperGroup):
             say(f"{error.filename2 or error.filename}: {error.strerror}", "bold red", "error: ")
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            say("interrupted; `--resume` goes on from the last checkpoint", "yellow")
+            say(f"interrupted{_GOES_ON.get(ctx.invoked_subcommand or '', '')}", "yellow")
             raise typer.Exit(130) from None
 
 

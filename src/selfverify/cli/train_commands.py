@@ -26,12 +26,16 @@ class QuickstartSettings(Settings):
     output: Path = Path("runs/quickstart")
     """The folder of the run and its report."""
 
+    overwrite: bool = False
+    """Delete the run that the output folder already holds, and start over."""
+
 
 @settings_as_options
 def quickstart(settings: QuickstartSettings) -> None:
     """Train a small model on this machine, and write a report of what it learnt.
 
-    It needs no GPU, no download and no account: the model and its data ship with the package.
+    It needs no GPU, no download and no account: the model and its data ship with the package. Called again,
+    it goes on where it was stopped.
 
     Examples:
 
@@ -41,7 +45,8 @@ def quickstart(settings: QuickstartSettings) -> None:
     """
     from selfverify.experiments.quickstart import quickstart as run_quickstart
 
-    typer.echo(f"report: {run_quickstart(settings.output, settings.seed, settings.fast)}")
+    report = run_quickstart(settings.output, settings.seed, settings.fast, settings.overwrite)
+    typer.echo(f"report: {report}")
 
 
 class TrainSettings(Settings):

@@ -11,8 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from selfverify.core.atomic_files import write_json
-from selfverify.experiments.recipe import Recipe, load_recipe
+from selfverify.core.differences import differences
+from selfverify.core.errors import ConfigError
+from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
 from selfverify.experiments.run import build, measure, train
+from selfverify.experiments.run_folder import held_folder
 from selfverify.learner.progress import TrainingProgress
 from selfverify.policy.policy import Policy
 from selfverify.reports.report import write_overview, write_report
@@ -41,13 +44,19 @@ ROWS = (
 )
 
 
-def quickstart(output: Path, seed: int = 0, fast: bool = False) -> Path:
+def quickstart(output: Path, seed: int = 0, fast: bool = False, overwrite: bool = False) -> Path:
     """Run the built-in experiment and return the report's path.
+
+    Called again, it goes on where it was stopped; what is finished is not done again.
 
     Args:
         output: The run's folder. `selfverify.experiments.run.train` says what is in it.
         seed: Decides problems and samples.
         fast: Whether to train for a few steps only, which takes about a minute.
+        overwrite: Whether to delete the run that the folder already holds, and to start over.
+
+    Raises:
+        ConfigError: The folder holds a run with other settings, or another process is writing into it.
     """
     console = Console()
     overrides = [f"seed={seed}", f"output={output}", *(FAST if fast else ())]
@@ -57,16 +66,34 @@ def quickstart(output: Path, seed: int = 0, fast: bool = False) -> Path:
         f"{recipe.learner.groups_per_step} problems x {recipe.sampling.group_size} samples, then "
         f"{recipe.evaluation.problems} held-out problems. Everything goes to {output}."
     )
-    with TrainingProgress(recipe.learner.steps) as progress:
-        train(recipe, on_step=progress.on_step, on_phase=progress.on_phase)
-        metrics = json.loads((output / "metrics.json").read_text())
-        metrics["paper_decoding"] = _paper_decoding(recipe, output, progress)
-    write_json(output / "metrics.json", metrics)
+    with held_folder(output):
+        if not overwrite and (output / RECIPE_FILE).is_file():
+            _refuse_other(load_recipe(output), recipe)
+            console.print(f"It goes on with what is in {output} already; --overwrite starts over.")
+        metrics = _trained_and_measured(recipe, output, resume=not overwrite)
     console.print(_table(metrics))
     write_overview(output, output / "overview.png")
     report = write_report([output], output / "report.html")
     console.print(f"Open {report} to see curves, score histograms and the problems themselves.")
     return report
+
+
+def _refuse_other(held: Recipe, wanted: Recipe) -> None:
+    if changed := differences(held.model_dump(mode="json"), wanted.model_dump(mode="json")):
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise ConfigError(
+            f"{wanted.output} holds a run with other settings: {'; '.join(changed[:3])}{more}. --output "
+            "OTHER writes elsewhere, --overwrite deletes it and starts over"
+        )
+
+
+def _trained_and_measured(recipe: Recipe, output: Path, resume: bool) -> dict[str, Any]:
+    with TrainingProgress(recipe.learner.steps) as progress:
+        train(recipe, resume, progress.on_step, progress.on_phase)
+        metrics: dict[str, Any] = json.loads((output / "metrics.json").read_text())
+        metrics["paper_decoding"] = _paper_decoding(recipe, output, progress)
+    write_json(output / "metrics.json", metrics)
+    return metrics
 
 
 def _paper_decoding(recipe: Recipe, output: Path, progress: TrainingProgress) -> dict[str, Any]:
