@@ -11,7 +11,7 @@ from selfverify.agents.exhibits import Exhibit, Vote
 from selfverify.agents.finished import Finished
 from selfverify.agents.goals import Goal, Truth
 from selfverify.core.environment import Call, Observation
-from selfverify.experiments.judge_comparison import READS, compare_judges
+from selfverify.experiments.judge_comparison import READS, compare_judges, markdown
 
 GOAL = Goal.read({"needs": [{"type": "has", "kind": "lamp", "key": "oven", "values": {"on": True}}]})
 
@@ -77,3 +77,15 @@ def test_sessions_of_one_problem_are_drawn_together() -> None:
         low, high = row["intervals"]["accuracy"]
         widths.append(high - low)
     assert widths[0] < 0.4 and widths[1] > 0.8
+
+
+def test_the_table() -> None:
+    rows = compare_judges(
+        [session("p1", True), session("p2", False)], {"yes": Told([True]), "no": Told([False], 7)}
+    )
+    lines = markdown(rows).splitlines()
+    assert len(lines) == 2 + 2 * len(READS)
+    assert lines[2].startswith("| yes | message | 50.0 | 50.0 | 100.0 | 100.0 | 0 | 0.0 |")
+    assert lines[-1].startswith("| no | chosen and last | 50.0 | – | 0.0 | 0.0 | 0 | 2.0 |")
+    assert lines[2].endswith("| – |") and lines[-1].endswith("| 8 |")
+    assert "| 50.0 [0.0, 100.0] |" in markdown(rows, intervals=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from pydantic import Field, model_validator
 
 from selfverify.cli.options import Json, settings_as_options
-from selfverify.cli.printing import print_json, print_table
+from selfverify.cli.printing import print_json
 from selfverify.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,7 +72,13 @@ class JudgesSettings(Settings):
 
 
 @settings_as_options
-def judges(settings: JudgesSettings, as_json: Json = False) -> None:
+def judges(
+    settings: JudgesSettings,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Print 95 % intervals (bootstrap over problems).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Let judges read the message alone, the last screen, all screens, or the chosen evidence, and compare.
 
     Each verdict is held against the ground truth. Without an evaluation the sessions are those of experts on
@@ -86,7 +93,7 @@ def judges(settings: JudgesSettings, as_json: Json = False) -> None:
     - `selfverify agent judges --judge rules --judge small=runs/judge-phone/model --split test`
     """
     from selfverify.core.atomic_files import write_json
-    from selfverify.experiments.judge_comparison import compare_judges
+    from selfverify.experiments.judge_comparison import compare_judges, markdown
 
     # Sessions without a verdict have a column of their own.
     logging.getLogger("selfverify.agents.judges.jury").setLevel(logging.ERROR)
@@ -97,36 +104,12 @@ def judges(settings: JudgesSettings, as_json: Json = False) -> None:
         done = sum(session.truth.complete for session in held.sessions)
         found.append({"about": held.about, "not_judged": held.others, "done": done, "rows": rows})
         if not as_json:
-            title = f"{len(held.sessions)} sessions, {done} done; in percent: {held.about['agents']}"
-            print_table([*_COLUMNS], [_cells(row) for row in rows], title, no_wrap=("judge", "reads"))
+            typer.echo(f"{len(held.sessions)} sessions, {done} of them done: {held.about['agents']}\n")
+            typer.echo(f"{markdown(rows, intervals)}\n")
     if settings.output is not None:
         write_json(settings.output, found)
     if as_json:
         print_json(found)
-
-
-_COLUMNS = {
-    "judge": "judge",
-    "reads": "reads",
-    "right": "accuracy",
-    "prec.": "precision",
-    "recall": "recall",
-    "f. pos.": "false_positives",
-    "none": "undecided",
-    "rounds": "exhibits",
-    "chars": "characters",
-    "tokens": "tokens",
-}
-"""The table's columns and the figures in them."""
-
-
-def _cells(row: dict[str, Any]) -> list[Any]:
-    """A line of the table: shares in percent."""
-    shares = ("accuracy", "precision", "recall", "false_positives")
-    known = {name: f"{100 * row[name]:.1f}" for name in shares if row[name] is not None}
-    means = {name: round(row[name], 1) for name in ("exhibits", "tokens") if row[name] is not None}
-    whole = {**row, **known, **means, "characters": round(row["characters"])}
-    return [whole[column] for column in _COLUMNS.values()]
 
 
 def _sessions(settings: JudgesSettings) -> list[Sessions]:

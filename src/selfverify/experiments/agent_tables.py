@@ -6,7 +6,6 @@ reinforcement (RL). Figures are those of a single sample at the evaluation's tem
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from selfverify.agents.agent_figures import LEAST_SR
 from selfverify.agents.tasks.agent_task import AgentTask
 from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.evaluation.breakdown import ACCURACY
+from selfverify.experiments.markdown_tables import grid, number, percent
 from selfverify.experiments.published_smartsnap import APPS, CITED, ROWS, TRAINING, VALIDATION
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import TASKS
@@ -132,21 +132,21 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
     """
     parts = ["## Table 1: tasks", _distribution(tables, paper, by)]
     head = ["type", "model", "problems", *FIGURES]
-    parts += ["## Table 2: AndroidLab's figures (%)", _grid(head, _table_2(tables.rows, intervals), 2)]
+    parts += ["## Table 2: AndroidLab's figures (%)", grid(head, _table_2(tables.rows, intervals), 2)]
     if paper:
-        cited = [[r.type, r.model, "138", *map(_number, r.figures)] for r in ROWS]
-        parts += [f"Published ({CITED}, Table 2; AndroidLab, judged by GLM-4):", _grid(head, cited, 2)]
+        cited = [[r.type, r.model, "138", *map(number, r.figures)] for r in ROWS]
+        parts += [f"Published ({CITED}, Table 2; AndroidLab, judged by GLM-4):", grid(head, cited, 2)]
     apps = sorted({app for row in tables.rows for app in row.apps})
     if apps:
         parts += [
             f"## Table 3: SR by {by} (%)",
-            _grid(["type", "model", *apps], _table_3(tables.rows, apps), 2),
+            grid(["type", "model", *apps], _table_3(tables.rows, apps), 2),
         ]
     if paper:
-        cited = [[r.type, r.model, *map(_number, r.apps)] for r in ROWS if r.apps]
-        parts += [f"Published ({CITED}, Table 3):", _grid(["type", "model", *APPS], cited, 2)]
+        cited = [[r.type, r.model, *map(number, r.apps)] for r in ROWS if r.apps]
+        parts += [f"Published ({CITED}, Table 3):", grid(["type", "model", *APPS], cited, 2)]
     if any(row.figures.get(name) is not None for row in tables.rows for name in EVIDENCE):
-        parts += ["## Evidence and judges", _grid(["type", "model", *EVIDENCE], _evidence(tables.rows), 2)]
+        parts += ["## Evidence and judges", grid(["type", "model", *EVIDENCE], _evidence(tables.rows), 2)]
     parts.append(
         f"RRR is not given where SR is below {LEAST_SR:.0%}. ROR compares pixels, or texts (ᵗ) where screens "
         "have no pictures. In brackets: points above PT of the same model."
@@ -245,13 +245,13 @@ def _distribution(tables: Tables, paper: bool, by: str) -> str:
         total = sum(counts.values()) or 1
         shares = [f"{counts.get(app, 0)} ({counts.get(app, 0) / total:.1%})" for app in apps]
         body.append([name, *shares, str(sum(counts.values()))])
-    found = [_grid(["split", *apps, "total"], body)] if body else [f"No problem has a category {by!r}."]
+    found = [grid(["split", *apps, "total"], body)] if body else [f"No problem has a category {by!r}."]
     if paper:
         cited = [
             [name, *(f"{n} ({n / sum(counts):.1%})" for n in counts), str(sum(counts))]
             for name, counts in (("training", TRAINING), ("validation", VALIDATION))
         ]
-        found += [f"Published ({CITED}, Table 1):", _grid(["split", *APPS, "total"], cited)]
+        found += [f"Published ({CITED}, Table 1):", grid(["split", *APPS, "total"], cited)]
     return "\n\n".join(found)
 
 
@@ -264,20 +264,20 @@ def _table_2(rows: Sequence[Row], intervals: bool) -> list[list[str]]:
             value, mark = row.figures[name], ""
             if name == "ROR" and value is None and row.figures["ROR-xml"] is not None:
                 name, value, mark = "ROR-xml", row.figures["ROR-xml"], "ᵗ"
-            text = _percent(value) + mark
+            text = percent(value) + mark
             base = prompted.get(row.model)
             if name == "SR" and row.type != "PT" and value is not None and base is not None:
                 text += f" ({100 * (value - base):+.1f})".replace("-", "−")
             if intervals and name in row.intervals:
                 low, high = row.intervals[name]
-                text += f" [{_percent(low)}, {_percent(high)}]"
+                text += f" [{percent(low)}, {percent(high)}]"
             cells.append(text)
         body.append(cells)
     return body
 
 
 def _table_3(rows: Sequence[Row], apps: Sequence[str]) -> list[list[str]]:
-    return [[row.type, row.model, *(_percent(row.apps.get(app)) for app in apps)] for row in rows]
+    return [[row.type, row.model, *(percent(row.apps.get(app)) for app in apps)] for row in rows]
 
 
 def _evidence(rows: Sequence[Row]) -> list[list[str]]:
@@ -287,24 +287,9 @@ def _evidence(rows: Sequence[Row]) -> list[list[str]]:
             row.type,
             row.model,
             *(
-                _number(row.figures[name]) if name in plain else _percent(row.figures[name])
+                number(row.figures[name]) if name in plain else percent(row.figures[name])
                 for name in EVIDENCE
             ),
         ]
         for row in rows
     ]
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def _grid(head: Sequence[str], body: Sequence[Sequence[str]], texts: int = 1) -> str:
-    """A table in Markdown whose first columns, ``texts`` of them, are words."""
-    rows = [[cell.replace("|", r"\|").replace("\n", " ") for cell in line] for line in (head, *body)]
-    rule = [["---"] * texts + ["---:"] * (len(head) - texts)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in itertools.chain(rows[:1], rule, rows[1:]))

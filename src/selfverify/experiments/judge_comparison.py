@@ -16,6 +16,7 @@ from selfverify.agents.evidence import Source
 from selfverify.agents.fenced import render
 from selfverify.agents.finished import Finished
 from selfverify.evaluation.statistics import Statistic, bootstrap_interval, on_all, ratio_statistic
+from selfverify.experiments.markdown_tables import grid, percent
 
 READS: dict[str, tuple[Source, bool]] = {
     "message": ("message", False),
@@ -57,6 +58,31 @@ def compare_judges(sessions: Sequence[Finished], judges: Mapping[str, Panel]) ->
         for name, panel in judges.items()
         for read, how in READS.items()
     ]
+
+
+def markdown(rows: Sequence[Row], intervals: bool = False) -> str:
+    """The rows as a table, shares in percent; with ``intervals`` their 95 % intervals, too."""
+    shares = ("accuracy", "precision", "recall", "false_positives")
+
+    def share(row: Row, name: str) -> str:
+        bounds = row["intervals"][name]
+        more = f" [{percent(bounds[0])}, {percent(bounds[1])}]" if intervals and bounds else ""
+        return percent(row[name]) + more
+
+    head = ["judge", "reads", "right %", "precision %", "recall %", "false positives %", "no verdict"]
+    body = [
+        [
+            row["judge"],
+            row["reads"],
+            *(share(row, name) for name in shares),
+            str(row["undecided"]),
+            f"{row['exhibits']:.1f}",
+            f"{row['characters']:.0f}",
+            "–" if row["tokens"] is None else f"{row['tokens']:.0f}",
+        ]
+        for row in rows
+    ]
+    return grid([*head, "rounds", "characters", "tokens"], body, 2)
 
 
 def _figures(sessions: Sequence[Finished], read: Source, last_screen: bool, panel: Panel) -> Row:

@@ -34,7 +34,7 @@ def case(
 
 
 def test_a_case_in_one_line() -> None:
-    rendered = short_case(case(("Alarm\n  time 06:10\n\nlabel  Yoga ", []), ("Home", [])))
+    rendered = short_case(case(("- Alarm\n-  time 06:10\n\nlabel  Yoga ", []), ("- Home", [])))
     assert rendered.text == (
         " task set an alarm for 06:10. § says done. § rounds 9"
         " § 2 tap r6 ¶ alarm ¶ time 06:10 ¶ label yoga § 4 tap r6 ¶ home"

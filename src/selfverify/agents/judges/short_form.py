@@ -148,6 +148,10 @@ def _called(call: Call | None) -> str:
 
 
 def _words(text: str, longest: int) -> str:
-    """The words of others: small letters, one space between two, without what stands for our own marks."""
+    """The words of others: small letters, one space between two, without what stands for our own marks.
+
+    Lines of a list lose their dash.
+    """
     plain = shortened(text.encode("utf-8", "replace").decode(), longest).translate(_OURS).casefold()
-    return f" {LINE} ".join(" ".join(line.split()) for line in plain.splitlines() if line.strip())
+    lines = (" ".join(line.split()).removeprefix("- ") for line in plain.splitlines())
+    return f" {LINE} ".join(line for line in lines if line)
