@@ -1,0 +1,177 @@
+"""Agents that know what to do, in environments that somebody breaks while they work."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from selfverify.agents import background
+from selfverify.agents.agent_episode import AgentEpisode
+from selfverify.agents.browser.chromium_phone import ChromiumPhone
+from selfverify.agents.lent import Lender
+from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
+from selfverify.core.environment import Environment
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.remote.environments.environment_pool import PoolSettings
+from selfverify.remote.environments.process_source import ProcessSource
+from selfverify.remote.environments.remote_environment import RemoteEnvironment
+from selfverify.remote.environments.sources import Source
+from terse_phone import OPTIONS
+
+GIVEN = {"text": "terse", "agent": {"first_screen": "given"}, "prompt": "task", "react": False}
+
+
+class Told(Episode):
+    """An agent at work whose words are given, whatever the policy says."""
+
+    def __init__(self, inner: AgentEpisode, turns: Sequence[str]) -> None:
+        self.inner, self.told = inner, turns
+        self.channel = inner.channel
+
+    def begin(self) -> Reply | None:
+        return self.inner.begin()
+
+    def reply(self, said: Said) -> Reply:
+        told = self.told[said.turn] if said.turn < len(self.told) else ""
+        return self.inner.reply(Said(told, said.tokens, Finish.STOP, said.turn))
+
+    def ending(self) -> Ending:
+        return self.inner.ending()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Experts(PhoneAgents):
+    """Everybody does the task, hands in what proves it, and needs an environment that lives that long.
+
+    Args:
+        sources: Where phones come from.
+        pages: From which problem on the phone is a page in Chromium.
+        limits: Of conversations.
+    """
+
+    def __init__(self, sources: Callable[[], Sequence[Source]], pages: int, limits: EpisodeLimits) -> None:
+        super().__init__(PhoneAgentsConfig.model_validate(GIVEN))
+        self.lender = Lender(sources, PoolSettings(wait_s=120.0, check_s=0.5, close_s=5.0))
+        self.pages, self.limits = pages, limits
+        self.open_pages: list[ChromiumPhone] = []
+
+    def open(self, problem: Problem, seed: int) -> Any:
+        inner = super().open(problem, seed)
+        assert isinstance(inner, AgentEpisode)
+        inner.make = self._page if int(problem.id.split("/")[-1]) >= self.pages else self._phone
+        turns = self.demonstrate_turns(problem, np.random.default_rng(0))
+        return Told(inner, [turn.text for turn in turns])
+
+    def _phone(self) -> Environment:
+        return self.lender.lend(self.tools())
+
+    def _page(self) -> Environment:
+        self.open_pages.append(ChromiumPhone(OPTIONS))
+        return self.open_pages[-1]
+
+
+class Vandal:
+    """Breaks something at random moments, as a context manager on a thread of its own.
+
+    Args:
+        task: Whose environments are broken.
+        sources: Processes that may be killed.
+        harms: What is done, in this order, again and again: ``server`` kills a process, ``connection`` cuts
+            one, ``crash`` lets a page crash, ``page`` closes one with its profile, ``browser`` ends the
+            browser, once.
+        pause_s: The mean time between two harms.
+        seed: Draws moments and victims.
+        kills: How many processes are killed at most.
+        most: How much is broken at most.
+    """
+
+    def __init__(
+        self,
+        task: Experts,
+        sources: Sequence[ProcessSource],
+        harms: Sequence[str],
+        pause_s: float,
+        seed: int,
+        kills: int = 2,
+        most: int = 20,
+    ) -> None:
+        self.task, self.sources, self.harms, self.pause_s = task, sources, harms, pause_s
+        self.kills, self.most = kills, most
+        self.rng = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._rage, daemon=True)
+
+    def __enter__(self) -> Vandal:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _rage(self) -> None:
+        number = 0
+        while self.done.total() < self.most and not self._stop.wait(
+            self.rng.uniform(0.5, 1.5) * self.pause_s
+        ):
+            harm = self.harms[number % len(self.harms)]
+            number += 1
+            with suppress(Exception):  # the victim was gone already
+                if background.start(getattr(self, harm)()).result(5):
+                    self.done[harm] += 1
+
+    async def server(self) -> bool:
+        running = [source._process for source in self.sources if source._process is not None]
+        if not running or self.done["server"] >= self.kills:
+            return False
+        os.kill(self.rng.choice(running).pid, signal.SIGKILL)
+        return True
+
+    async def connection(self) -> bool:
+        pool = self.task.lender._pool
+        lent = [lease.environment for lease in pool._lent] if pool is not None else []
+        known = [
+            e for e in lent if isinstance(e, RemoteEnvironment) and e._http is not None and e._round >= 0
+        ]
+        if known:
+            await self.rng.choice(known)._http.close()  # type: ignore[union-attr]
+        return bool(known)
+
+    async def crash(self) -> bool:
+        page = self._page()
+        if page is not None:
+            page.set_default_timeout(1000)
+            with suppress(Exception):
+                await page.goto("chrome://crash", timeout=1000)
+        return page is not None
+
+    async def page(self) -> bool:
+        page = self._page()
+        if page is not None:
+            await page.context.close()
+        return page is not None
+
+    async def browser(self) -> bool:
+        page = None if self.done["browser"] else self._page()
+        if page is not None:
+            await page.context.browser.close()
+        return page is not None
+
+    def _page(self) -> Any:
+        """An open page, if there is any."""
+        pages = [p._tab._page for p in self.task.open_pages if not p._lost and p._tab._page is not None]
+        return self.rng.choice(pages) if pages else None

@@ -1,0 +1,10 @@
+"""The phone as servers make it for tests: screens of a few words, of which the first one is given."""
+
+from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
+
+OPTIONS = PhoneOptions(text="terse", first_screen="given")
+
+
+def phone() -> PhoneEnvironment:
+    """One session."""
+    return PhoneEnvironment(OPTIONS)
