@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from selfverify.core.errors import DataError
 from selfverify.core.events import note
+from selfverify.core.rgb import upright, upright_size
 
 logger = logging.getLogger(__name__)
 
@@ -41,30 +42,33 @@ class ImageRef:
     image: Image.Image | None = None
 
     def open(self, tries: int = TRIES) -> Image.Image:
-        """Return the image, decoded. Each call reads it anew.
+        """Return the image, decoded and upright. Each call reads it anew.
 
         Raises:
             DataError: The image cannot be read, is none, or is larger than PIL allows; its row is named.
         """
         if self.image is not None:
-            return self.image
+            try:
+                return upright(self.image)
+            except Exception as error:  # PIL raises many types for files that it has not read yet
+                raise DataError(f"{self.place}: the image cannot be read: {error}") from None
         with self._found() as found:
             return read_image(found, tries) if isinstance(found, Path) else decode_image(found)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels, from the image's header.
+        """Width and height in pixels as `open` gives them, from the image's header.
 
         Raises:
             DataError: As for `open`; a file is tried once.
         """
         if self.image is not None:
-            return self.image.size
+            return upright_size(self.image)
         with self._found() as found:
             file = found if isinstance(found, Path) else io.BytesIO(found)
             try:
                 with Image.open(file, formats=FORMATS) as image:
-                    return image.size
+                    return upright_size(image)
             except Exception as error:
                 raise _unreadable(found, error) from None
 
@@ -112,7 +116,7 @@ def file_inside(folder: Path, name: str) -> Path:
 
 
 def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Image.Image:
-    """Return the decoded image in a file, and close the file.
+    """Return the decoded image in a file, turned as its EXIF data say, and close the file.
 
     A file that cannot be read is tried again, since it may be moving or half written: after ``wait_s``
     seconds, then after twice as long each time (3.1 s in all by default).
@@ -146,7 +150,7 @@ def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Ima
 
 
 def decode_image(encoded: bytes, most_pixels: int | None = None) -> Image.Image:
-    """Decode an image.
+    """Decode an image, and turn it as its EXIF data say.
 
     Args:
         encoded: The encoded bytes.
@@ -168,8 +172,7 @@ def _decoded(encoded: bytes, most_pixels: int | None = None) -> Image.Image:
         raise Image.DecompressionBombError(
             f"it has {image.width} x {image.height} pixels, and {most_pixels:,} are allowed"
         )
-    image.load()
-    return image
+    return upright(image)
 
 
 def _unreadable(source: Path | bytes, error: Exception, encoded: bytes = b"", times: str = "") -> DataError:

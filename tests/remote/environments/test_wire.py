@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 
 from selfverify.core.environment import Call, Observation
 from selfverify.core.errors import DataError
@@ -31,6 +31,17 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+
+
+def test_an_image_arrives_as_it_is_seen() -> None:
+    """Turned as its file says; what is transparent stays so."""
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (30, 20)).save(file, "JPEG", exif=exif)
+    _, [turned, clear] = from_blocks(
+        to_blocks("", [Image.open(file), Image.new("RGBA", (5, 5), (9, 8, 7, 6))]), LIMITS
+    )
+    assert turned.size == (20, 30) and clear.getpixel((2, 2)) == (9, 8, 7, 6)
 
 
 def sent(observation: Observation, tool: str = "add") -> Observation:

@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from selfverify.core.errors import DataError
+from selfverify.core.rgb import to_rgb, upright
 from selfverify.data.images import decode_image
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
@@ -42,7 +43,8 @@ def to_blocks(text: str, images: Sequence[Image.Image]) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
     for image in images:
         file = io.BytesIO()
-        (image if image.mode in _PNG_MODES else image.convert("RGB")).save(
+        seen = upright(image)
+        (seen if seen.mode in _PNG_MODES else to_rgb(seen)).save(
             file, "PNG", compress_level=1, compress_type=zlib.Z_RLE
         )
         data = base64.b64encode(file.getvalue()).decode()
