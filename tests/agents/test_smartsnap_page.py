@@ -68,3 +68,12 @@ def test_recipes_are_those_of_the_paper() -> None:
         assert (reward["relevant"], reward["success"], reward["format_error"]) == (0.2, 0.8, -1.0)
         assert recipe.task.options["react"] == ("llama" not in name)
         assert (recipe.policy.template_options == {"enable_thinking": False}) == ("qwen3" in name)
+
+
+def test_the_cold_start_is_that_of_the_paper() -> None:
+    """Sections 4.1 and 4.2: 100,000 turns, batch 32, 5 epochs, 1e-5 with cosine decay, 32K tokens."""
+    recipe = load_recipe("smartsnap-cold-start")
+    learner, options = recipe.learner, recipe.task.options
+    assert (recipe.task.name, options["learn"], options["sample"]) == ("conversations", "turns", 100_000)
+    assert (learner.groups_per_step, learner.learning_rate, learner.schedule) == (32, 1e-5, "cosine")
+    assert learner.steps == 5 * 100_000 / 32 and recipe.episode.tokens == 32768

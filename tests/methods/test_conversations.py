@@ -38,7 +38,9 @@ def test_turns_and_endings() -> None:
     assert conversation_metrics([group]) == found
     # A task may leave out rewards that answers with tags have.
     logged = GRPO().metrics([group])
-    assert logged == found | {"reward/answer": 0.5, "tokens/response": 8.0, "truncated": 1 / 3}
+    assert logged == found | {
+        "reward/answer": 0.5, "tokens/response": 8.0, "truncated": 1 / 3, "groups/reward_spread": 0.5,
+    }  # fmt: skip
 
 
 def test_single_answers_are_no_conversations() -> None:

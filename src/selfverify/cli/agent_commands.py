@@ -10,6 +10,7 @@ import typer
 from selfverify.cli.judges_command import judges
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import print_json
+from selfverify.cli.teach_commands import collect, reanswer
 from selfverify.remote.environments.serving_settings import EnvironmentServing
 from selfverify.serving.agent_run_settings import AgentRunSettings
 
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Let an agent act and watch it, compare agents and judges in tables, serve environments.",
+    help="Let an agent act and watch it, collect what teachers do, compare agents and judges, serve "
+    "environments.",
 )
 app.command()(judges)
+app.command()(collect)
+app.command()(reanswer)
 
 
 @app.command()

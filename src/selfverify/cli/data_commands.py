@@ -10,6 +10,7 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import print_json, say
+from selfverify.core.errors import ConfigError
 from selfverify.core.settings import Settings
 from selfverify.experiments.check_settings import CheckSettings
 
@@ -125,8 +126,12 @@ def filter_(
 class ExportSettings(Settings):
     """What is exported, in which form, and where to."""
 
-    format: Literal["atif"] = "atif"
-    """The form of the files: the Agent Trajectory Interchange Format (1.8)."""
+    format: Literal["atif", "verl"] = "atif"
+    """The form of the files: the Agent Trajectory Interchange Format (1.8), a file each; or verl's `messages`
+    and `tools` for fine-tuning, one file (.parquet or .jsonl)."""
+
+    keep: Literal["all", "correct", "judged"] = "all"
+    """With --format verl: which samples; all, right ones, or those that judges found a success."""
 
     rollouts: bool = False
     """Export the logged rollouts of a run's training, with their tokens, not its samples."""
@@ -147,7 +152,9 @@ def export(
     source: Annotated[
         Path, typer.Argument(help="The folder of a run or of an evaluation, or a `samples.jsonl`.")
     ],
-    output: Annotated[Path, typer.Option(help="The folder for the trajectories and their images.")],
+    output: Annotated[
+        Path, typer.Option(help="The folder for the trajectories and their images; of verl's form the file.")
+    ],
     settings: ExportSettings,
     as_json: Json = False,
 ) -> None:
@@ -163,7 +170,14 @@ def export(
     - `selfverify data export runs/agent/samples-before.jsonl --output before --problems 20`
 
     - `selfverify data export runs/agent --rollouts --output rollouts --limit 100`
+
+    - `selfverify data export runs/agent --format verl --keep correct --output own-successes.parquet`
     """
+    if settings.format == "verl":
+        _export_conversations(source, output, settings, as_json)
+        return
+    if settings.keep != "all":
+        raise ConfigError("--keep goes with --format verl")
     from dataclasses import asdict
 
     from rich.progress import Progress
@@ -187,3 +201,21 @@ def export(
     if done.unknown:
         problem, reason = next(iter(done.unknown.items()))
         say(f"{len(done.unknown)} problems are without their questions; {problem}: {reason}", "yellow")
+
+
+def _export_conversations(source: Path, output: Path, settings: ExportSettings, as_json: bool) -> None:
+    """Write one file of conversations for fine-tuning."""
+    from dataclasses import asdict
+
+    from selfverify.evaluation.store import find_store
+    from selfverify.experiments.conversation_export import export_conversations
+
+    if settings.rollouts or settings.only:
+        raise ConfigError("--format verl exports stored samples: --rollouts and --only do not go with it")
+    done = export_conversations(find_store(source), output, settings.keep, settings.problems, settings.limit)
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(f"{done.conversations} conversations: {output}")
+    for reason, count in done.left_out.items():
+        say(f"{count} samples are left out: {reason}", "yellow")

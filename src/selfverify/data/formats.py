@@ -22,6 +22,7 @@ from selfverify.data.jsonl import BYTE_ORDER_MARK, JsonFiles, JsonLines, JsonLis
 from selfverify.data.reasonseg import SUFFIXES, convert_reasonseg, is_reasonseg
 from selfverify.data.referring import ASKS_FOR_A_BOX, convert_grounding
 from selfverify.data.tfrecord import TFRecords, is_tfrecord
+from selfverify.data.tool_conversations import convert_conversation, is_conversation
 from selfverify.data.vqa import HUMAN, convert_vqa, spoken
 
 HEAD_BYTES = 2**16
@@ -66,6 +67,8 @@ def converter_of(record: Record) -> Convert:
         return convert_mobile
     if is_agent_task(record):
         return convert_agent_task
+    if is_conversation(record):
+        return convert_conversation
     if any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm")):
         return convert_grounding
     answer = first(record, "solution")
@@ -84,6 +87,7 @@ FORMATS: dict[str, Format] = {
     "tsv": Format(_each(lambda file: Table(file, "\t")), None, (".tsv",)),
     "csv": Format(_each(lambda file: Table(file, ",")), None, (".csv",)),
     "open-r1": Format(_each(Parquet), convert_vqa, (".parquet",)),
+    "verl": Format(_each(Parquet), convert_conversation, (".parquet",)),
     "refcoco": Format(None, convert_grounding, (".json", ".jsonl", ".tsv")),
     "reasonseg": Format(_beside_images, convert_reasonseg, (".json",)),
     "android-control": Format(_each(TFRecords), convert_android_control),

@@ -6,19 +6,22 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from selfverify.core.errors import DataError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.problem import Problem
 from selfverify.data import BadRow, ImageRef, Rows
 from selfverify.data.fields import Row, shown
 from selfverify.data.images import decode_image
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.loading import load_structure
+from selfverify.tasks.base import user_turn
+from selfverify.tasks.conversations import Conversations
 from selfverify.tasks.mathematics.math import Math
 from selfverify.tasks.phone.mobile import Mobile
 from selfverify.tasks.pointing.grounding import Grounding
@@ -71,7 +74,7 @@ class Checked:
         model: The model whose tokens are counted.
         rows: The number of rows that can be used, images included.
         broken: The rows that cannot.
-        kinds: The number of rows by what they ask for: ``question``, ``options``, ``box``, ``step``.
+        kinds: The number of rows by what they ask for (`kind_of`).
         categories: The number of rows by category, the largest first.
         images: The number of rows by the number of their images.
         distinct_images: The number of images with different contents.
@@ -151,7 +154,8 @@ class _Model:
         config.max_position_embeddings = 2**62
         self.encoder, math = Encoder(self.loaded, settings.pixel_cache_mb), Math()
         self.tasks: dict[str, RowTask] = {
-            "question": math, "options": math, "box": Grounding(), "step": Mobile()
+            "question": math, "options": math, "box": Grounding(), "step": Mobile(),
+            "conversation": Conversations(),
         }  # fmt: skip
         for task in self.tasks.values():
             task.use_space(self._space)
@@ -172,8 +176,8 @@ class _Model:
         digests = [_digest(data) for data in encoded]
         opened = row | {"images": [ImageRef(row["id"], image=image) for image in images]}
         kind = kind_of(row)
-        prompt = self.encoder.prompt(self.tasks[kind].ask(opened, row["id"]))
-        asked = [row.get(name) for name in ("question", "options", "goal", "step_instruction", "history")]
+        prompt = self._prompt(kind, opened)
+        asked = [row.get(name) for name in _ASKED]
         text = json.dumps(asked, sort_keys=True, default=str).encode()
         return _Usable(
             index,
@@ -186,6 +190,17 @@ class _Model:
             sum(image.placeholders for image in prompt.images),
         ), prompt
 
+    def _prompt(self, kind: str, row: Row) -> Prompt:
+        """What a model is asked; tools are left out where its chat template shows none."""
+        if kind == "task":
+            # Its environment, which is not here, has the tools.
+            return self.encoder.prompt(Problem(row["id"], user_turn(row["instruction"], images=0)))
+        problem = self.tasks[kind].ask(row, row["id"])
+        try:
+            return self.encoder.prompt(problem)
+        except ConfigError:
+            return self.encoder.prompt(replace(problem, tools=[]))
+
     def show(self, row: Row, prompt: Prompt) -> ShownRow:
         """Return a row as the model sees it."""
         text = self.loaded.tokenizer.decode(prompt.ids)
@@ -195,8 +210,14 @@ class _Model:
             for image in prompt.images:
                 text = text.replace(mark * image.placeholders, f"[{image.placeholders} image tokens]", 1)
         sizes = [image.size for image in prompt.pictures]
-        target = row.get("action") or row.get("box") or row.get("answer")
+        target = row.get("action") or row.get("box") or row.get("answer") or row.get("task")
         return ShownRow(row["id"], text, sizes, len(prompt.ids), target)
+
+
+_ASKED = (
+    "question", "options", "goal", "step_instruction", "history", "instruction", "task", "seed", "messages",
+)  # fmt: skip
+"""Fields that tell rows apart."""
 
 
 def _digest(data: bytes) -> bytes:
@@ -204,7 +225,14 @@ def _digest(data: bytes) -> bytes:
 
 
 def kind_of(row: Row) -> str:
-    """Return what a row asks for: ``step``, ``box``, ``options`` (one of several) or ``question``."""
+    """Return what a row asks for.
+
+    It is a ``step``, a ``box``, ``options`` (one of several), a ``question``, a ``task`` for agents, or a
+    ``conversation`` to be imitated.
+    """
+    for kind, field in (("conversation", "messages"), ("task", "instruction")):
+        if field in row:
+            return kind
     if "action" in row:
         return "step"
     if "box" in row:

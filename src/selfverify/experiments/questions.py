@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.problem import Problem
 from selfverify.core.rgb import to_rgb
 from selfverify.data.images import file_inside
 from selfverify.evaluation.shown_problems import shown_entry
@@ -18,6 +19,36 @@ from selfverify.experiments.registry import make_task
 from selfverify.reports.run_data import read_entries
 from selfverify.rollouts.atif_steps import without_surrogates
 from selfverify.tasks.base import Task
+
+
+class Remade:
+    """Problems of stored samples, made anew as the store's header says.
+
+    Args:
+        settings: The store's header.
+
+    Attributes:
+        task: The task; None where there is none any more.
+        why: Why there is none.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._split: Any = settings.get("split", "test")
+        self.task, self.why = _task(settings)
+
+    def problem(self, row: StoredProblem) -> Problem | str:
+        """The problem of a line of the store, or why there is none."""
+        if self.task is None:
+            return self.why
+        try:
+            made = self.task.problem(self._split, 0, row.index)
+        except SelfVerifyError as error:
+            return str(error)
+        stored = row.samples[0].problem if row.samples else made.id
+        if (made.id, made.digest()) != (stored, row.digest):
+            return "it asks or wants something else now; the data has changed"
+        return made
+
 
 Asked = tuple[dict[str, Any], bytes | None]
 """A problem's entry, as in ``gallery/problems.json``, and its encoded image, if it has one."""
@@ -43,8 +74,7 @@ class Questions:
         except ValueError as error:
             raise DataError(f"{gallery / 'problems.json'} is not valid JSON ({error})") from None
         self._entries: dict[str, dict[str, Any]] = {str(entry["id"]): entry for entry in entries}
-        self._split: Any = settings.get("split", "test")
-        self._task, self._why = _task(settings)
+        self._remade = Remade(settings)
         self._last: tuple[str, Asked | None] = ("", None)
 
     def find(self, problem: str, row: StoredProblem) -> Asked | None:
@@ -74,19 +104,12 @@ class Questions:
         return entry | {"image": f"problem-{row.index:06d}{file.suffix}"}, content
 
     def _made(self, problem: str, row: StoredProblem) -> Asked | None:
-        if self._task is None:
-            self.unknown[problem] = self._why
-            return None
-        try:
-            made = self._task.problem(self._split, 0, row.index)
-        except SelfVerifyError as error:
-            self.unknown[problem] = str(error)
-            return None
-        if (made.id, made.digest()) != (problem, row.digest):
-            self.unknown[problem] = "it asks or wants something else now; the data has changed"
+        made = self._remade.problem(row)
+        if isinstance(made, str) or self._remade.task is None:
+            self.unknown[problem] = str(made)
             return None
         name = f"problem-{row.index:06d}.png"
-        entry: dict[str, Any] = without_surrogates(shown_entry(self._task, made, name))
+        entry: dict[str, Any] = without_surrogates(shown_entry(self._remade.task, made, name))
         if not made.images:
             return entry, None
         buffer = io.BytesIO()

@@ -17,11 +17,13 @@ from selfverify.methods.base import Method
 from selfverify.methods.conversation_sft import ConversationSFT
 from selfverify.methods.grpo import GRPO
 from selfverify.methods.score import SCoRe
+from selfverify.methods.self_imitation import SelfImitation
 from selfverify.methods.sft import SFT
 from selfverify.methods.smartsnap import SmartSnap
 from selfverify.methods.star import STaR
 from selfverify.methods.turns_sft import TurnsSFT
 from selfverify.tasks.base import Task
+from selfverify.tasks.conversations import Conversations
 from selfverify.tasks.digits.digits_locate import DigitsLocate
 from selfverify.tasks.digits.digits_mix import DigitsMix
 from selfverify.tasks.digits.digits_pick import DigitsPick
@@ -43,6 +45,7 @@ TASKS: dict[str, type[Task]] = {
         Mobile,
         Math,
         PhoneAgents,
+        Conversations,
         PhoneJudging,
         AndroidAgents,
         BrowserAgents,
@@ -65,7 +68,19 @@ def make_task(name: str, **options: Any) -> Task:
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (AdaPO, AdaPOADPO, ADPO, ConversationSFT, GRPO, SCoRe, SFT, SmartSnap, STaR, TurnsSFT)
+    for method in (
+        AdaPO,
+        AdaPOADPO,
+        ADPO,
+        ConversationSFT,
+        GRPO,
+        SCoRe,
+        SelfImitation,
+        SFT,
+        SmartSnap,
+        STaR,
+        TurnsSFT,
+    )
 }
 
 

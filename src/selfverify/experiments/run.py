@@ -240,7 +240,7 @@ def _train(
         ranks.on_first(lambda: _check_replay(replay, folder))
     ranks.on_first(lambda: _prepare(folder, recipe, resume))
     policy, task, method = build(recipe)
-    evaluated = method.objective == "surrogate" or before is not None
+    evaluated = method.measured or before is not None
 
     def progress(phase: str) -> Callable[[int, int], None] | None:
         return None if on_phase is None else lambda done, total: on_phase(phase, done, total)

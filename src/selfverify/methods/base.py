@@ -125,6 +125,12 @@ class Method(ABC):
         return rollout
 
     @property
+    def measured(self) -> bool:
+        """Whether a run measures the policy before and after: by default where it learns from its own samples
+        by reinforcement. Supervised methods mostly make the policy that other runs start from."""
+        return self.objective == "surrogate"
+
+    @property
     def channels(self) -> tuple[str, ...]:
         """The channels that `credit` gives credits: by default the answer and the score behind it."""
         return (ANSWER, SCORE)

@@ -113,7 +113,7 @@ def conversation_of(
 
 def samples(recipe: Recipe, method: Method) -> bool:
     """Whether the method samples. Of fine-tuning methods, only that of second turns does."""
-    return method.objective == "surrogate" or "second_turn" in recipe.method.options
+    return method.measured or "second_turn" in recipe.method.options
 
 
 def _made(policy: Policy, lengths: PlanSettings) -> Continuation:

@@ -144,12 +144,17 @@ def _calls(message: Message) -> list[AtifCall]:
     """The tool calls in a turn, without the token that ended it; none where they cannot be read."""
     turn = int(message.about["turn"])
     finish = Finish.STOP if message.finish is None else Finish(message.finish)
-    read = read_calls(Said(_END.sub("", message.text), [], finish, turn))
+    read = read_calls(Said(without_end(message.text), [], finish, turn))
     plain = [without_surrogates([call.name, call.arguments]) for call in read.calls]
     return [
         AtifCall(tool_call_id=f"turn-{turn}-call-{n}", function_name=name, arguments=arguments)
         for n, (name, arguments) in enumerate(plain)
     ]
+
+
+def without_end(text: str) -> str:
+    """A turn's text without the token that ended it."""
+    return _END.sub("", text)
 
 
 def without_surrogates(value: Any) -> Any:

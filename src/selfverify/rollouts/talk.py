@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import ConfigError
@@ -98,7 +99,7 @@ class Talk:
             )
         if self.over or not begins:
             return None
-        return self._show(lambda: self.writer.opening(self.problem, reply))
+        return self._show(lambda: self.writer.opening(self.problem, reply), reply)
 
     def say(self, sample: Sample) -> Said:
         """Keep what the policy says as one segment, which `answer` divides."""
@@ -142,7 +143,7 @@ class Talk:
             return None
         turn = len(self.turns)
         return self._show(
-            lambda: without_written_end(last.tokens, self.writer.encode(self.problem, reply, turn))
+            lambda: without_written_end(last.tokens, self.writer.encode(self.problem, reply, turn)), reply
         )
 
     def fail(self, error: Exception) -> None:
@@ -189,7 +190,7 @@ class Talk:
         last.finish, last.values = whole.finish, whole.values
         return last
 
-    def _show(self, encode: Callable[[], Continuation]) -> Continuation | None:
+    def _show(self, encode: Callable[[], Continuation], reply: Reply | None) -> Continuation | None:
         """Keep what the environment shows; None where it fills the context, which ends the conversation."""
         try:
             piece = encode()
@@ -208,7 +209,8 @@ class Talk:
         self._segments.append(
             Segment(
                 OBSERVATION, tokens, zeros, words,
-                author="environment", turn=len(self.turns), images=list(piece.pictures),
+                author="environment", turn=len(self.turns), parsed=said_by(reply, words),
+                images=list(piece.pictures),
             )
         )  # fmt: skip
         self._used += len(tokens)
@@ -226,6 +228,24 @@ class Talk:
         room = self._room if self._room is not None else longest_row(self.policy.model)
         message = f"problem {name}: a conversation has reached its limit of {room} tokens"
         note(logger, "context_full", message, problem=name, turn=len(self.turns), tokens=self._used)
+
+
+def said_by(reply: Reply | None, words: str) -> dict[str, Any] | None:
+    """Who replied, and where in the text the reply's own words stand, without what the template adds.
+
+    Args:
+        reply: The reply.
+        words: The text that the policy hears.
+
+    Returns:
+        ``role``, and ``said``, the beginning and the end; None where they do not stand there as they are.
+    """
+    if reply is None:
+        return None
+    parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
+    own = "".join(part["text"] for part in parts if part["type"] == "text")
+    start = words.find(own)
+    return None if start < 0 else {"role": reply.role, "said": [start, start + len(own)]}
 
 
 def _nothing() -> Segment:

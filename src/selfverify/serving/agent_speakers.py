@@ -14,6 +14,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
 from selfverify.remote.messages import image_url, openai_messages
 from selfverify.tasks.strict_json import read_json
+from selfverify.tasks.tool_calls import read_calls
 
 
 class Speaker(ABC):
@@ -93,7 +94,29 @@ class OnServer(Speaker):
         Raises:
             ServerError: The server cannot be reached, refuses, or answers what is no chat completion.
         """
-        choice = background.start(self._asked()).result()
+        return background.start(self.answer(turn)).result()
+
+    def recall(self, text: str, turn: int) -> None:
+        """Take a turn as its own that somebody else has said."""
+        read = read_calls(Said(text, [], Finish.STOP, turn), self.tools)
+        words, tag, _ = text.partition("<tool_call>")
+        if not read.calls or not tag:
+            self.messages.append({"role": "assistant", "content": text})
+            return
+        self._named = [f"turn-{turn}-call-{number}" for number in range(len(read.calls))]
+        calls = [
+            {
+                "id": name,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for name, call in zip(self._named, read.calls, strict=True)
+        ]
+        self.messages.append({"role": "assistant", "content": words.strip(), "tool_calls": calls})
+
+    async def answer(self, turn: int) -> Said:
+        """What it says next; see `speak`, which waits for it."""
+        choice = await self._asked()
         message = choice["message"]
         content = message.get("content")
         text = content if isinstance(content, str) else ""

@@ -110,17 +110,27 @@ class RowTask(Task):
             ConfigError: The split has no path.
             DataError: The row cannot be read or is of another kind, or the split has fewer rows.
         """
-        rows = self.rows(split)
-        count = len(rows)
+        count = len(self.rows(split))
         if split == "train":
             place, turn = training_place(seed, index, count)
         elif index < count:
             place, turn = index, 0
         else:
             raise DataError(f"the {split} data{self._named(split)} has {count} rows, not {index + 1}")
+        row, id = self.row_at(split, place)
+        return row, id + (f"/pass-{turn + 1}" if turn else "")
+
+    def row_at(self, split: Split, place: int) -> tuple[Row, str]:
+        """Return row ``place`` of a split, from 0, and the id of its problem, whichever pass it is.
+
+        Raises:
+            ConfigError: The split has no path.
+            DataError: The row cannot be read or is of another kind.
+        """
+        rows = self.rows(split)
         given = dict(rows[place])
         name = given.get("id")
-        id = f"{self.name}/{split}/{place if name is None else name}" + (f"/pass-{turn + 1}" if turn else "")
+        id = f"{self.name}/{split}/{place if name is None else name}"
         found: Row | DataError = given
         if not isinstance(rows, Rows):
             # Errors about images begin with the place, here the problem's id.

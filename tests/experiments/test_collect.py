@@ -1,0 +1,246 @@
+"""Data for fine-tuning: collected of teachers, answered anew, exported from stores, and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.agents.word_policy import word_policy
+from tests.serving.test_agent_run import AgentServer
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.data import open_rows
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.store import read_samples
+from selfverify.experiments.collect import collect
+from selfverify.experiments.conversation_export import export_conversations
+from selfverify.experiments.reanswer import reanswer
+from selfverify.experiments.recipe import Recipe, load_recipe
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import recipe_task
+from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.policy.policy import Policy
+from serving_servers import FakeUpstream, Loop
+
+EXPERT = TeacherSettings(expert=True)
+SHORT = ["task.apps=[clock]", "task.prompt=task"]
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def recipe(*more: str) -> Recipe:
+    return load_recipe("smartsnap-phone", [*SHORT, *more])
+
+
+def policy_for(folder: Path, task: Any, problems: int = 8) -> Policy:
+    shown = [
+        task.demonstrate_turns(task.problem("train", 0, n), np.random.default_rng(0)) for n in range(problems)
+    ]
+    return word_policy(folder, [turn.text for turns in shown for turn in turns])()
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_an_experts_conversations_are_learnt_as_if_demonstrated(tmp_path: Path, suffix: str) -> None:
+    """The same tokens in the same channels, whether the task demonstrates them or a file does."""
+    found = recipe()
+    done = collect(found, EXPERT, tmp_path / f"expert{suffix}", problems=6)
+    assert (done.conversations, done.written, done.lost, done.correct) == (6, 6, 0, 6)
+    phone = recipe_task(found)
+    read = make_task("conversations", train=str(tmp_path / f"expert{suffix}"), learn="conversations")
+    policy = policy_for(tmp_path / "model", phone)
+    method, sampling = make_method("conversations-sft"), SamplingConfig()
+    for index in range(6):
+        shown = method.rollout(policy, phone, [phone.problem("train", 0, index)], [index], sampling)
+        imitated = method.rollout(policy, read, [read.numbered("train", 0, index)], [index], sampling)  # type: ignore[attr-defined]
+        # The first screen belongs to the prompt of what was read, and to the conversation of the phone's.
+        one, other = shown.groups[0].trajectories[0], imitated.groups[0].trajectories[0]
+        before = [len(rollout.prompts[0].ids) for rollout in (shown, imitated)]
+        assert [*shown.prompts[0].ids, *one.tokens] == [*imitated.prompts[0].ids, *other.tokens]
+        taught = [[False] * n + t.channel_mask(["action"]) for n, t in zip(before, (one, other), strict=True)]
+        assert taught[0] == taught[1] and any(taught[0])
+    rows = open_rows(tmp_path / f"expert{suffix}")
+    assert [tool["function"]["name"] for tool in rows[0]["tools"]][-1] == "submit"
+    assert rows[0]["category"] == "clock"
+
+
+def test_a_collection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "expert.jsonl"
+    monkeypatch.setattr("selfverify.experiments.collect.AT_ONCE", 2)
+    done: list[int] = []
+
+    def stop(number: int, total: int) -> None:
+        done.append(number)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(recipe(), EXPERT, output, problems=6, progress=stop)
+    assert not output.exists() and len((tmp_path / "expert.jsonl.journal").read_text().splitlines()) == 5
+    again = collect(recipe(), EXPERT, output, problems=6)
+    assert again.written == 6 and [row["id"] for row in open_rows(output)] == [
+        f"expert/phone/train/0/{n}#0" for n in range(6)
+    ]
+    with pytest.raises(ConfigError, match="samples"):
+        collect(recipe(), EXPERT, output, problems=6, samples=2)
+
+
+def clock_teacher() -> AgentServer:
+    """Opens the clock, and hands that in."""
+    server = AgentServer()
+    server.turns = [[("launch", '{"app": "clock"}')], [("submit", '{"message": "Done.", "evidences": [1]}')]]
+    return server
+
+
+def test_a_server_teaches(tmp_path: Path, loop: Loop) -> None:
+    server = clock_teacher()
+    teacher = TeacherSettings(server=loop.upstream(server), model="m", temperature=0.5)
+    output = tmp_path / "taught.jsonl"
+    done = collect(recipe(), teacher, output, problems=3, samples=2, keep="all")
+    assert (done.conversations, done.written, done.lost) == (6, 6, 0)
+    messages = open_rows(output)[0]["messages"]
+    assert [m["role"] for m in messages] == ["user", "user", "assistant", "tool", "assistant"]
+    assert (
+        messages[2]["content"]
+        == '<tool_call>\n{"name": "launch", "arguments": {"app": "clock"}}\n</tool_call>'
+    )
+    assert messages[3]["content"].startswith("## Round 1\n")
+    assert len({body["seed"] for body in server.seen}) == 6 and server.seen[0]["temperature"] == 0.5
+    assert "submit" in [tool["function"]["name"] for tool in server.seen[0]["tools"]]
+
+
+def test_what_a_teacher_loses_is_counted_and_failures_are_left_out(tmp_path: Path, loop: Loop) -> None:
+    teacher = TeacherSettings(server=loop.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
+    with pytest.raises(
+        DataError, match=r"no conversations to write; held: 2 conversations, 0 of them right; the"
+    ):
+        collect(recipe(), teacher, tmp_path / "a.jsonl", problems=2)
+    assert len((tmp_path / "a.jsonl.journal").read_text().splitlines()) == 3
+    teacher = TeacherSettings(server=loop.upstream(clock_teacher()), model="m")
+    with pytest.raises(DataError, match=r"held: 2 conversations, 0 of them right\. "):
+        collect(recipe("task.apps=[settings]"), teacher, tmp_path / "b.jsonl", problems=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "teacher", "output", "message"),
+    [
+        ("smartsnap-phone", EXPERT, "x.csv", "written as .parquet or .jsonl"),
+        ("quickstart", EXPERT, "x.jsonl", "over after the first answer"),
+    ],
+)
+def test_collections_that_cannot_be(
+    tmp_path: Path, name: str, teacher: TeacherSettings, output: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        collect(load_recipe(name), teacher, tmp_path / output, problems=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "say who teaches"),
+        ({"expert": True, "server": "http://x", "model": "m"}, "say who teaches"),
+        ({"server": "http://x"}, "--server and --model go together"),
+    ],
+)
+def test_teachers_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TeacherSettings(**given)
+
+
+def test_turns_are_answered_anew(tmp_path: Path, loop: Loop) -> None:
+    """Each behind the old conversation, as a row of which only the new answer is learnt."""
+    collect(recipe(), EXPERT, tmp_path / "old.jsonl", problems=2)
+    old = open_rows(tmp_path / "old.jsonl")
+    server = FakeUpstream(write=lambda body, i: f"Behind {len(body['messages'])} messages.")
+    teacher = TeacherSettings(server=loop.upstream(server), model="m")
+    written, lost, _ = reanswer(tmp_path / "old.jsonl", teacher, tmp_path / "new.jsonl")
+    turns = [sum(m["role"] == "assistant" for m in row["messages"]) for row in old]
+    assert (written, lost) == (sum(turns), 0)
+    new = open_rows(tmp_path / "new.jsonl")
+    third = new[2]["messages"]
+    assert third[:-1] == [{**m} for m in old[0]["messages"]][: len(third) - 1]
+    assert third[-1]["content"] == f"Behind {len(third) - 1} messages." and new[2]["taught"] == "last"
+    body = next(body for body in server.seen if len(body["messages"]) == len(third) - 1)
+    assert [m["role"] for m in body["messages"]][-2:] == ["assistant", "tool"]
+    asked, answered = body["messages"][-2:]
+    assert asked["tool_calls"][0]["id"] == answered["tool_call_id"] and body["tools"]
+    task = make_task("conversations", train=str(tmp_path / "new.jsonl"))
+    assert task.count("train") == sum(turns)
+    some, _, _ = reanswer(tmp_path / "old.jsonl", teacher, tmp_path / "some.jsonl", sample=3, seed=1)
+    assert some == 3
+
+
+def test_turns_without_an_answer_are_left_out(tmp_path: Path, loop: Loop) -> None:
+    collect(recipe(), EXPERT, tmp_path / "old.jsonl", problems=1)
+    server = FakeUpstream(write=lambda body, i: "" if len(body["messages"]) > 2 else "Fine.")
+    teacher = TeacherSettings(server=loop.upstream(server), model="m")
+    written, lost, reason = reanswer(tmp_path / "old.jsonl", teacher, tmp_path / "new.jsonl")
+    assert written == 1 and lost > 0 and reason == "its answer is empty"
+    with pytest.raises(ConfigError, match="name it with --server"):
+        reanswer(tmp_path / "old.jsonl", EXPERT, tmp_path / "new.jsonl")
+    bad = TeacherSettings(server=loop.upstream(FakeUpstream(fault=lambda body: 400)), model="m")
+    with pytest.raises(DataError, match="told to fail"):
+        reanswer(tmp_path / "old.jsonl", bad, tmp_path / "none.jsonl")
+
+
+def test_stores_are_exported_and_read_back(tmp_path: Path) -> None:
+    """What a policy said in an evaluation, message by message, without the chat template's marks."""
+    task = recipe_task(recipe())
+    policy = policy_for(tmp_path / "model", task)
+    task.limits = EpisodeLimits(turns=2)
+    config = EvaluationConfig(problems=3, samples=2, temperature=1.0)
+    store = tmp_path / "samples.jsonl"
+    evaluate(policy, task, config, store, max_new_tokens=16)
+    done = export_conversations(store, tmp_path / "own.parquet")
+    samples = read_samples(store)[1]
+    turns = [[step.text for step in s.steps if step.author == "policy"] for s in samples]
+    spoken = [s for s, own in zip(samples, turns, strict=True) if all(t not in ("", "<|end|>") for t in own)]
+    assert done.conversations == len(spoken) > 0
+    for sample, row in zip(spoken, open_rows(tmp_path / "own.parquet"), strict=True):
+        index = int(sample.problem.rpartition("/")[2])
+        problem = task.problem("test", 0, index)
+        texts = [message["content"] for message in row["messages"]]
+        assert row["id"] == f"own/{sample.problem}#{sample.sample}"
+        assert texts[0] == problem.messages[0]["content"][0]["text"]
+        assert row["messages"][1]["role"] == "user" and texts[1].startswith("## Round 0\n")
+        assert "".join(
+            t for m, t in zip(row["messages"], texts, strict=True) if m["role"] == "assistant"
+        ) in (sample.text.replace("<|end|>", ""))
+        assert not any("<|" in text for text in texts)
+    with pytest.raises(DataError, match="because they are wrong"):
+        export_conversations(store, tmp_path / "right.parquet", keep="correct")
+
+
+def test_the_commands(tmp_path: Path, loop: Loop) -> None:
+    run = CliRunner().invoke
+    expert = str(tmp_path / "expert.jsonl")
+    done = run(
+        app,
+        ["agent", "collect", "smartsnap-phone", *SHORT, "--expert", "--problems", "2", "--output", expert],
+    )
+    assert done.exit_code == 0 and "2 conversations, 2 of them right; 2 written" in done.stdout.replace(
+        "\n", " "
+    )
+    url = loop.upstream(FakeUpstream(write=lambda body, i: "Fine."))
+    new = str(tmp_path / "new.jsonl")
+    more = ["--server", url, "--model", "m", "--sample", "2", "--output", new, "--json"]
+    done = run(app, ["agent", "reanswer", expert, *more])
+    assert done.exit_code == 0 and json.loads(done.stdout) == {"written": 2, "lost": 0, "reason": ""}
+    done = run(app, ["data", "check", new, "--json"])
+    assert done.exit_code == 0 and json.loads(done.stdout)["kinds"] == {"conversation": 2}
+    done = run(app, ["data", "export", str(tmp_path), "--output", "x.parquet", "--keep", "correct"])
+    assert done.exit_code == 2 and "--keep goes with --format verl" in done.stderr
