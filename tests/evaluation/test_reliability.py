@@ -18,6 +18,9 @@ def test_brier_and_ece_by_hand():
 def test_equal_confidences_share_a_bin():
     """Always .5 and half right is perfectly calibrated, in whatever order it comes."""
     assert ece([0.5] * 10, [0] * 5 + [1] * 5) == pytest.approx(0)
+    # Six sure of being wrong are right, and 6 of 94 sure of being right are wrong: two bins, not one.
+    assert ece([0.0] * 6 + [1.0] * 94, [1] * 6 + [0] * 6 + [1] * 88) == pytest.approx(0.12)
+    assert ece([0.0] * 94 + [1.0] * 6, [0] * 88 + [1] * 6 + [0] * 6) == pytest.approx(0.12)
 
 
 def test_risk_coverage_by_hand():

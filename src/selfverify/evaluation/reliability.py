@@ -22,7 +22,7 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float | No
     """Expected calibration error over ``bins`` bins of equal mass.
 
     The mean over answers of |accuracy - mean confidence| of the bin they fall in. Bins are cut from the
-    sorted confidences; equal confidences share the bin that the first of them falls into.
+    sorted confidences; equal confidences share the bin that the middle one of them falls into.
     """
     values, labels = _known(confidence, correct)
     if not len(values):
@@ -30,8 +30,8 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float | No
     order = np.argsort(values, kind="stable")
     values, labels = values[order], labels[order]
     position = np.arange(len(values)) * min(bins, len(values)) // len(values)
-    _, first, group = np.unique(values, return_index=True, return_inverse=True)
-    bin_of = position[first][group]
+    _, first, group, many = np.unique(values, return_index=True, return_inverse=True, return_counts=True)
+    bin_of = position[first + (many - 1) // 2][group]
     count = np.bincount(bin_of, minlength=bins)
     gap = np.bincount(bin_of, values, bins) - np.bincount(bin_of, labels, bins)
     return float(np.abs(gap).sum() / count.sum())
