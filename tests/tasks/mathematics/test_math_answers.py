@@ -105,6 +105,22 @@ UNITS: list[Row] = [
         ("2ab", "2ba", True),
         ("7", "7 widgets", True, {"unit": "widgets"}),
     ],
+    # The data set's unit is the target's, where that has none.
+    *[("5", a, True, {"unit": "cm"}) for a in ("5", "5 cm", "5cm", "5 CM", "5 centimeters", "x = 5 cm")],
+    *[("5", a, False, {"unit": "cm"}) for a in ("5 m", "5 kg", "5 cm^2", "5 degrees", "$5")],
+    *[
+        ("5", "5 cm", True, {"unit": "centimeters"}),
+        ("5 m", "5 m", True, {"unit": "cm"}),
+        ("5", "$5", True, {"unit": "$"}),
+        ("5", "5 dollars", True, {"unit": "USD"}),
+        ("30", "30°", True, {"unit": "°"}),
+        ("30", "30 m", False, {"unit": "°"}),
+        ("7", "7 m", True, {"unit": "widgets"}),  # who knows what widgets are
+        (r"2\sqrt{3}", r"2\sqrt{3} m", False, {"unit": "cm"}),
+        (r"2\sqrt{3}", r"2\sqrt{3} cm", True, {"unit": "cm"}),
+        ("1, 2", "1 m, 2 cm", False, {"unit": "cm"}),
+        ("1, 2", "1 cm, 2 cm", True, {"unit": "cm"}),
+    ],
     *[
         (r"2\sqrt{3} cm", r"2\sqrt{3}", True),
         (r"2\sqrt{3} cm", r"2\sqrt{3} m", False),
@@ -220,6 +236,20 @@ CHOICES: list[Row] = [
         ("B", a, False, ANGLES)
         for a in (r"\boxed{A}\boxed{B}", r"A or \boxed{B}", r"\boxed{B} or A", "B or 60", "B and C")
     ],
+    *[
+        ("B", a, False, ANGLES)
+        for a in (
+            "b. or c",
+            "b) or d)",
+            "(B) / (c)",
+            "b. c",
+            "B. a",
+            "(b), (c)",
+            "B: or c, I think",
+            "b) and option c",
+        )
+    ],
+    *[("B", a, True, ANGLES) for a in ("B. as a and c are equal", "(b) - the angle a", "B. or so", "B. b")],
     *[("B", a, False, ANGLES) for a in ("(A)(B)", "A\nB", "B, C", "B; C", "Bb", "B60", "B" * 10**6)],
     *[
         ("A", "2√3", True, MIXED),

@@ -8,12 +8,19 @@ which pays for "1 2 3 42", and never through sympy's ``parse_expr``, which evalu
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from selfverify.tasks.mathematics.math_numbers import Number, number_key, read_number, same_number, split_unit
-from selfverify.tasks.mathematics.math_text import balanced, elements, words
+from selfverify.tasks.mathematics.math_numbers import (
+    Number,
+    number_key,
+    read_number,
+    same_number,
+    split_unit,
+    unit_name,
+)
+from selfverify.tasks.mathematics.math_text import balanced, elements, plain, words
 
 Kind = Literal["integer", "float", "list", "text"]
 Verdict = Literal["right", "wrong", "ask"]
@@ -64,7 +71,7 @@ class Target:
         text: One expression (`math_text.final_expression`).
         kind: The data set's answer type, None where it says nothing.
         precision: Decimals that the data set asks for.
-        unit: The data set's unit, also accepted after a number.
+        unit: The data set's unit, also accepted after a number; another one is wrong, if this is a known one.
     """
 
     text: str
@@ -117,7 +124,7 @@ def compare(target: Target, answer: str) -> Comparison:
         name, *values = _EQUALS.split(gold)
         if len(values) == 1 and _VARIABLE.fullmatch(name.strip()):
             gold = values[0].strip()
-    x, y = read_number(gold, target.unit), read_number(answer, target.unit)
+    x, y = _gold_number(gold, target), read_number(answer, target.unit)
     if x is not None and y is not None:
         return _verdict(_same(x, y, target))
     listed = _lists(target, gold, answer)
@@ -212,7 +219,7 @@ def _lists(target: Target, gold: str, answer: str) -> Comparison | None:
         return None if ("\\pm" in gold) != ("\\pm" in answer) else WRONG
     if len(golds) == 1 and opened != "{}" and kind != "{}":
         return None
-    left = [read_number(part, target.unit) for part in golds]
+    left = [_gold_number(part, target) for part in golds]
     right = [read_number(part, target.unit) for part in parts]
     xs, ys = [n for n in left if n is not None], [n for n in right if n is not None]
     if len(xs) < len(golds) or len(ys) < len(parts):
@@ -227,6 +234,18 @@ def _lists(target: Target, gold: str, answer: str) -> Comparison | None:
     return _verdict(all(_same(x, y, target) for x, y in zip(xs, ys, strict=True)))
 
 
+def _gold_number(text: str, target: Target) -> Number | None:
+    """Read a number of the target's; one without a unit is in the data set's."""
+    number = read_number(text, target.unit)
+    if number is None or number.unit or number.percent:
+        return number
+    return replace(number, unit=_unit_of(target))
+
+
+def _unit_of(target: Target) -> str:
+    return unit_name(plain(target.unit))
+
+
 def _same_set(golds: list[Number], answers: list[Number], target: Target) -> bool:
     left = list(answers)
     for gold in golds:
@@ -239,6 +258,7 @@ def _same_set(golds: list[Number], answers: list[Number], target: Target) -> boo
 
 def _ask(target: Target, gold: str, answer: str) -> Comparison:
     (gold, gold_unit), (answer, unit) = split_unit(gold, target.unit), split_unit(answer, target.unit)
+    gold_unit = gold_unit or _unit_of(target)
     if (gold_unit and unit and unit != gold_unit) or not _askable(gold, answer):
         return WRONG
     return Comparison("ask", _latex(gold), _latex(answer))

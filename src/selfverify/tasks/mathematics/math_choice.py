@@ -81,8 +81,25 @@ def _compact(text: str) -> str:
     return re.sub(r"\{(\w)\}", r"\1", re.sub(r"[\s$]", "", text))
 
 
+_JOIN = r"(?:\b(?:or|and|nor|vs)\b\.?|[/&,;|+-])"
+_LONE = r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])(?![A-Za-z])[)\].:]*"
+_JOINED = re.compile(rf"\s*{_JOIN}\s*{_LONE}\s*(?:$|{_JOIN})", re.IGNORECASE)
+"""Another letter right behind the first one: ``b. or c``, ``(B) / (c)``."""
+_LETTERS = re.compile(rf"(?:\s*(?:{_JOIN}|{_LONE}))*\s*", re.IGNORECASE)
+"""Nothing but letters: ``b) c) d)``."""
+
+
 def _names_no_other(rest: str, letter: str, options: Mapping[str, str]) -> bool:
-    """Whether an explanation after "B." names neither another letter nor another option's text."""
+    """Whether an explanation after "B." names neither another letter nor another option's text.
+
+    Small letters are words and variables, but for those that are joined to the first letter or stand alone.
+    """
+    joined = _JOINED.match(rest)
+    small = set(re.findall(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])", rest)) if _LETTERS.fullmatch(rest) else set()
+    if ({found.upper() for found in small} | ({joined[1].upper()} if joined else set())) & (
+        set(options) - {letter}
+    ):
+        return False
     capitals = set(re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", rest))
     if capitals & (set(options) - {letter}):
         return False

@@ -133,11 +133,18 @@ def _unit(text: str, known: str) -> tuple[bool, str] | None:
         return False, ""
     if text.casefold() in _PERCENT:
         return True, ""
-    if known and text.casefold() == known.casefold():
-        return False, known.casefold()
+    if name := unit_name(text):
+        return False, name
+    return (False, known.casefold()) if known and text.casefold() == known.casefold() else None
+
+
+def unit_name(text: str) -> str:
+    """Return the usual sign of a unit (`Number.unit`); "" for one that is unknown here, or a percent sign."""
+    if text in _CURRENCY:
+        return _CURRENCY[text]
     parts = text.split("/") if "/" in text else text.split(" per ")
     names = [_one_unit(part.strip()) for part in parts]
-    return (False, "/".join(n for n in names if n)) if len(names) <= 2 and all(names) else None
+    return "/".join(n for n in names if n) if len(names) <= 2 and all(names) else ""
 
 
 def _one_unit(text: str) -> str | None:
