@@ -187,14 +187,16 @@ def _judging(record: Record) -> dict[str, float]:
     if judgement is None:
         return {}
     votes = [ballot.vote for ballot in judgement.ballots if ballot.vote is not None]
-    asked = [ballot.about for ballot in judgement.ballots if not ballot.about.get("cached")]
+    tokens = [
+        ballot.about.get(kind, 0)
+        for ballot in judgement.ballots
+        for kind in ("prompt_tokens", "completion_tokens")
+    ]
+    # No figure may hang on the clock or on a cache: a resumed run's are those of an unbroken one.
     found = {
         "votes_missing": float(len(judgement.ballots) - len(votes)),
         "undecided": float(not judgement.decided),
-        "judge_tokens": float(
-            sum(about.get("prompt_tokens", 0) + about.get("completion_tokens", 0) for about in asked)
-        ),
-        "judge_s": max((float(about.get("waited_s", 0.0)) for about in asked), default=0.0),
+        "judge_tokens": float(sum(tokens)),
     }
     if any("quotations" in vote.about for vote in votes):
         for name in ("quotations", "altered_quotations"):

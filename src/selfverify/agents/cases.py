@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from selfverify.agents.exhibits import Submission, Vote
@@ -104,6 +105,13 @@ class Juror(ABC):
 
         It is called before votes are waited for. By default nothing happens.
         """
+
+    def keep_in(self, folder: Path) -> None:
+        """Learn where to keep answers, so that nobody is asked the same twice; see `Task.keep_in`."""
+
+    def counters(self) -> dict[str, float]:
+        """What asking has cost so far, by name, for timing.jsonl."""
+        return {}
 
 
 Pending = Callable[[], Judgement]

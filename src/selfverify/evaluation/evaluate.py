@@ -86,6 +86,8 @@ def evaluate(
     )
     held_out = HeldOut(task, config)
     path = None if store is None else Path(store)
+    if path is not None:
+        task.keep_in(path.parent)
 
     def measure() -> dict[str, Any]:
         sweep = Sweep(path, StoredProblem, settings, held_out.total, config.batch_problems, progress)

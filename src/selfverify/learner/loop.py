@@ -102,6 +102,7 @@ class Learner:
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.
             folder.mkdir(parents=True, exist_ok=True)
+            training.task.keep_in(folder)
             self.checkpoints = CheckpointManager(folder / CHECKPOINTS_FOLDER, self.config.keep_last)
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")
             self.timing_log = MetricsLog(folder / "timing.jsonl")

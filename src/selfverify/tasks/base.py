@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -240,6 +241,12 @@ class Task(ABC):
         """Learn which `selfverify.policy.policy.Policy` answers, where the task lets it judge its own work.
 
         `learn` and `evaluate` call this.
+        """
+
+    def keep_in(self, folder: Path) -> None:
+        """Learn where to keep what should not be asked for twice, also by a run that is killed and resumed.
+
+        A run and an evaluation with a store call this with their folder, before they ask for anything.
         """
 
     def count(self, split: Split) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -37,6 +38,14 @@ class FlippedVotes(Juror):
     def use_policy(self, policy: object) -> None:
         """See `Juror`."""
         self.judge.use_policy(policy)
+
+    def keep_in(self, folder: Path) -> None:
+        """See `Juror`."""
+        self.judge.keep_in(folder)
+
+    def counters(self) -> dict[str, float]:
+        """See `Juror`."""
+        return self.judge.counters()
 
     def _passed_on(self, ballot: Ballot, key: int) -> Ballot:
         if ballot.vote is None or np.random.default_rng([key, ballot.number]).random() >= self.share:

@@ -60,7 +60,7 @@ class ModelJudgeConfig(BaseModel):
         "rate, `invalidate` takes it for a missing vote.",
     )
     cache: Path | None = Field(
-        None, description="A file that keeps answers for later runs; null keeps them in memory only."
+        None, description="A file that keeps answers for all runs; null keeps them in the folder of each run."
     )
 
 

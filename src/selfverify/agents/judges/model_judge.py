@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from selfverify.agents import background
@@ -14,6 +16,7 @@ from selfverify.agents.fenced import Rendered, render
 from selfverify.agents.judges.judge_settings import ModelJudgeConfig
 from selfverify.agents.judges.opinions import read_opinion
 from selfverify.agents.judges.vote_cache import VoteCache
+from selfverify.core import ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.events import note
 from selfverify.remote.candidates_of_server import read_choices
@@ -22,6 +25,9 @@ from selfverify.remote.messages import image_url
 from selfverify.remote.usage import Usage
 
 logger = logging.getLogger(__name__)
+
+VOTES = "votes"
+"""Begins the names of the files in a run's folder that keep answers."""
 
 
 class ModelJudge(Juror):
@@ -42,11 +48,27 @@ class ModelJudge(Juror):
         self._cache = VoteCache(config.cache)
         self._room = asyncio.Semaphore(config.at_once)
         self._asked: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._counts: dict[str, float] = defaultdict(float)
 
     def ask(self, case: Case, numbers: Sequence[int]) -> Awaited:
         """See `Juror`."""
         coming = background.start(self._votes(case, render(case), list(numbers)))
         return coming.result
+
+    def keep_in(self, folder: Path) -> None:
+        """See `Juror`; a cache that the settings name is used instead. Each process has a file of its own."""
+        if self.config.cache is None:
+            number = ranks.index()
+            own = folder / (f"{VOTES}-{number}.jsonl" if number else f"{VOTES}.jsonl")
+            self._cache.keep(own, sorted(folder.glob(f"{VOTES}*.jsonl")))
+
+    def counters(self) -> dict[str, float]:
+        """Votes that were asked for, known already and missing; tokens read and written; seconds of answers.
+
+        Seconds are those of all requests one after another, though many wait at the same time.
+        """
+        names = ("asked", "known", "missing", "tokens_read", "tokens_written", "seconds")
+        return {f"judge/{name}": self._counts[name] for name in names}
 
     async def _votes(self, case: Case, rendered: Rendered, numbers: Sequence[int]) -> list[Ballot]:
         body = self._body(rendered)
@@ -59,12 +81,14 @@ class ModelJudge(Juror):
         key = VoteCache.key({"server": self.config.url, "body": body, "vote": number})
         answer = self._cache.get(key)
         about: dict[str, Any] = {"cached": answer is not None or key in self._asked}
+        self._counts["known" if about["cached"] else "asked"] += 1
         began = time.monotonic()
         try:
             if answer is None:
                 answer = await self._answer(client, key, body, number)
         except (SelfVerifyError, TimeoutError) as error:
             reason = str(error) or f"no vote within {self.config.vote_s:g} s"
+            self._counts["missing"] += 1
             message = f"problem {case.name}: vote {number} is missing: {reason}"
             note(logger, "vote_missing", message, problem=case.name, vote=number, reason=reason)
             return Ballot(number, None, f"outage: {reason}", about | {"outage": True})
@@ -106,6 +130,10 @@ class ModelJudge(Juror):
             async with asyncio.timeout(self.config.vote_s):
                 reply = await client.chat(seeded, usage.lost)
         [written, *_] = read_choices(reply, usage, judge=True)
+        seconds = time.monotonic() - began
+        self._counts["seconds"] += seconds
+        self._counts["tokens_read"] += usage.prompt_tokens
+        self._counts["tokens_written"] += usage.verification_tokens
         return {
             "text": written.text,
             "finish": written.finish,
@@ -113,7 +141,7 @@ class ModelJudge(Juror):
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.verification_tokens,
             "calls": usage.calls,
-            "seconds": round(time.monotonic() - began, 3),
+            "seconds": round(seconds, 3),
         }
 
     def _body(self, rendered: Rendered) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,28 @@ class VoteCache:
     pictures, and the vote's number. Failures are not kept: whoever asks again may have an answer.
 
     Args:
-        path: A file of JSON lines; it is made if it is not there. Several processes may append to one file;
-            each knows what stood in it when it began.
+        path: See `keep`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._known: dict[str, dict[str, Any]] = {}
-        self._journal = None if path is None else Journal(path)
-        for row in read_rows(path, skip_corrupt=True) if path is not None else ():
-            if isinstance(row.get("key"), str) and isinstance(row.get("answer"), dict):
-                self._known[row["key"]] = row["answer"]
+        self._journal: Journal | None = None
+        if path is not None:
+            self.keep(path)
+
+    def keep(self, path: Path, others: Iterable[Path] = ()) -> None:
+        """Know the answers in a file, and keep those that come from now on there.
+
+        Args:
+            path: A file of JSON lines; it is made if it is not there. Several processes may append to one
+                file; each knows what stood in it when it began.
+            others: More such files, whose answers are known as well.
+        """
+        self._journal = Journal(path)
+        for file in {path, *others}:
+            for row in read_rows(file, skip_corrupt=True):
+                if isinstance(row.get("key"), str) and isinstance(row.get("answer"), dict):
+                    self._known[row["key"]] = row["answer"]
 
     @staticmethod
     def key(asked: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -146,3 +147,11 @@ class AgentTask(Task):
     def use_policy(self, policy: object) -> None:
         """See `Task.use_policy`."""
         self.jury.judge.use_policy(policy)
+
+    def keep_in(self, folder: Path) -> None:
+        """See `Task.keep_in`."""
+        self.jury.judge.keep_in(folder)
+
+    def counters(self) -> dict[str, float]:
+        """See `Task.counters`."""
+        return self.jury.judge.counters()

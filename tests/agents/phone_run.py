@@ -1,0 +1,86 @@
+"""Training an agent on the phone with a judge behind a server, as a program, for tests that kill it.
+
+Usage: phone_run.py MODEL OUTPUT URL [resume]
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tests.agents.chaos import GIVEN, Told
+
+from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method
+from selfverify.experiments.run import learn
+from selfverify.policy.policy import Policy
+
+STEPS, GROUPS, SIZE = 6, 2, 3
+
+
+class Telling(PhoneAgents):
+    """Agents do what an expert does; a third of them does half of it, and proves as much as there is.
+
+    What is learnt is what the policy has said meanwhile.
+    """
+
+    limits = EpisodeLimits(turns=16)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        """See `Task.open`."""
+        turns = [turn.text for turn in self.demonstrate_turns(problem, np.random.default_rng(0))]
+        return Told(super().open(problem, seed), turns if seed % 3 else _half(turns))
+
+
+def _half(turns: Sequence[str]) -> list[str]:
+    """The first half of the turns, and a submission of the first round."""
+    submit = '<tool_call>{"name": "submit", "arguments": {"message": "Done.", "evidences": [1]}}</tool_call>'
+    return [*turns[: max(len(turns) // 2, 1)], submit]
+
+
+def main() -> None:
+    """Train, and save the model."""
+    model, output, url, *words = sys.argv[1:]
+    torch.set_num_threads(1)
+    policy = Policy.load(model)
+    policy._check_head()
+    right, end = policy.head.logits, policy.tokenizer.eos_token_id
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits = right(hidden)
+        return logits + 10.0 * torch.nn.functional.one_hot(torch.tensor(end), logits.shape[-1])
+
+    policy.head.logits = head  # type: ignore[method-assign]  # turns end by themselves
+    judge = {"kind": "model", "server": {"url": url, "model": "m", "seed": 0}}
+    config = LearnerConfig(
+        steps=STEPS,
+        groups_per_step=GROUPS,
+        micro_batch_groups=1,
+        learning_rate=1e-3,
+        checkpoint_every=2,
+        keep_last=2,
+        ratio="trajectory",
+        denominator="trajectory",
+    )
+    learn(
+        policy,
+        Telling(PhoneAgentsConfig.model_validate(GIVEN | {"judge": judge})),
+        make_method("smartsnap"),
+        config,
+        SamplingConfig(group_size=SIZE, max_new_tokens=24),
+        output=output,
+        seed=3,
+        resume="resume" in words,
+        on_step=lambda step, metrics, timing: print("step", step, flush=True),
+    )
+    policy.save(Path(output) / "model")
+
+
+if __name__ == "__main__":
+    main()
