@@ -118,6 +118,8 @@ def write_tiny_text(
         num_attention_heads=hidden // 32,
         num_key_value_heads=hidden // 32,
         head_dim=32,
+        # Transformers' 0.02 is meant for widths of thousands; from there words of a kind grow alike.
+        initializer_range=hidden**-0.5,
         max_position_embeddings=context,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,

@@ -55,6 +55,24 @@ def test_a_hasty_teacher_stops_where_the_goal_is_reached() -> None:
         assert json.loads(turns[-1].text)["arguments"]["evidences"]
 
 
+def test_a_teacher_who_does_not_finish_hands_in_on_the_way() -> None:
+    made = make_task("clock-add-label", 3)
+
+    def shown(teacher: Teacher, seed: int) -> int:
+        options = PhoneOptions(text="terse", first_screen="given")
+        turns = demonstrated(made, options, "chosen", False, "json", teacher, np.random.default_rng(seed))
+        assert json.loads(turns[-1].text)["name"] == "submit"
+        return len(turns) - 1
+
+    assert {shown(Teacher(unfinished=1.0), seed) for seed in range(30)} == set(range(1, made.length))
+    assert {shown(Teacher(), seed) for seed in range(5)} == {made.length + made.proving}
+    query = make_task("settings-ask-network", 3)
+    options = PhoneOptions(text="terse", first_screen="given")
+    teacher = Teacher(unfinished=1.0)
+    turns = demonstrated(query, options, "chosen", False, "json", teacher, np.random.default_rng(0))
+    assert len(turns) == query.length + query.proving + 1
+
+
 def test_a_range_the_wrong_way_round_is_refused() -> None:
     with pytest.raises(ValueError, match="most is 2, and least is 3"):
         Teacher(least=3, most=2)

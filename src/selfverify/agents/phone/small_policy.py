@@ -1,6 +1,6 @@
 """A small text policy with fresh weights, with which the cold start of agents on the phone begins.
 
-The recipe `cold-start-phone` trains it.
+The recipes `cold-start-phone-1-work` and `cold-start-phone` train it.
 
 Its tokenizer knows the words of the phone's screens, tasks and calls as one token each. Calls are plain JSON;
 the fixed part of each is one token, so that a call costs three to eight.

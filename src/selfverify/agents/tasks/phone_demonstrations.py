@@ -22,7 +22,7 @@ from selfverify.tasks.call_forms import CallForm, written_call
 
 
 class Teacher(BaseModel):
-    """How well a demonstration chooses its evidence. The way to the goal is always the shortest."""
+    """How well a demonstration does its work and chooses its evidence. Its way is always the shortest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,6 +37,12 @@ class Teacher(BaseModel):
         le=1,
         description="Share of demonstrations that hand in at the goal, without going on to a screen that "
         "proves it.",
+    )
+    unfinished: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of demonstrated operations that hand in on the way, before they are done.",
     )
 
     @model_validator(mode="after")
@@ -87,8 +93,10 @@ def demonstrated(
     """
     phone = task.phone()
     calls = [Call("get_current_xml")] * (options.first_screen == "asked")
-    calls += carry_out(phone, task.solve, options.address)
-    early = rng.random() < teacher.stops_early
+    way = carry_out(phone, task.solve, options.address)
+    unfinished = len(way) > 1 and task.goal.kind == "operation" and rng.random() < teacher.unfinished
+    calls += way[: int(rng.integers(1, len(way)))] if unfinished else way
+    early = unfinished or rng.random() < teacher.stops_early
     if not early:
         calls += carry_out(phone, task.prove, options.address)
     arguments: dict[str, Any] = {"message": task.message}

@@ -1,0 +1,64 @@
+"""What training is worth: figures of samples, and intervals over seeds and tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from selfverify.core.errors import ConfigError
+from selfverify.evaluation.store import StoredSample
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.run import recipe_task
+from selfverify.experiments.smartsnap_gains import RECIPE, SETS, TUNED, figures_of, gain, models_of
+
+
+def sample(problem: str, **rewards: float) -> StoredSample:
+    return StoredSample(
+        problem, 0, "", None, None, False, {"format_error": 0.0, **rewards}, {}, 1, None, "stop", 0
+    )
+
+
+def test_a_task_counts_as_done_only_where_work_was_submitted() -> None:
+    found = figures_of(
+        [
+            sample("a", truth=1.0, evidence=2.0, sufficient=1.0, judged_success=1.0),
+            sample("a", truth=1.0, format_error=-1.0),
+            sample("b", truth=0.0, evidence=4.0, sufficient=0.0, judged_success=1.0),
+            sample("b", truth=0.0, evidence=3.0, judged_success=0.0),
+        ]
+    )
+    assert found.sr.tolist() == [0.5, 0.0] and found.best.tolist() == [1.0, 0.0]
+    assert found.figures["exhibits"] == pytest.approx(3.0)
+    assert found.figures["completeness"] == pytest.approx(0.5)
+    assert found.figures["false_positive"] == pytest.approx(0.5)
+    assert found.figures["submitted"] == pytest.approx(0.75)
+
+
+def test_the_interval_is_over_seeds_and_tasks() -> None:
+    rng = np.random.default_rng(0)
+    before = rng.uniform(0.2, 0.4, size=200)
+    assert gain(before, [before + 0.1, before + 0.1]) == (pytest.approx(0.1), [pytest.approx(0.1)] * 2)
+    # Seeds that differ widen it, though their tasks agree.
+    mean, (low, high) = gain(before, [before, before + 0.2])
+    assert mean == pytest.approx(0.1) and low == pytest.approx(0.0) and high == pytest.approx(0.2)
+    # Tasks that differ widen it as the standard error of their mean does.
+    after = before + rng.normal(0.1, 0.2, size=200)
+    mean, (low, high) = gain(before, [after])
+    error = (after - before).std() / np.sqrt(200)
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.1)
+
+
+def test_a_study_without_models_says_what_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="study-smartsnap-phone-small makes them"):
+        models_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_all_sets_of_tasks_can_be_asked_for(name: str) -> None:
+    recipe = load_recipe(RECIPE, ["policy.path=some/model", *SETS[name]])
+    assert recipe.evaluation.problems is not None and recipe.evaluation.problems >= TUNED + 256
+    task = recipe_task(recipe)
+    apps = {task.problem(recipe.evaluation.split, 0, n).meta["category"] for n in range(8)}
+    assert (apps <= {"music", "reader"}) == (name == "apps")
