@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import slow_worker
 import worker_functions as functions
 from selfverify.core.errors import ConfigError
 from selfverify.workers.pool import WorkerPool
@@ -165,23 +166,41 @@ def test_ctrl_c_does_not_reach_workers() -> None:
         assert os.getpgid(pool.call(1).value) != os.getpgid(0)
 
 
-def test_close_ends_what_is_running(tmp_path: Path) -> None:
-    pool = WorkerPool(functions.misbehave, timeout_s=60, retries=0)
+@pytest.mark.parametrize("when", ["beginning", "running"])
+def test_close_ends_a_call(when: str, tmp_path: Path) -> None:
+    """It is not made again, whether its worker was just beginning or at work."""
+    marker = tmp_path / "running"
+    if when == "beginning":
+        pool, arguments = WorkerPool(slow_worker.echo, timeout_s=60), (1,)
+    else:
+        pool, arguments = WorkerPool(functions.mark_and_sleep, timeout_s=60), (str(marker),)
     outcomes: list[CallOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(pool.call("sleep")))
+    thread = threading.Thread(target=lambda: outcomes.append(pool.call(*arguments)))
     thread.start()
-    while not pids(pool):
+    deadline = time.monotonic() + 60
+    while not pids(pool) or (when == "running" and not marker.exists()):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     [pid] = pids(pool)
     pool.close()
-    thread.join(20)
-    assert outcomes[0].status == "died" and not alive(pid)
+    thread.join(60)
+    assert not thread.is_alive() and outcomes[0].status == "died"
+    assert not alive(pid) and not pids(pool)
+
+
+def test_a_pool_that_was_closed_starts_again() -> None:
+    pool = WorkerPool(functions.pid, timeout_s=30, cache=0)
+    first = pool.call(1).value
+    pool.close()
+    second = pool.call(1)
+    assert second.done and second.value != first and pool.restarts == 0
+    pool.close()
 
 
 def test_a_worker_that_is_killed_before_it_is_asked() -> None:
     """Another thread may close the pool between the worker's start and its first call."""
     pool = WorkerPool(functions.pid, timeout_s=30)
-    worker = pool._take()
+    worker = pool._take(0)
     pool.close()
     assert worker.ask(b"[1]\n").status == "died"
 
@@ -207,6 +226,7 @@ def test_a_fork_has_workers_of_its_own() -> None:
 
 PROGRAM = """
 import sys, threading
+import slow_worker
 import worker_functions as functions
 from selfverify.workers.pool import WorkerPool
 idle, busy = WorkerPool(functions.pid, timeout_s=2), WorkerPool(functions.misbehave, timeout_s=2)
@@ -256,6 +276,7 @@ def test_a_module_that_fails_only_in_a_worker_is_named(monkeypatch: pytest.Monke
 def test_one_worker_answers_a_request_longer_than_a_pipe() -> None:
     worker = Worker("worker_functions", "raises", 30, 10_000, 4096)
     try:
+        worker.begin()
         assert worker.ask(b'["' + b"x" * 1_000_000 + b'"]\n').status == "raised"
     finally:
         worker.kill()

@@ -84,6 +84,7 @@ class WorkerPool:
     def _fresh(self) -> None:
         """Start without workers, and with locks that nobody holds."""
         self._idle: list[Worker] = []
+        self._closings = 0
         self._lock = threading.Lock()
         self._places = threading.Semaphore(self.workers)
         self._all: set[Worker] = set()
@@ -125,8 +126,10 @@ class WorkerPool:
         return {f"workers/{name}": float(value) for name, value in counted.items()}
 
     def _try(self, request: bytes) -> CallOutcome:
-        outcome = CallOutcome("died")
+        outcome, closings = CallOutcome("died"), self._closings
         for attempt in range(1 + self.retries):
+            if self._closings > closings:
+                break
             if attempt:
                 note(
                     logger,
@@ -136,9 +139,9 @@ class WorkerPool:
                     attempt=attempt + 1,
                 )
             try:
-                worker = self._take()
+                worker = self._take(closings)
             except (ConfigError, OSError) as error:
-                if not self._works:
+                if not self._works and self._closings == closings:
                     raise  # the first one: the function's module is at fault, not the machine
                 outcome = CallOutcome("died", reason=str(error))
                 continue
@@ -160,8 +163,12 @@ class WorkerPool:
             )
         return outcome
 
-    def _take(self) -> Worker:
-        """Return an idle worker that is alive, or a new one."""
+    def _take(self, closings: int) -> Worker:
+        """Return an idle worker that is alive, or a new one.
+
+        Raises:
+            ConfigError: A new one does not start, or the pool was closed again since ``closings``.
+        """
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
@@ -173,13 +180,28 @@ class WorkerPool:
                 self.restarts += 1
         made = self._make()
         with self._lock:
-            self._works = True
+            # From here on `close` kills it, also while it begins.
             self._all.add(made)
+            closed = self._closings > closings
+        try:
+            if closed:
+                raise ConfigError(f"{self.name}: its pool of workers was closed")
+            made.begin()
+        except BaseException:
+            made.kill()
+            with self._lock:
+                self._all.discard(made)
+            raise
+        self._works = True
         return made
 
     def close(self) -> None:
-        """End all processes. The next call starts new ones."""
+        """End all processes, also those that are beginning; calls at work end as ``died``.
+
+        A call that comes later starts new ones.
+        """
         with self._lock:
+            self._closings += 1
             self._idle.clear()
             _kill_all(self._all)
 

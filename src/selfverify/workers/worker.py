@@ -39,10 +39,13 @@ class CallOutcome:
 
 
 class Worker:
-    """One process that answers calls of one function. Only one thread at a time may use it."""
+    """One process that answers calls of one function, from `begin` on. Only one thread at a time may use it.
+
+    `kill` may be called by any thread at any time.
+    """
 
     def __init__(self, module: str, name: str, timeout_s: float, max_output: int, memory_mb: int) -> None:
-        self.timeout_s, self.max_output = timeout_s, max_output
+        self.function, self.timeout_s, self.max_output = f"{module}.{name}", timeout_s, max_output
         paths = [path or os.getcwd() for path in sys.path]
         self.process = subprocess.Popen(
             # -P: the worker searches the working folder only if this process does.
@@ -53,10 +56,17 @@ class Worker:
             # In a session of its own it does not get Ctrl-C, and is killed with whatever it started.
             start_new_session=True,
         )
+
+    def begin(self) -> None:
+        """Wait until the process can be asked.
+
+        Raises:
+            ConfigError: It does not start, or was killed meanwhile.
+        """
         ready = self._exchange(b"", START_S)
         if not ready.done:
             self.kill()
-            raise ConfigError(f"a worker process for {module}.{name} does not start: {ready.reason}")
+            raise ConfigError(f"a worker process for {self.function} does not start: {ready.reason}")
 
     def ask(self, request: bytes) -> CallOutcome:
         """Return the outcome for a line of arguments. After ``timed_out`` or ``died`` the process is dead."""
