@@ -69,7 +69,7 @@ def test_stored_sessions_are_played_again(
     assert [session.name for session in held.sessions] == [problem.id for problem in problems]
     for session, problem in zip(held.sessions, problems, strict=True):
         assert session.truth.complete and session.instruction == problem.meta["question"]
-        assert session.history[0].seen.text.startswith("Home") and "<" not in session.history[0].seen.text
+        assert session.history[0].seen.text.startswith("- Home") and "<" not in session.history[0].seen.text
         [ballot] = RulesJudge().ask(session.case("chosen"), [0])()
         assert ballot.vote is not None and ballot.vote.success
     assert stored_sessions(tmp_path / "samples.jsonl") == replace(

@@ -63,7 +63,7 @@ def test_words_longer_than_the_context_are_never_asked(load_policy: LoadPolicy, 
     assert row["turns/missing"] == 1 and row["truncated"] == 1 and row["groups/all_invalid"] == 2
     full = [e for e in read_events(tmp_path / EVENTS_FILE) if e["event"] == "context_full"]
     assert len(full) == 4 and all(e["problem"].startswith("digits-pick/train/") for e in full)
-    assert all(re.search(r"context of \d+ tokens", e["message"]) for e in full)
+    assert all(re.search(r"limit of \d+ tokens", e["message"]) for e in full)
 
 
 def test_images_for_a_model_of_text_are_refused(load_policy: LoadPolicy, tmp_path: Path) -> None:

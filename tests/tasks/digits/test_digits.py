@@ -16,16 +16,16 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.experiments.registry import TASKS, make_task
 from selfverify.selection.rules import box_iou
-from selfverify.tasks.base import read_integers
+from selfverify.tasks.base import Task, read_integers
 from selfverify.tasks.digits.canvas import digit_bank
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 OWN = sorted(
     name
     for name, task in TASKS.items()
-    if "train" not in task.config_class.model_fields and task.limits.turns == 1
+    if "train" not in task.config_class.model_fields and task.demonstrate is not Task.demonstrate
 )
-"""The tasks of one answer that make their problems themselves."""
+"""The tasks that make their problems and demonstrations of one answer themselves."""
 DIGITS = sorted(name for name in TASKS if name.startswith("digits-"))
 
 
