@@ -101,11 +101,11 @@ def test_a_policy_of_its_own_judges_in_few_words(policy: Policy, monkeypatch: py
         return policy
 
     monkeypatch.setattr(Policy, "load", load)
-    config = OwnJudgeConfig(path="builtin:phone-judge", form="short", temperature=0.0, device="cpu")
+    config = OwnJudgeConfig(path="some/judge", form="short", temperature=0.0, device="cpu")
     made = OwnJudge(config, "Judge this.")
     made.use_policy(None)
     made.use_policy(None)
-    assert named == ["builtin:phone-judge on cpu"] and made.policy is policy
+    assert named == ["some/judge on cpu"] and made.policy is policy
     said = [" time 7:30 1 yes § success", "time 7:30 9 yes § success", SUCCESS]
     threads = Scripted(policy, said)
     monkeypatch.setattr(policy, "threads", threads.begin, raising=True)

@@ -73,7 +73,7 @@ class OwnJudgeConfig(BaseModel):
         None,
         min_length=1,
         description="A saved policy that judges in place of the one that answers, such as "
-        "`builtin:phone-judge`; null is the one that answers.",
+        "what `judge-phone` has trained; null is the one that answers.",
     )
     device: str = Field("auto", description="With `path`: the device that it is loaded to.")
     form: Literal["full", "short"] = Field(

@@ -1,6 +1,6 @@
 """A small judge with fresh weights, which reads cases in few words (`agents.judges.short_form`).
 
-The recipe `judge-phone` trains it; `builtin:phone-judge` is what came of that.
+The recipe `judge-phone` trains it. No trained weights ship yet.
 """
 
 from __future__ import annotations
