@@ -21,12 +21,14 @@ from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.agents.prompting import judge_prompt
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
+from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
 from selfverify.learner.loop import Learner
 from selfverify.methods.base import Training
@@ -78,6 +80,9 @@ class Lighting(Task):
         self.opened += 1
         return Prompted(episode(panel=self.jury), self.opened)
 
+    def keep_in(self, folder: Path) -> None:
+        self.jury.judge.keep_in(folder)
+
 
 @pytest.fixture
 def server() -> Iterator[tuple[FakeUpstream, str]]:
@@ -104,6 +109,23 @@ def learn(
     training = Training(policy, task, make_method("smartsnap"), config, sampling, folder, replay=replay)
     Learner(training).run()
     return task.opened, (folder / "metrics.jsonl").read_text()
+
+
+def test_an_evaluation_that_is_done_again_asks_nobody(
+    ending_policy: Callable[..., Policy], server: tuple[FakeUpstream, str], tmp_path: Path
+) -> None:
+    """As of a batch that was not stored any more when the process was killed."""
+    fake, url = server
+    policy = ending_policy()
+    policy.tokenizer.chat_template = HERMES
+    config, store = EvaluationConfig(problems=2, samples=3), tmp_path / "samples.jsonl"
+    asked = []
+    for _ in range(2):
+        task = Lighting(Jury(ModelJudge(ModelJudgeConfig(url=url, model="m"), judge_prompt())))
+        evaluate(policy, task, config, store, max_new_tokens=6)
+        asked.append(len(fake.seen))
+        store.unlink()
+    assert asked[0] == asked[1] > 0
 
 
 def test_nobody_is_asked_again(

@@ -1,0 +1,28 @@
+"""`benchmarks/agent_rollouts.py`: all sides hold the same conversations, or the program fails."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_all_sides_hold_the_same_conversations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    pytest.importorskip("trl", exc_type=ImportError)
+    threads = torch.get_num_threads()
+    importlib.import_module("agent_rollouts").main(["--quick", "--hidden", "32", "--layers", "1"])
+    torch.set_num_threads(threads)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["turns_3"]["conversations"] == found["slow"]["conversations"] == 8
+    # 8 conversations of 3 turns of 24 tokens, and 3 screens of 150 with the template's words around them.
+    assert 8 * 3 * 174 < found["turns_3"]["tokens"] < 8 * 3 * 200
+    assert min(found[name] for name in ("faster_than_prefill_3", "faster_than_trl_3")) > 0
