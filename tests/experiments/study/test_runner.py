@@ -267,7 +267,7 @@ def test_training_takes_an_evaluation_that_is_there(
 ) -> None:
     policy, method = (
         SimpleNamespace(save=quiet, whole=quiet, fingerprint=quiet),
-        SimpleNamespace(objective="surrogate"),
+        SimpleNamespace(objective="surrogate", measured=True),
     )
     monkeypatch.setattr(run_module, "build", lambda recipe: (policy, None, method))
     monkeypatch.setattr(run_module, "learn", lambda *given, **named: policy)
