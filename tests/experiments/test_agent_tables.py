@@ -99,6 +99,13 @@ def test_apps_of_the_problems_are_counted(run: Path) -> None:
     assert cells(text, "evaluation (before rl)") == ["6 (60.0%)", "4 (40.0%)", "10"]
 
 
+def test_lost_environments_are_noted(tmp_path: Path) -> None:
+    folder = write(tmp_path / "lossy", after=summary(0.3, SR_all=0.25))
+    [note] = agent_tables([f"RL:m={folder}"]).notes
+    assert note.startswith("RL m: SR is over the tasks whose environment was not lost") and "25.0" in note
+    assert not agent_tables([str(write(tmp_path / "whole", after=summary(0.3, SR_all=0.3)))]).notes
+
+
 def test_success_that_only_judges_know_is_marked(tmp_path: Path) -> None:
     """Of all problems: who hands nothing in has not been found to be done."""
     measured = {**summary(0.8, "judged-SR"), "pass@1": 0.5}

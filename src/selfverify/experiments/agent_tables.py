@@ -113,6 +113,13 @@ def agent_tables(named: Sequence[str], by: str = "app") -> Tables:
             rows.append(_row(type, model, f"{folder}, {found} training", measured[found], by))
         if trained:
             _note_training(folder, settings, training, notes)
+    for row in rows:
+        every = row.figures["SR-all"]
+        if every is not None and every != row.figures["SR"]:
+            notes.append(
+                f"{row.type} {row.model}: SR is over the tasks whose environment was not lost; over all of "
+                f"them, as AndroidLab counts, it is {percent(every)}."
+            )
     unknown = [f"{row.type} {row.model}".strip() for row in rows if row.success == "judges"]
     if unknown:
         notes.append(
@@ -173,7 +180,7 @@ def _parsed(text: str) -> tuple[tuple[str, str] | None, Path, Stage | None]:
 def _row(type: str, model: str, source: str, summary: Mapping[str, Any], by: str) -> Row:
     metrics = summary.get("metrics") or {}
     known = "SR" in metrics
-    figures = {name: _value(metrics, name) for name in (*FIGURES, "ROR-xml", *EVIDENCE)}
+    figures = {name: _value(metrics, name) for name in (*FIGURES, "SR-all", "ROR-xml", *EVIDENCE)}
     intervals = {
         name: tuple(found)
         for name in figures

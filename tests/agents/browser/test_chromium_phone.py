@@ -6,6 +6,7 @@ import asyncio
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -18,7 +19,10 @@ from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.rendering.picture import picture
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.core.environment import Call, EnvironmentLost, Observation
+from selfverify.core.episode import Said
 from selfverify.core.errors import DataError
+from selfverify.core.trajectory import Finish
+from selfverify.experiments.registry import make_task as make_recipe_task
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -136,3 +140,23 @@ def test_losses_and_ends() -> None:
         await phone.close()
 
     asyncio.run(run())
+
+
+def test_the_task_can_be_done_on_it() -> None:
+    """An expert's conversation earns the same on both."""
+    options: dict[str, Any] = {"text": "terse", "agent": {"first_screen": "given"}, "apps": ["clock"]}
+    ends = []
+    for chromium in (True, False):
+        task = make_recipe_task("phone", chromium=chromium, **options)
+        assert task.limits.at_once == (16 if chromium else None)
+        problem = task.problem("train", 0, 2)
+        episode = task.open(problem, 0)
+        try:
+            episode.begin()
+            for number, turn in enumerate(task.demonstrate_turns(problem, np.random.default_rng(0))):
+                episode.reply(Said(turn.text, [], Finish.STOP, number))
+            ends.append(episode.ending().rewards)
+            del ends[-1]["evidence_turns"]  # what waits is asked for its state at the end only
+        finally:
+            episode.close()
+    assert ends[0] == ends[1] and ends[0]["truth"] == 1.0

@@ -11,7 +11,7 @@ from selfverify.agents.agent_episode import AgentSettings
 from selfverify.agents.browser import miniwob
 from selfverify.agents.browser.browser_environment import BrowserConfig, BrowserEnvironment
 from selfverify.agents.browser.browser_tools import BrowserTools
-from selfverify.agents.browser.chromium import missing
+from selfverify.agents.browser.chromium import SHARING_A_BROWSER, missing
 from selfverify.agents.judges.make_judge import JudgeConfig
 from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
@@ -78,8 +78,7 @@ class BrowserAgents(AgentTask):
     config: BrowserAgentsConfig
     world = "browser"
     looking = frozenset({"look"})
-    # Sixteen pages share a browser well (docs/browser.md).
-    limits = EpisodeLimits(turns=20, reply_threads=16, reply_s=120, at_once=16)
+    limits = EpisodeLimits(turns=20).model_copy(update=SHARING_A_BROWSER)
 
     def __init__(self, config: TaskConfig | None = None) -> None:
         super().__init__(config)

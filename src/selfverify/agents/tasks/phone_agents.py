@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from selfverify.agents.browser.chromium import SHARING_A_BROWSER, missing
+from selfverify.agents.browser.chromium_phone import ChromiumPhone
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
 from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, templates_of
 from selfverify.agents.phone.phone_tasks import make_task
@@ -18,9 +20,11 @@ from selfverify.agents.screen_tools import Address
 from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.agents.tasks.phone_demonstrations import Teacher, demonstrated
+from selfverify.core.environment import Environment
+from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
-from selfverify.tasks.base import ShownTurn
+from selfverify.tasks.base import ShownTurn, TaskConfig
 
 LOOKING = frozenset({"get_current_xml"})
 """Tools that show the screen and do nothing."""
@@ -60,6 +64,11 @@ class PhoneAgentsConfig(AgentTaskConfig):
     )
     show: Literal["text", "png", "both"] = Field(
         "text", description="Screens in words, as pictures, or both."
+    )
+    chromium: bool = Field(
+        False,
+        description="Show the phone as pages in a real Chromium and touch it there; tasks, words and goals "
+        "stay the same, pictures are Chromium's.",
     )
     teacher: Teacher = Field(
         default_factory=Teacher, description="How well demonstrations choose their evidence."
@@ -107,7 +116,11 @@ class PhoneAgentsConfig(AgentTaskConfig):
 
 
 class PhoneAgents(AgentTask):
-    """Tasks on the phone that comes with this library, whose goals are known."""
+    """Tasks on the phone that comes with this library, whose goals are known.
+
+    Raises:
+        ConfigError: The phone is to be shown in Chromium, which is not installed.
+    """
 
     name = "phone"
     summary = "do something on a phone and prove it"
@@ -115,6 +128,14 @@ class PhoneAgents(AgentTask):
     config: PhoneAgentsConfig
     world = "phone"
     looking = LOOKING
+
+    def __init__(self, config: TaskConfig | None = None) -> None:
+        super().__init__(config)
+        if not self.config.chromium:
+            return
+        if lacking := missing():
+            raise ConfigError(f"task {self.name}: chromium=true: {lacking}")
+        self.limits = self.limits.model_copy(update=SHARING_A_BROWSER)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`. Kinds of tasks take turns, in an order drawn anew each time round.
@@ -145,13 +166,14 @@ class PhoneAgents(AgentTask):
         target = {"reset": {"free": True, "hostile": self.config.hostile}, "seed": drawn, "goal": None}
         return self.agent_problem(name, instruction, target, {})
 
-    def environment(self) -> PhoneEnvironment:
+    def environment(self) -> Environment:
         """See `AgentTask.environment`."""
-        return PhoneEnvironment(self.config.options)
+        options = self.config.options
+        return ChromiumPhone(options) if self.config.chromium else PhoneEnvironment(options)
 
     def tools(self) -> Sequence[dict[str, Any]]:
         """See `AgentTask.tools`."""
-        return self.environment().tools
+        return PhoneEnvironment(self.config.options).tools
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """An expert's shortest way, and the smallest evidence for it."""
