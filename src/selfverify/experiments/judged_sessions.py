@@ -95,7 +95,8 @@ def stored_sessions(source: Path) -> Sessions:
 def _phone_task(store: Path, settings: Mapping[str, Any]) -> PhoneAgents:
     if settings.get("task") != PhoneAgents.name:
         raise ConfigError(f"{store} is of task {settings.get('task')!r}; judges are tried on task phone only")
-    options = {**(settings.get("task_options") or {}), "judge": {}}
+    # The phone itself is played again, however it was shown.
+    options = {**(settings.get("task_options") or {}), "judge": {}, "chromium": False}
     try:
         return PhoneAgents(PhoneAgentsConfig.model_validate(options))
     except ValidationError as error:
