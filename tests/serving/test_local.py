@@ -23,6 +23,7 @@ from selfverify.serving.best_of import Choosing, RequestDefaults
 from selfverify.serving.counters import Metrics
 from selfverify.serving.free_question import FreeQuestion, free_problem
 from selfverify.serving.local import Local
+from selfverify.serving.request_images import Picture
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
 from selfverify.serving.solve import solve
@@ -175,6 +176,37 @@ def test_a_batch_has_a_limit(policy: Policy, monkeypatch: pytest.MonkeyPatch) ->
 
     served(policy, use, max_batch=8)
     assert max(sizes) <= 2 and sum(sizes) == 6
+
+
+def test_images_wait_encoded(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are decoded when their batch begins, and a batch has so many pixels at most."""
+    go, decoded, sizes = threading.Event(), list[int](), list[int]()
+    sample, decode = Policy.sample, Picture.decode
+
+    def sampled(self: Policy, prompts: Any, sampling: Any = None, **more: Any) -> Any:
+        sizes.append(len(prompts))
+        assert go.wait(30)
+        return sample(self, prompts, sampling, **more)
+
+    def counted(self: Picture) -> Image.Image:
+        decoded.append(self.pixels)
+        return decode(self)
+
+    monkeypatch.setattr(Policy, "sample", sampled)
+    monkeypatch.setattr(Picture, "decode", counted)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        body = ask(image=data_url(png((40, 40))))
+        asked = [asyncio.ensure_future(post(session, f"{url}/chat/completions", body)) for _ in range(6)]
+        batcher = gateway.backend.batcher  # type: ignore[attr-defined]
+        while not sizes or len(batcher._waiting) + sizes[0] < 6:
+            await asyncio.sleep(0.01)
+        assert len(decoded) == sizes[0] <= 2
+        go.set()
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 6
+
+    served(policy, use, max_pixels=3500)
+    assert max(sizes) <= 2 and sum(sizes) == 6 and decoded == [1600] * 6
 
 
 def test_sampling_ends_when_the_client_leaves(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

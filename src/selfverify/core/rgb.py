@@ -38,6 +38,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return _rgb(upright(image))
 
 
+def is_rgb(image: Image.Image) -> bool:
+    """Whether an image in memory is already as `to_rgb` would make it; its copy takes 4 bytes a pixel."""
+    told = [key for key in (*_TELLING, "transparency") if key in image.info]
+    return type(image) is Image.Image and image.mode == "RGB" and not told
+
+
 def upright(image: Image.Image) -> Image.Image:
     """An image turned and mirrored as its EXIF data say, without those data; itself where it has none.
 

@@ -13,13 +13,16 @@ from torch.nn.functional import pad
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
-from selfverify.core.rgb import to_rgb
+from selfverify.core.rgb import is_rgb, to_rgb
 from selfverify.policy.chat import chat_text
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
 from selfverify.policy.loading import Loaded
 from selfverify.policy.opening import find_opening
+
+_BAND = 2**20
+"""Bytes of an image that are digested at a time."""
 
 
 @dataclass(slots=True)
@@ -71,8 +74,7 @@ class Encoder:
         """
         rgb = self.rgb(image, problem_id)
         several = several and self.loaded.family.splits_single_images
-        content = repr((rgb.size, several)).encode() + rgb.tobytes()
-        key = hashlib.blake2b(content, digest_size=16).hexdigest()
+        key = _content_key(rgb, several)
         found = self._images.get(key)
         if found is None:
             found = self._preprocess(key, rgb, problem_id, several)
@@ -80,13 +82,13 @@ class Encoder:
         return found
 
     def rgb(self, image: Image, problem_id: str) -> Image:
-        """A copy of an image of any mode.
+        """An image of any mode in RGB; itself where it is in memory like that.
 
         Raises:
             DataError: The image cannot be read, or has no pixels.
         """
         try:
-            rgb = to_rgb(image)
+            rgb = image if is_rgb(image) else to_rgb(image)
         except Exception as error:
             # PIL raises many types for broken files; whichever it is, the problem must be named.
             raise DataError(f"problem {problem_id}: an image cannot be read ({error})") from error
@@ -248,3 +250,13 @@ def longest_row(model: Any) -> int | None:
     # Scaled rotary positions reach further than max_position_embeddings says.
     scaled = "factor" in str(getattr(c, "rope_parameters", None))
     return None if scaled else getattr(c, "max_position_embeddings", None)
+
+
+def _content_key(rgb: Image, several: bool) -> str:
+    """Return a digest of an image's pixels. Read in bands, they let other threads work too."""
+    (width, height), digest = rgb.size, hashlib.blake2b(digest_size=16)
+    digest.update(repr((rgb.size, several)).encode())
+    rows = max(1, _BAND // (3 * width))
+    for top in range(0, height, rows):
+        digest.update(rgb.crop((0, top, width, min(top + rows, height))).tobytes())
+    return digest.hexdigest()

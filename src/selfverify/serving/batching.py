@@ -18,6 +18,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.converse import recite
+from selfverify.serving.api_errors import ApiError
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.verifiers.base import Verifier, verify
 
@@ -29,7 +30,8 @@ class Job:
     """One request's next candidates.
 
     Args:
-        problem: The question.
+        ask: Makes the question, with its images decoded; called in the worker thread when its batch begins.
+        pixels: How many pixels its images have.
         task: Reads the answers, for verifiers.
         verifier: Scores the candidates; None leaves them without scores.
         sampling: How the candidates are sampled.
@@ -38,7 +40,8 @@ class Job:
         done: Gets the candidates, and how many tokens the prompt has.
     """
 
-    problem: Problem
+    ask: Callable[[], Problem]
+    pixels: int
     task: FreeQuestion
     verifier: Verifier | None
     sampling: SamplingConfig
@@ -64,6 +67,7 @@ class Batcher:
     Args:
         policy: Writes the candidates.
         most: The most candidates of a batch; a single job may have more.
+        most_pixels: The most pixels of a batch, all of which are decoded; a single job may have more.
         on_batch: Called with the number of candidates of each batch.
     """
 
@@ -71,10 +75,12 @@ class Batcher:
         self,
         policy: Policy,
         most: int = 64,
+        most_pixels: int = 25_000_000,
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.policy = policy
         self.most = most
+        self.most_pixels = most_pixels
         self.on_batch = on_batch
         self._thread = ThreadPoolExecutor(1, "sampling")
         self._waiting: list[Job] = []
@@ -133,24 +139,28 @@ class Batcher:
     def _next(self) -> list[Job]:
         """Take the oldest job and those that can be sampled with it."""
         oldest = self._waiting[0]
-        room, batch = self.most, list[Job]()
+        room, pixels, batch = self.most, self.most_pixels, list[Job]()
         for job in self._waiting:
             size = job.sampling.group_size
-            if job.batch_key == oldest.batch_key and (size <= room or not batch):
+            fits = size <= room and job.pixels <= pixels
+            if job.batch_key == oldest.batch_key and (fits or not batch):
                 batch.append(job)
                 room -= size
+                pixels -= job.pixels
         self._waiting = [job for job in self._waiting if job not in batch]
         return batch
 
     def _sample(self, jobs: Sequence[Job]) -> Results:
         """Return what became of each job that somebody still waits for. Runs in the worker thread."""
         results: Results = {}
+        problems: dict[Job, Problem] = {}
         prompts: dict[Job, Prompt] = {}
         for job in jobs:
             if not job.done.done():
                 try:
-                    [prompts[job]] = self.policy.encode([job.problem])
-                except DataError as error:
+                    problems[job] = job.ask()
+                    [prompts[job]] = self.policy.encode([problems[job]])
+                except (ApiError, DataError) as error:
                     results[job] = error
         if not prompts:
             return results
@@ -163,7 +173,7 @@ class Batcher:
             list(prompts.values()), alive[0].sampling, seeds=[job.seed for job in alive], given_up=given_up
         )
         groups = {
-            job: Group(job.problem, [self._told(job, sample) for sample in samples])
+            job: Group(problems[job], [self._told(job, problems[job], sample) for sample in samples])
             for job, samples in zip(alive, sampled, strict=True)
             if not job.done.done()
         }
@@ -177,6 +187,6 @@ class Batcher:
             results[job] = ([job.make(row) for row in group.trajectories], len(prompts[job].ids))
         return results
 
-    def _told(self, job: Job, sample: Sample) -> Trajectory:
+    def _told(self, job: Job, problem: Problem, sample: Sample) -> Trajectory:
         """One sampled answer, judged by the job's task."""
-        return recite(self.policy, job.problem, job.task.open(job.problem, job.seed), [sample])
+        return recite(self.policy, problem, job.task.open(problem, job.seed), [sample])

@@ -47,6 +47,7 @@ class Local(Backend):
         judges: Further verifiers, by name.
         max_tokens: The length of a candidate where a request gives none.
         max_batch: See `Batcher`.
+        max_pixels: See `Batcher`.
         on_batch: See `Batcher`.
     """
 
@@ -61,6 +62,7 @@ class Local(Backend):
         judges: Mapping[str, Verifier] | None = None,
         max_tokens: int = 256,
         max_batch: int = 64,
+        max_pixels: int = 25_000_000,
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.policy = policy
@@ -73,7 +75,7 @@ class Local(Backend):
             "judge": Judge(policy),
             **(judges or {}),
         }
-        self.batcher = Batcher(policy, max_batch, on_batch)
+        self.batcher = Batcher(policy, max_batch, max_pixels, on_batch)
         config = policy.model.config.get_text_config()
         self._longest = getattr(config, "max_position_embeddings", None)
         if self._longest is not None and max_tokens >= self._longest:
@@ -140,7 +142,8 @@ class Local(Backend):
         )  # fmt: skip
         verifier = self.verifiers.get(drawing.verifier)
         job = Job(
-            problem=await self._problem(ask),
+            ask=partial(_problem, ask),
+            pixels=sum(picture.pixels for picture in ask.pictures),
             task=FreeQuestion(ask.best_of.answers),
             verifier=verifier,
             sampling=sampling,
@@ -165,10 +168,6 @@ class Local(Backend):
             drawing.ready(reply)
         return None
 
-    async def _problem(self, ask: Ask) -> Problem:
-        images = [await asyncio.to_thread(picture.decode) for picture in ask.pictures]
-        return Problem(ask.id or "request", ask.body["messages"], images)
-
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
         """See `Backend`. The answers are judged as if the model had written them."""
         name = ask.best_of.verifier or "judge"
@@ -176,10 +175,9 @@ class Local(Backend):
         if verifier is None or isinstance(verifier, (Inline, Soft)):
             text = f"{name!r} reads only what the model wrote itself; leave it out, or name a judge"
             raise invalid_value("verifier", text)
-        problem = await self._problem(ask)
         rows = [given_answer(text) for text in answers]
         try:
-            [scores] = await self.batcher.call(lambda: verifier.score([Group(problem, rows)]))
+            [scores] = await self.batcher.call(lambda: verifier.score([Group(_problem(ask), rows)]))
         except DataError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from None
         ask.usage.lost()
@@ -188,6 +186,11 @@ class Local(Backend):
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
         return [{"id": self.model, "object": "model", "created": 0, "owned_by": "selfverify"}]
+
+
+def _problem(ask: Ask) -> Problem:
+    """Return the question with its images decoded, which takes many times the memory that they came in."""
+    return Problem(ask.id or "request", ask.body["messages"], [picture.decode() for picture in ask.pictures])
 
 
 def given_answer(text: str) -> Trajectory:

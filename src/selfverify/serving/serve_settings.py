@@ -25,7 +25,7 @@ class ImageLimits:
     """
 
     bytes: int = 20 * 2**20
-    pixels: int = 50_000_000
+    pixels: int = 25_000_000
     count: int = 16
 
 
@@ -101,8 +101,9 @@ class GatewaySettings(Settings):
     max_image_mb: float = Field(20.0, ge=0.001)
     """The largest image, in MiB."""
 
-    max_megapixels: float = Field(50.0, ge=0.001)
-    """The most megapixels that the images of a request have together."""
+    max_megapixels: float = Field(25.0, ge=0.001)
+    """The most megapixels that the images of a request have together. A model that runs here also decodes at
+    most so many at a time, for all requests."""
 
     max_n: int = Field(64, ge=1, le=MOST_SAMPLES)
     """The most candidates that a request may ask for."""

@@ -43,7 +43,7 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         )
         backend = upstream_of(server, metrics, settings.backend.separate)
     else:
-        backend = local_of(settings.backend, metrics)
+        backend = local_of(settings.backend, metrics, asked.images.pixels)
         example = digits_example if settings.backend.model == "builtin:digits" else None
     if asked.defaults.verifier is not None:
         backend.check_verifier(asked.defaults.verifier)
@@ -56,8 +56,8 @@ def upstream_of(server: ServerSettings, metrics: Metrics, separate: bool = False
     return Upstream(client, separate)
 
 
-def local_of(settings: BackendSettings, metrics: Metrics) -> Backend:
-    """Return a model in this process as backend.
+def local_of(settings: BackendSettings, metrics: Metrics, max_pixels: int) -> Backend:
+    """Return a model in this process as backend, which decodes at most ``max_pixels`` at a time.
 
     Clients name it ``builtin:NAME``, or by its folder's name, and its judges as ``settings.judge`` does.
     """
@@ -69,7 +69,9 @@ def local_of(settings: BackendSettings, metrics: Metrics) -> Backend:
     policy = Policy.load(settings.model)
     judges = {spec: make_verifier(spec, policy) for spec in settings.judge}
     name = settings.model if settings.model.startswith("builtin:") else Path(settings.model).name
-    return Local(policy, name, judges, settings.max_tokens, settings.max_batch, metrics.batch.observe)
+    return Local(
+        policy, name, judges, settings.max_tokens, settings.max_batch, max_pixels, metrics.batch.observe
+    )
 
 
 async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, grace_s: float = 30.0) -> int:
