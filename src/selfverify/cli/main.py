@@ -23,6 +23,7 @@ from selfverify.cli.spinning import spin_briefly
 from selfverify.cli.study_command import study
 from selfverify.cli.train_commands import merge, quickstart, train
 from selfverify.core.errors import SelfVerifyError
+from selfverify.core.files import reason_of
 from selfverify.core.version import __version__
 
 _GOES_ON = {
@@ -42,9 +43,12 @@ class _Commands(TyperGroup):
             say(str(error), "bold red", "error: ")
             raise typer.Exit(2) from None
         except OSError as error:
-            if error.filename is None:
+            reason = reason_of(error)
+            if error.filename is None and reason is None:
                 raise
-            say(f"{error.filename2 or error.filename}: {error.strerror}", "bold red", "error: ")
+            named = error.filename2 or error.filename
+            said = reason or error.strerror
+            say(f"{named}: {said}" if named else f"{said}", "bold red", "error: ")
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             say(f"interrupted{_GOES_ON.get(ctx.invoked_subcommand or '', '')}", "yellow")

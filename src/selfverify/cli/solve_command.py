@@ -14,6 +14,7 @@ from rich.text import Text
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import figure, print_json
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import naming
 from selfverify.serving.solve_settings import QuestionSettings, SolveSettings
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def solve(settings: SolveSettings, as_json: Json = False) -> None:
         if not problem.images:
             raise ConfigError(f"problem {problem.id} has no image")
         try:
-            problem.images[0].save(settings.asked.save_image)
+            with naming(settings.asked.save_image):
+                problem.images[0].save(settings.asked.save_image)
         except ValueError as error:
             raise ConfigError(f"--save-image: {error}; end the file's name with .png") from None
         typer.echo(problem.meta.get("question", ""))

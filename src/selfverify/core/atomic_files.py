@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import naming
 
 
 def sync_file(path: Path) -> None:
@@ -39,19 +42,39 @@ def make_output_folder(folder: Path) -> None:
         ) from None
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. When this returns, the text is on the disk."""
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give another name to write a file under, which becomes the file unless something inside raises.
+
+    When this returns, the file is on the disk. If it raises, what was there before is there still.
+
+    Raises:
+        FileError: The file cannot be written: the disk is full, for example, or the folder is gone.
+    """
     partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        sync_file(partial)
-        os.replace(partial, path)
-        sync_folder(path.parent)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        try:
+            yield partial
+            sync_file(partial)
+            os.replace(partial, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):  # a folder that cannot be written to: the cause is what counts
+                partial.unlink(missing_ok=True)
+            raise
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all (`written_whole`)."""
+    with written_whole(path) as partial:
+        partial.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8 whole or not at all (`written_whole`). Half a character becomes "?"."""
+    write_bytes(path, text.encode("utf-8", "replace"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, indented, whole or not at all."""
+    """Write a JSON file, indented, whole or not at all (`written_whole`)."""
     write_text(path, json.dumps(value, indent=1) + "\n")

@@ -25,6 +25,17 @@ class DataError(SelfVerifyError):
     """A problem, image or file that cannot be used; the message names it."""
 
 
+class FileError(SelfVerifyError, OSError):
+    """A file or folder that cannot be read or written; made as `OSError` is, by number, reason and file."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+class IrregularFileError(FileError):
+    """What stands where a regular file is needed: a folder, a pipe, a socket or a device."""
+
+
 class ServerError(SelfVerifyError):
     """A model server that cannot be reached, refuses, or answers with what cannot be used.
 

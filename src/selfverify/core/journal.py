@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from selfverify.core.atomic_files import write_text
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import make_folder, naming, read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,10 @@ class Journal:
 
     def __init__(self, path: Path, repair: bool = True) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        content = path.read_bytes() if repair else b""
+        make_folder(path.parent)
+        with naming(path):
+            path.touch()
+        content = read_regular(path) if repair else b""
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             logger.warning("%s: the last line was cut off while it was written; removed", path)
@@ -63,12 +65,12 @@ class Journal:
 
         Raises:
             DataError: A value cannot be stored as JSON. In this case no line is written.
-            OSError: The disk is full, for example. A part that was written is removed, so that lines which
+            FileError: The disk is full, for example. A part that was written is removed, so that lines which
                 are appended later do not stand behind it.
         """
         lines = memoryview(b"".join(_line(row, self.path) for row in rows))
         # Opened each time, because the file may have been cut back meanwhile.
-        with self.path.open("ab", buffering=0) as file:
+        with naming(self.path), self.path.open("ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             try:
                 while lines:
@@ -79,13 +81,13 @@ class Journal:
 
     def sync(self) -> int:
         """Force all lines to the disk and return the file's length in bytes."""
-        with self.path.open("rb") as file:
+        with naming(self.path), self.path.open("rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
 
     def truncate(self, length: int) -> None:
         """Cut the file back to ``length`` bytes."""
-        with self.path.open("r+b") as file:
+        with naming(self.path), self.path.open("r+b") as file:
             file.truncate(length)
             os.fsync(file.fileno())
 
@@ -102,8 +104,8 @@ def open_journal(path: Path, row: type[Row], settings: Mapping[str, Any]) -> tup
     """
     header = _header(row, settings, path)
     # A header that was cut off has lost nothing.
-    if not path.exists() or header.startswith(path.read_bytes()):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or header.startswith(read_regular(path)):
+        make_folder(path.parent)
         write_text(path, header.decode())
         return Journal(path), {}
     found, rows = read_journal(
@@ -125,7 +127,7 @@ def write_journal(path: Path, row: type[Row], settings: Mapping[str, Any], rows:
         DataError: A row cannot be stored as JSON.
     """
     lines = [_header(row, settings, path), *(_line(asdict(each), path) for each in rows)]  # type: ignore[call-overload]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_text(path, b"".join(lines).decode())
 
 
@@ -174,7 +176,7 @@ def read_rows(path: Path, skip_corrupt: bool = False) -> list[dict[str, Any]]:
 
 
 def _whole_lines(path: Path, warn: bool = True) -> list[bytes]:
-    *lines, torn = path.read_bytes().split(b"\n")
+    *lines, torn = read_regular(path).split(b"\n")
     if torn and warn:
         logger.warning("%s: the last line was cut off while it was written; left out", path)
     return lines

@@ -62,7 +62,7 @@ def on_first(run: Callable[[], T]) -> T:
     """Call ``run`` in process 0 and return its result in every process. All processes must call this.
 
     Raises:
-        SelfVerifyError: ``run`` raised one, which is raised in all processes.
+        SelfVerifyError | OSError: ``run`` raised one, which is raised in all processes.
     """
     found: Any = gather(everywhere(lambda: run() if index() == 0 else None))
     first: T = found[0]
@@ -73,14 +73,14 @@ def everywhere(run: Callable[[], T]) -> T:
     """Call ``run`` in every process and return each process's own result. All processes must call this.
 
     Raises:
-        SelfVerifyError: ``run`` raised one in some process. The first such error is raised in all of them, so
-            that none waits for a process that has given up.
+        SelfVerifyError | OSError: ``run`` raised one in some process. The first such error is raised in all
+            of them, so that none waits for a process that has given up.
     """
     made: list[T] = []
-    failed: SelfVerifyError | None = None
+    failed: SelfVerifyError | OSError | None = None
     try:
         made.append(run())
-    except SelfVerifyError as error:
+    except (SelfVerifyError, OSError) as error:
         failed = error
     for theirs in gather(failed):
         if theirs is not None:

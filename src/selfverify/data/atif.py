@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from selfverify.core.errors import DataError
+from selfverify.core.files import read_regular
 from selfverify.data.images import file_inside
 
 VERSION = "ATIF-v1.8"
@@ -147,7 +148,7 @@ def read_atif(path: Path) -> AtifTrajectory:
         DataError: It cannot be read or is no ATIF of a version 1.x; the message names the field.
     """
     try:
-        return AtifTrajectory.model_validate_json(path.read_bytes())
+        return AtifTrajectory.model_validate_json(read_regular(path))
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
@@ -172,7 +173,7 @@ def find_atif(folder: Path) -> list[Path]:
 
 
 def _is_trajectory(path: Path) -> bool:
-    content = path.read_bytes()
+    content = read_regular(path)
     if _MARK.search(content) is None:
         return False
     try:

@@ -13,7 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from selfverify.core.atomic_files import written_whole
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import make_folder
 
 SUFFIXES = (".parquet", ".jsonl")
 _BATCH = 256
@@ -44,15 +46,11 @@ def write_conversations(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
         DataError: There are none, or rows of one Parquet file have different columns.
     """
     check_output(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    make_folder(path.parent)
+    with written_whole(path) as partial:
         count = (_parquet if path.suffix == ".parquet" else _lines)(partial, rows)
         if not count:
             raise DataError(f"{path}: there are no conversations to write")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     return count
 
 

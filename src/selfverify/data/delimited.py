@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from selfverify.core.errors import DataError
+from selfverify.core.files import open_regular
 from selfverify.data.fields import Blob, Place, Record, RowSource, shown
 
 LONGEST_CELL = 256 * 2**20
@@ -46,7 +47,7 @@ class Table(RowSource):
 
     def walk(self) -> Iterator[list[str] | csv.Error]:
         """See `RowSource.walk`. References to unknown rows are `late`: the row may still come."""
-        with self.file.open("rb") as opened:
+        with open_regular(self.file) as opened:
             lines = _Lines(opened)
             offset, line = 0, 1
             for row in _cells(lines, self.delimiter):
@@ -65,7 +66,7 @@ class Table(RowSource):
     def stored(self, number: int) -> list[str] | csv.Error:
         """See `RowSource.stored`."""
         try:
-            with self.file.open("rb") as opened:
+            with open_regular(self.file) as opened:
                 opened.seek(self._offsets[number])
                 return next(_cells(_Lines(opened), self.delimiter))
         except (OSError, StopIteration) as error:

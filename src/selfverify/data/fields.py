@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from selfverify.core.errors import DataError
+from selfverify.core.files import open_regular
 from selfverify.data.images import ImageRef
 
 Record = dict[str, Any]
@@ -211,7 +212,7 @@ def read_at(file: Path, offset: int, length: int) -> bytes:
         DataError: The file cannot be read, or is shorter than that.
     """
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             opened.seek(offset)
             found = opened.read(length)
     except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import open_regular, read_regular, require_regular
 from selfverify.data.actions import convert_mobile
 from selfverify.data.agent_tasks import convert_agent_task, is_agent_task
 from selfverify.data.android_control import convert_android_control
@@ -115,6 +116,8 @@ def find_sources(
     folder, files, left = path.parent, [path], split
     if path.is_dir():
         folder, (files, left) = path, _files(path, format, split)
+    for file in files:
+        require_regular(file)  # some readers map a file into memory, and wait for a pipe
     name = format if format and FORMATS[format].open else detect(files[0])
     if name in ("reasonseg", "gui-odyssey"):
         files, left = _listed_split(path, files, left)
@@ -129,7 +132,7 @@ def detect(file: Path) -> str:
     Raises:
         DataError: The file is in none of `FORMATS`.
     """
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         head = opened.read(HEAD_BYTES)
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -249,7 +252,7 @@ def _saved_by_datasets(folder: Path) -> list[Path]:
 
 def _object_in(file: Path, errors: str = "strict") -> Record:
     try:
-        return parse_object(file.read_text("utf-8-sig", errors).encode())
+        return parse_object(read_regular(file).decode("utf-8-sig", errors).encode())
     except (DataError, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}") from None
 

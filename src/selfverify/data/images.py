@@ -12,8 +12,9 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from selfverify.core.errors import DataError
+from selfverify.core.errors import DataError, IrregularFileError
 from selfverify.core.events import note
+from selfverify.core.files import open_regular, read_regular
 from selfverify.core.rgb import upright, upright_size
 
 logger = logging.getLogger(__name__)
@@ -65,9 +66,11 @@ class ImageRef:
         if self.image is not None:
             return upright_size(self.image)
         with self._found() as found:
-            file = found if isinstance(found, Path) else io.BytesIO(found)
             try:
-                with Image.open(file, formats=FORMATS) as image:
+                with (
+                    open_regular(found) if isinstance(found, Path) else io.BytesIO(found) as file,
+                    Image.open(file, formats=FORMATS) as image,
+                ):
                     return upright_size(image)
             except Exception as error:
                 raise _unreadable(found, error) from None
@@ -80,7 +83,7 @@ class ImageRef:
         """
         with self._found() as found:
             try:
-                return found.read_bytes() if isinstance(found, Path) else found
+                return read_regular(found) if isinstance(found, Path) else found
             except OSError as error:
                 raise _unreadable(found, error) from None
 
@@ -128,12 +131,12 @@ def read_image(path: Path | str, tries: int = TRIES, wait_s: float = 0.1) -> Ima
     for attempt in range(1, tries + 1):
         encoded = b""
         try:
-            encoded = Path(path).read_bytes()
+            encoded = read_regular(Path(path))
             image = _decoded(encoded)
         # PIL raises SyntaxError, ValueError and others for files that are cut off inside their header.
         except Exception as error:
-            if attempt == tries or isinstance(error, Image.DecompressionBombError):
-                times = f", at {tries} {'tries' if tries > 1 else 'try'}"
+            if attempt == tries or isinstance(error, (Image.DecompressionBombError, IrregularFileError)):
+                times = f", at {attempt} {'tries' if attempt > 1 else 'try'}"
                 raise _unreadable(Path(path), error, encoded, times) from None
             time.sleep(wait_s * 2 ** (attempt - 1))
             continue

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from selfverify.core.errors import DataError
+from selfverify.core.files import open_regular, read_regular
 from selfverify.data.fields import Place, Record, RowSource, read_at
 
 LONGEST_LINE = 256 * 2**20
@@ -65,7 +66,7 @@ class JsonLines(_Offsets):
 
     def walk(self) -> Iterator[bytes | DataError]:
         """See `RowSource.walk`."""
-        with self.file.open("rb") as opened:
+        with open_regular(self.file) as opened:
             line = 0
             while True:
                 offset = opened.tell()
@@ -97,7 +98,7 @@ class JsonList(_Offsets):
         if self.file.stat().st_size == 0:
             return  # cannot be mapped
         with (
-            self.file.open("rb") as opened,
+            open_regular(self.file) as opened,
             mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
             depth, begin, line, counted = 0, 0, 1, 0
@@ -146,7 +147,7 @@ class JsonFiles(RowSource):
     def parsed(self, stored: Path, number: int) -> Record:
         """See `RowSource.parsed`."""
         try:
-            raw = stored.read_bytes()
+            raw = read_regular(stored)
         except OSError as error:
             raise DataError(f"it cannot be read: {error}") from None
         for encoding in self.encodings[:-1]:

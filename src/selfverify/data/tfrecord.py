@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import open_regular
 from selfverify.data.example import Feature, parse_example
 from selfverify.data.fields import Blob, Place, Record, RowSource, read_at
 
@@ -63,7 +64,7 @@ class TFRecords(RowSource):
         """See `RowSource.walk`. After a record whose length cannot be trusted nothing can be read."""
         if importlib.util.find_spec("google_crc32c") is None:
             raise ConfigError(f"{self.file}: reading this needs a package; pip install 'selfverify[data]'")
-        with self.file.open("rb") as opened:
+        with open_regular(self.file) as opened:
             zipped = opened.read(2) == b"\x1f\x8b"
         self._content = content = _Gzip(self.file) if zipped else _Plain(self.file)
         offset = 0
@@ -147,7 +148,7 @@ class _Plain:
         self.file = file
 
     def walk(self) -> Iterator[bytes]:
-        with self.file.open("rb") as opened:
+        with open_regular(self.file) as opened:
             while chunk := opened.read(CHUNK):
                 yield chunk
 
@@ -165,7 +166,7 @@ class _Gzip:
 
     def walk(self) -> Iterator[bytes]:
         """Yield the whole content, and remember places at which reading can begin."""
-        with self.file.open("rb") as opened:
+        with open_regular(self.file) as opened:
             yield from self._unpack(opened, zlib.decompressobj(31), 0, remember=True)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -177,7 +178,7 @@ class _Gzip:
         place = bisect_right(self._begins, offset) - 1
         begin, (position, state) = self._begins[place], self._states[place]
         found = bytearray()
-        with self.file.open("rb") as opened:
+        with open_regular(self.file) as opened:
             opened.seek(position)
             try:
                 for chunk in self._unpack(opened, state.copy(), begin, remember=False):

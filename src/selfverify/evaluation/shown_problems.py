@@ -8,6 +8,7 @@ from typing import Any
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.files import make_folder, naming
 from selfverify.core.problem import Problem
 from selfverify.core.rgb import to_rgb
 from selfverify.evaluation.held_out import HeldOut
@@ -16,13 +17,14 @@ from selfverify.tasks.base import Task
 
 def write_gallery(task: Task, config: EvaluationConfig, folder: Path, count: int) -> None:
     """Write the first ``count`` problems of a split into ``folder``, for the report."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     entries = []
     made = HeldOut(task, config)
     for index, problem in made.make(range(min(count, made.total))).items():
         name = f"{index:05d}.png"
         if problem.images:
-            to_rgb(problem.images[0]).save(folder / name)  # PNG knows no CMYK
+            with naming(folder / name):
+                to_rgb(problem.images[0]).save(folder / name)  # PNG knows no CMYK
         entries.append(shown_entry(task, problem, name))
     write_json(folder / "problems.json", entries)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL.Image import Image
 
+from selfverify.core.files import make_folder, naming
 from selfverify.core.rgb import to_rgb
 from selfverify.core.trajectory import Segment, Trajectory
 from selfverify.evaluation.store import StoredStep, StoredVerdict
@@ -61,10 +62,11 @@ def written_images(folder: Path, images: Iterable[Image]) -> list[str]:
         name = f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png"
         path = folder / name
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             # Several processes may write it at the same time.
             partial = path.with_name(f"{name}.{os.getpid()}.partial")
-            partial.write_bytes(content)
-            partial.replace(path)
+            with naming(path):
+                partial.write_bytes(content)
+                partial.replace(path)
         names.append(name)
     return names

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from selfverify.core.atomic_files import make_output_folder, write_json
+from selfverify.core.atomic_files import make_output_folder, write_bytes, write_json
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import read_regular
 from selfverify.core.folder_lock import LOCK_FILE, only_writer
 from selfverify.core.journal import read_journal
 from selfverify.data.atif import VERSION, AtifTrajectory
@@ -261,7 +261,7 @@ def _checked(source: Path) -> bytes:
     Raises:
         DataError: It is damaged.
     """
-    content = source.read_bytes()
+    content = read_regular(source)
     if _BY_CONTENT.fullmatch(source.name) is None or source.parent.name != IMAGES:
         read_image(source, tries=1)
     elif f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png" != source.name:
@@ -282,9 +282,7 @@ def _put(path: Path, content: bytes) -> bool:
 
     One that a power cut has damaged is written anew by the next call.
     """
-    if path.exists() and path.read_bytes() == content:
+    if path.exists() and read_regular(path) == content:
         return False
-    partial_file = path.with_name(path.name + ".partial")
-    partial_file.write_bytes(content)
-    os.replace(partial_file, path)
+    write_bytes(path, content)
     return True

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.files import read_regular
 from selfverify.core.problem import Problem
 from selfverify.core.rgb import to_rgb
 from selfverify.data.images import file_inside
@@ -95,10 +96,8 @@ class Questions:
         if not entry.get("image"):
             return entry, None
         file = file_inside(self.gallery, str(entry["image"]))
-        if file.exists() and not file.is_file():
-            raise DataError(f"problem {problem}: the image {file} is no file")
         try:
-            content = file.read_bytes()
+            content = read_regular(file)
         except OSError as error:
             raise DataError(f"problem {problem}: the image {file} cannot be read: {error.strerror}") from None
         return entry | {"image": f"problem-{row.index:06d}{file.suffix}"}, content

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from selfverify.core.errors import FileError
+from selfverify.core.files import naming
 from selfverify.policy.loading import Loaded, copy_processor_settings
 
 
@@ -20,12 +23,19 @@ def save(loaded: Loaded, path: str, folder: Path, weights: dict[str, Tensor] | N
         path: What it was loaded from; settings that the image processor does not keep are copied from there.
         folder: The folder to write; it is made if need be.
         weights: The whole state of a model that holds only a shard of it; None takes the model's own.
+
+    Raises:
+        FileError: The disk is full or not writable.
     """
-    loaded.model.save_pretrained(folder, state_dict=weights)
-    loaded.tokenizer.save_pretrained(folder)
-    if loaded.image_processor is not None:
-        loaded.image_processor.save_pretrained(folder)
-        copy_processor_settings(path, folder)
+    try:
+        with naming(folder):
+            loaded.model.save_pretrained(folder, state_dict=weights)
+            loaded.tokenizer.save_pretrained(folder)
+            if loaded.image_processor is not None:
+                loaded.image_processor.save_pretrained(folder)
+                copy_processor_settings(path, folder)
+    except SafetensorError as error:  # its writer tells of a full disk in its own way
+        raise FileError(None, f"the weights cannot be written ({error})", str(folder)) from error
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import read_regular
 
 
 class Keys:
@@ -51,7 +52,7 @@ def read_keys(path: Path) -> list[str]:
         ConfigError: The file cannot be read, or holds no key.
     """
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in read_regular(path).decode("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the keys {path} cannot be read: {error}") from None
     keys = [line for line in lines if line and not line.startswith("#")]

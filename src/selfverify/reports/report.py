@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from selfverify.core.atomic_files import write_text
+from selfverify.core.atomic_files import write_bytes, write_text
 from selfverify.core.differences import flatten
 from selfverify.core.errors import DataError
 from selfverify.evaluation.breakdown import SHOWN, tabulate
@@ -173,7 +173,7 @@ def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
         )
     png_path = Path(png_path)
     png_path.parent.mkdir(parents=True, exist_ok=True)
-    png_path.write_bytes(figures.overview(curves, scores))
+    write_bytes(png_path, figures.overview(curves, scores))
     return png_path
 
 

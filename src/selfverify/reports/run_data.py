@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_
 
 from selfverify.core.errors import DataError
 from selfverify.core.events import EVENTS_FILE, read_events, story
+from selfverify.core.files import read_regular
 from selfverify.core.journal import read_rows
 from selfverify.data.atif import find_atif
 from selfverify.evaluation.atif_samples import read_exported
@@ -262,7 +263,7 @@ def read_json(path: Path, shape: Any) -> Any:
     if not path.exists():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path))
         TypeAdapter(shape).validate_python(value)
     except ValidationError as error:
         fault = error.errors()[0]

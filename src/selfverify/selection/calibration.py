@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
+from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import read_regular
 from selfverify.selection.rules import Floats
 
 CALIBRATION_FILE = "calibration.json"
@@ -68,8 +70,8 @@ class Calibration:
         return None
 
     def save(self, path: Path) -> None:
-        """Write the JSON file."""
-        path.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        """Write the JSON file whole or not at all."""
+        write_text(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
@@ -79,7 +81,7 @@ class Calibration:
             DataError: There is no such file, or it is not a calibration; the message says what is wrong.
         """
         try:
-            found = TypeAdapter(cls).validate_json(path.read_bytes())
+            found = TypeAdapter(cls).validate_json(read_regular(path))
         except OSError as error:
             raise DataError(f"the calibration {path} cannot be read: {error}") from None
         except ValidationError as error:

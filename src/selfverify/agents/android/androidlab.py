@@ -14,6 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from selfverify.core.errors import DataError
+from selfverify.core.files import read_regular
 
 MOST_BYTES = 4 * 2**20
 """Length of a task file beyond which it is not read."""
@@ -151,7 +152,7 @@ def _load(file: Path) -> Any:
     try:
         if file.stat().st_size > MOST_BYTES:
             raise DataError(f"{file}: a task file has at most {MOST_BYTES:,} bytes")
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file).decode("utf-8")
         depth = 0
         for event in YAML(typ="safe", pure=True).parse(text):
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)

@@ -16,6 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from selfverify.core.files import naming
 from selfverify.experiments.study.study_file import BEFORE
 from selfverify.experiments.study.study_tables import two_turns
 from selfverify.reports.figures import (
@@ -76,7 +77,8 @@ def draw_figures(folder: Path, task: str, results: Mapping[str, Any], runs: Runs
             layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.04)
             figure = Figure(figsize=(width * columns, height * lines), layout=layout, dpi=150)
             draw(list(figure.subplots(lines, columns, squeeze=False).ravel()))
-            figure.savefig(path, facecolor=PALETTE["panel"])
+            with naming(path):
+                figure.savefig(path, facecolor=PALETTE["panel"])
         return path
 
     if not two_turns(results):
