@@ -289,7 +289,7 @@ def test_bad_bodies_and_paths() -> None:
         for data, headers in (
             (b"{", {}),
             (b"\xff", {}),
-            (b"[" * 100_000, {}),
+            (b"[" * 10_000, {}),
             (b"x" * 5000, {}),
             (b"{}", {"Content-Encoding": "gzip"}),
         ):

@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.core.errors import ConfigError, DataError, ServerError
+from selfverify.remote.json_size import has_more_values
 
 try:
     import aiohttp
@@ -60,6 +61,7 @@ class ServerSettings:
         longest_wait_s: The longest wait between tries, even if the server asks for a longer one.
         connections: The most connections that are open at once.
         most_bytes: The largest reply, in bytes.
+        most_values: The most values of a reply, in lists and objects: see `json_size`.
     """
 
     url: str
@@ -70,6 +72,7 @@ class ServerSettings:
     longest_wait_s: float = 10.0
     connections: int = 1024
     most_bytes: int = 64 * 2**20
+    most_values: int = 2_000_000
 
 
 class OpenAIClient:
@@ -142,14 +145,14 @@ class OpenAIClient:
         try:
             with self._errors():
                 if response.content_type == "application/json":  # a server that knows no streams
-                    reply = _checked(_decoded(await _read(response, self.settings.most_bytes)))
+                    reply = _checked(await self._decoded(await _read(response, self.settings.most_bytes)))
                     begun = True
                     yield _as_chunk(reply)
                     return
                 async for data in _events(response, self.settings.most_bytes):
-                    if data == "[DONE]":
+                    if data == b"[DONE]":
                         return
-                    chunk = _decoded(data.encode())
+                    chunk = await self._decoded(data)
                     if chunk.get("error"):
                         raise _refusal(502, chunk)
                     if not isinstance(chunk.get("choices") or [], list):
@@ -245,9 +248,14 @@ class OpenAIClient:
         if code:
             raise ServerError(f"{self.base}: {text}", status, code, retry=True)
 
+    async def _decoded(self, raw: bytes) -> dict[str, Any]:
+        if await has_more_values(raw, self.settings.most_values):
+            raise _garbage(f"more than {self.settings.most_values:,} values")
+        return _decoded(raw)
+
     async def _once(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         async with await self._open(path, body) as response:
-            return _decoded(await _read(response, self.settings.most_bytes))
+            return await self._decoded(await _read(response, self.settings.most_bytes))
 
     async def _open(self, path: str, body: Mapping[str, Any] | None = None) -> aiohttp.ClientResponse:
         """Post a body, or get what is there; return the response, of which nothing is read yet."""
@@ -289,7 +297,7 @@ async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
     return b"".join(parts)
 
 
-async def _events(response: aiohttp.ClientResponse, most: int) -> AsyncIterator[str]:
+async def _events(response: aiohttp.ClientResponse, most: int) -> AsyncIterator[bytes]:
     """Yield the ``data`` of server-sent events."""
     buffer, lines = b"", []
     async for part in response.content.iter_any():
@@ -301,7 +309,7 @@ async def _events(response: aiohttp.ClientResponse, most: int) -> AsyncIterator[
             if line.startswith(b"data:"):
                 lines.append(line[5:].strip())
             elif not line and lines:
-                yield b"\n".join(lines).decode("utf-8", "replace")
+                yield b"\n".join(lines)
                 lines = []
 
 

@@ -1,11 +1,10 @@
-"""The gateway as a web application: routes, who may ask, errors, metrics."""
+"""The gateway as a web application: its routes, and what each of them answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -16,26 +15,23 @@ from aiohttp import web
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.bearer_keys import Keys
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.api_errors import ApiError, api_error, error_response, invalid_value
+from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Chunks, Tell
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import candidate_json, chunks, completion
 from selfverify.serving.counters import Metrics
-from selfverify.serving.incoming import read_as, with_instruction, without_images
-from selfverify.serving.page import PAGE_PATHS, Example, add_page
+from selfverify.serving.entrance import ABOUT, ROOM, Entrance, told
+from selfverify.serving.incoming import with_instruction, without_images
+from selfverify.serving.page import Example, add_page
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
-from selfverify.serving.security import RateLimit
 from selfverify.serving.selecting import Selection, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID, EventStream
 
 logger = logging.getLogger("selfverify.serving")
 
-OPEN_PATHS = PAGE_PATHS | {"/health"}
-"""The paths that need no key."""
-_ABOUT = web.RequestKey("about", str)
 _OURS = {"model", "n", "stream", "stream_options", "best_of"}
 """The fields of a request that the gateway handles itself."""
 
@@ -70,14 +66,12 @@ class Gateway:
         self.calibration = calibration
         self.metrics = metrics or Metrics()
         self.example = example
-        self.rate = RateLimit(settings.rate_limit)
+        self.entrance = Entrance(settings, self.keys, self.metrics)
         self.remote: RemoteImages | None = None
-        self.in_flight = 0
 
     def application(self) -> web.Application:
         """Return the application. Its runner needs ``handler_cancellation=True``."""
-        most_bytes = int(self.settings.max_body_mb * 2**20)
-        app = web.Application(middlewares=[self._guard], client_max_size=most_bytes)
+        app = web.Application(middlewares=[self.entrance.guard])
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
         app.router.add_get("/v1/models", self.models)
@@ -86,7 +80,16 @@ class Gateway:
         app.router.add_get("/metrics", self.show_metrics)
         add_page(app, self.settings, bool(self.keys), self.example)
         app.cleanup_ctx.append(self._resources)
+        app.on_shutdown.append(self._stop_reading)
         return app
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are being worked on."""
+        return self.entrance.in_flight
+
+    async def _stop_reading(self, app: web.Application) -> None:
+        self.entrance.intake.stop()
 
     async def _resources(self, app: web.Application) -> AsyncIterator[None]:
         if not self.settings.remote_images or self.remote is not None:
@@ -95,78 +98,10 @@ class Gateway:
         async with RemoteImages(self.settings.images.bytes) as self.remote:
             yield
 
-    @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Admit a request, make its errors responses, count it and log it."""
-        begun, status = time.perf_counter(), 499
-        request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
-        known = request.match_info.route.resource
-        path = known.canonical if known is not None else "other"
-        self.in_flight += 1
-        self.metrics.in_flight.set(self.in_flight)
-        try:
-            try:
-                self._admit(request)
-                response = await handler(request)
-            except ConnectionResetError:  # the client left while it was written to
-                raise
-            except Exception as error:
-                response = error_response(self._told(request, error))
-            status = response.status
-            if not response.prepared:
-                response.headers["x-request-id"] = request[REQUEST_ID]
-            return response
-        except (asyncio.CancelledError, ConnectionResetError):
-            self.metrics.cancelled.inc()
-            raise
-        finally:
-            self.in_flight -= 1
-            self.metrics.in_flight.set(self.in_flight)
-            seconds = time.perf_counter() - begun
-            self.metrics.requests.labels(path, str(status)).inc()
-            self.metrics.seconds.labels(path).observe(seconds)
-            logger.info(
-                "%s %s %s %d %.0f ms%s",
-                request[REQUEST_ID], request.method, path, status, seconds * 1e3, request.get(_ABOUT, ""),
-            )  # fmt: skip
-
-    def _told(self, request: web.Request, error: Exception) -> ApiError:
-        """Return the error that a client is told. The details of a fault of our own go to the log only."""
-        known = api_error(error)
-        if known is not None:
-            return known
-        logger.error("request %s failed", request[REQUEST_ID], exc_info=error)
-        text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
-        return ApiError(500, text, "internal_error")
-
-    def _admit(self, request: web.Request) -> None:
-        """Raise `ApiError` if the caller may not ask now."""
-        settings = self.settings
-        if request.path in OPEN_PATHS:
-            return
-        caller = request.remote or "unknown"
-        if self.keys:
-            name = self.keys.find(request.headers.get("Authorization"))
-            if name is None:
-                text = "a valid key is needed: Authorization: Bearer KEY"
-                raise ApiError(401, text, "invalid_api_key")
-            caller = f"key {name}"
-        if not request.path.startswith("/v1/"):
-            return
-        wait = self.rate.wait_s(caller)
-        if wait > 0:
-            text = f"more than {settings.rate_limit:g} requests a minute; ask again in {wait:.1f} s"
-            raise ApiError(429, text, "rate_limit_exceeded", retry_after=wait)
-        if self.in_flight > settings.max_in_flight:
-            text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
-            raise ApiError(503, text, "overloaded", retry_after=1.0)
-
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
-        raw, asked = await read_as(request, ChatRequest)
+        raw, asked = await request[ROOM].read_as(request, ChatRequest)
         model, chosen = best_of(asked, self.settings.defaults)
         settings = chosen or BestOf(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
@@ -245,7 +180,7 @@ class Gateway:
         count.tokens.labels("prompt").inc(usage.prompt_tokens)
         count.tokens.labels("candidate").inc(usage.candidate_tokens)
         count.tokens.labels("verification").inc(usage.verification_tokens)
-        request[_ABOUT] = (
+        request[ABOUT] = (
             f" {len(outcome.candidates)} candidates ({outcome.stopped}), {usage.candidate_tokens} tokens"
         )
         if self.settings.log_prompts:
@@ -264,7 +199,7 @@ class Gateway:
         except Exception as error:
             if not stream.begun or isinstance(error, ConnectionError):
                 raise
-            await stream.event(self._told(request, error).body)  # a second response would not be understood
+            await stream.event(told(request, error).body)  # a second response would not be understood
         return await stream.end()
 
     async def _answer(
@@ -291,7 +226,7 @@ class Gateway:
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/verify``: scores of given answers."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
-        _, asked = await read_as(request, VerifyRequest)
+        _, asked = await request[ROOM].read_as(request, VerifyRequest)
         answers = asked.answers
         model, _ = split_model(asked.model)
         pictures, messages = await self._take(asked.messages, deadline)

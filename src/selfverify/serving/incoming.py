@@ -1,63 +1,16 @@
-"""Read requests and prepare their messages: the request for the answer format, the addresses of images."""
+"""Prepare the messages of requests: the request for the answer format, the addresses of images."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-from aiohttp import web
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from typing import Any
 
 from selfverify.core.requests import SCORE_INSTRUCTION
-from selfverify.serving.api_errors import ApiError, invalid, invalid_value
+from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.request_images import Picture, parts_of
 
 _FETCHED = {"url", "path", "image", "video", "audio"}
 """Fields of a part whose address some servers fetch, besides those that end with ``_url``."""
-
-READ_S = 60.0
-"""Seconds within which a request's body has to arrive."""
-
-
-Asked = TypeVar("Asked", bound=BaseModel)
-
-
-async def read_as(request: web.Request, kind: type[Asked]) -> tuple[dict[str, Any], Asked]:
-    """Return a request's JSON object, as it came and as a ``kind``.
-
-    Raises:
-        ApiError: The request cannot be read, or is no ``kind``; the message names the field.
-    """
-    raw = await read_json(request)
-    try:
-        return raw, kind.model_validate(raw)
-    except ValidationError as error:
-        raise invalid(error) from None
-
-
-async def read_json(request: web.Request) -> dict[str, Any]:
-    """Return a request's JSON object.
-
-    Raises:
-        ApiError: The request is no JSON object, is not declared as JSON, is compressed, or comes too slowly.
-    """
-    if request.content_type != "application/json":
-        # Browsers let every page send other types anywhere, without asking the server first.
-        raise ApiError(415, "Content-Type: application/json is needed", "unsupported_media_type")
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
-    try:
-        async with asyncio.timeout(READ_S):
-            found = from_json(await request.read())
-    except TimeoutError:
-        raise ApiError(408, f"the request did not arrive within {READ_S:g} s", "timeout") from None
-    except ValueError as error:
-        raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
-    if not isinstance(found, dict):
-        raise ApiError(400, "the request has to be a JSON object", "invalid_json")
-    return found
 
 
 def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

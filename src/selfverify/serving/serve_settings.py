@@ -98,6 +98,12 @@ class GatewaySettings(Settings):
     max_body_mb: float = Field(64.0, ge=0.001)
     """The largest request, in MiB."""
 
+    max_bodies_mb: float = Field(1024.0, ge=0.001)
+    """The MiB that all requests being worked on may have together; others are told to come back."""
+
+    max_values: int = Field(50_000, ge=100)
+    """The most values in lists and objects of a request. While they are read, nobody is answered."""
+
     max_image_mb: float = Field(20.0, ge=0.001)
     """The largest image, in MiB."""
 

@@ -1,0 +1,131 @@
+"""How much of a request is taken in: bytes, values and time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+
+from selfverify.serving import intake
+from selfverify.serving.app import Gateway
+from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.server import start
+from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def opened(stack: AsyncExitStack, fake: FakeUpstream, settings: GatewaySettings) -> tuple[Gateway, int]:
+    """A gateway and its port."""
+    gateway = quick_gateway(await open_upstream(fake, stack), settings)
+    return gateway, await start(gateway, "127.0.0.1", 0, stack, grace_s=30)
+
+
+async def post_slowly(
+    port: int, begun: bytes, length: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request whose body is said to have ``length`` bytes, of which ``begun`` are sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + begun)
+    await writer.drain()
+    return reader, writer
+
+
+def test_many_small_values_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser would hold the interpreter for seconds."""
+    parsed: list[int] = []
+    real = intake.from_json
+    monkeypatch.setattr(
+        intake, "from_json", lambda raw, **more: (parsed.append(len(raw)), real(raw, **more))[1]
+    )
+
+    async def main() -> list[tuple[int, Body]]:
+        async with AsyncExitStack() as stack:
+            _, port = await opened(stack, FakeUpstream(), GatewaySettings())
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            many = json.dumps(question(x=[[]] * 30_000)).encode()
+            deep = b"[" * 300 + b"]" * 300
+            text = json.dumps(question("[,{" * 60_000)).encode()
+            found = []
+            for data in (many, deep, text):
+                async with session.post(url, data=data, headers=JSON) as response:
+                    found.append((response.status, await response.json()))
+            return found
+
+    many, deep, text = asyncio.run(main())
+    assert many[0] == 413 and "50,000 values" in many[1]["error"]["message"]
+    assert (deep[0], deep[1]["error"]["code"]) == (400, "invalid_json")
+    assert text[0] == 200 and len(parsed) == 2
+
+
+def test_infinity_is_no_json() -> None:
+    async def main() -> tuple[int, Any]:
+        async with AsyncExitStack() as stack:
+            fake = FakeUpstream()
+            _, port = await opened(stack, fake, GatewaySettings())
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            data = b'{"model": "m", "messages": [{"role": "user", "content": "?"}], "top_k": Infinity}'
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            async with session.post(url, data=data, headers=JSON) as response:
+                assert not fake.seen
+                return response.status, (await response.json())["error"]["code"]
+
+    assert asyncio.run(main()) == (400, "invalid_json")
+
+
+def test_a_slow_body_keeps_to_the_timeout() -> None:
+    async def main() -> bytes:
+        async with AsyncExitStack() as stack:
+            _, port = await opened(stack, FakeUpstream(), GatewaySettings(timeout=0.2))
+            reader, writer = await post_slowly(port, b'{"model"', 1000)
+            async with asyncio.timeout(20):
+                line = await reader.readline()
+            writer.close()
+            return line
+
+    assert b"408" in asyncio.run(main())
+
+
+def test_a_slow_body_does_not_delay_the_end() -> None:
+    """The gateway would wait 30 s for it."""
+
+    async def main() -> bytes:
+        async with asyncio.timeout(20), AsyncExitStack() as stack:
+            gateway, port = await opened(stack, FakeUpstream(), GatewaySettings())
+            reader, writer = await post_slowly(port, b'{"model"', 1000)
+            while not gateway.in_flight:
+                await asyncio.sleep(0.01)
+            await stack.aclose()
+            line = await reader.readline()
+            writer.close()
+            return line
+
+    assert b"503" in asyncio.run(main())
+
+
+def test_all_bodies_together_are_bounded() -> None:
+    """What is there counts, and is free again when its request has ended."""
+
+    async def main() -> tuple[int, int, int]:
+        async with AsyncExitStack() as stack:
+            settings = GatewaySettings(max_body_mb=0.002, max_bodies_mb=0.002)
+            gateway, port = await opened(stack, FakeUpstream(), settings)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            _, writer = await post_slowly(port, b"[" * 1990, 2000)
+            while gateway.entrance.intake.held < 1990:
+                await asyncio.sleep(0.01)
+            refused, _ = await post(session, url, question("x" * 1000))
+            writer.close()
+            while gateway.in_flight:
+                await asyncio.sleep(0.01)
+            taken, _ = await post(session, url, question("x" * 1000))
+            return refused, taken, gateway.entrance.intake.held
+
+    assert asyncio.run(main()) == (503, 200, 0)
