@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -213,6 +214,65 @@ def test_image_can_be_pasted_and_dropped(chromium: Chrome, servers: Loop) -> Non
         page.facts()
         assert upstream.seen[-1]["messages"][0]["content"][0]["image_url"]["url"].endswith(data)
         assert page.complaints() == []
+
+
+class Late:
+    """Makes examples when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = 0, threading.Event()
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        self.asked += 1
+        assert self.go.wait(60)
+        return {"name": "late", "image": data_url(png()), "question": "late?", "answers": "set"}
+
+
+@pytest.mark.parametrize("first", ["image", "question"])
+def test_late_example_replaces_nothing_of_a_visitors(
+    chromium: Chrome, servers: Loop, photo: Path, first: str
+) -> None:
+    gateway, late = quick_gateway(servers.upstream(FakeUpstream())), Late()
+    gateway.example = late
+    page = Page(chromium, servers.gateway(gateway))
+    until(chromium, lambda: late.asked)
+    if first == "image":
+        page.choose(photo)
+    else:
+        page["question"].send_keys("7+2?")
+    late.go.set()
+    until(chromium, lambda: Select(page["model"]).options)  # is loaded behind the example
+    assert page["question"].get_attribute("value") == ("" if first == "image" else "7+2?")
+    assert ("photo.png" in page.text("file-name")) == (first == "image")
+    assert page.complaints() == []
+
+
+def test_answer_stands_beside_what_was_asked(chromium: Chrome, servers: Loop, photo: Path) -> None:
+    """Nothing changes meanwhile, not by an example that is late either. Another image ends the answer."""
+    upstream = Gated(allowed=0)
+    gateway, late = quick_gateway(servers.upstream(upstream)), Late()
+    gateway.example = late
+    late.go.set()
+    page = Page(chromium, servers.gateway(gateway))
+    page.wait("file-name", "late")
+    late.go.clear()
+    page.choose(photo)
+    page["example"].click()
+    until(chromium, lambda: late.asked == 2)
+    page.ask(question="7+2?", n=2)
+    assert not page["question"].is_enabled() and not page["example"].is_enabled()
+    late.go.set()
+    upstream.allowed = 2
+    page.facts()
+    assert page.text("asked") == "7+2?" and page["question"].get_attribute("value") == "7+2?"
+    assert "photo.png" in page.text("file-name")
+    page["question"].send_keys(" Really?")
+    assert page.text("asked") == "7+2?" and page.text("answer") != "–"
+    other = photo.with_name("other.png")
+    other.write_bytes(png())
+    page.choose(other)
+    until(chromium, lambda: page.text("answer") == "–" and not page.rows() and not page.text("asked"))
+    assert page.complaints() == []
 
 
 def test_what_is_missing_or_no_image_is_said_before_anything_is_sent(

@@ -6,6 +6,7 @@ const IMAGES = "PNG, JPEG, WebP, GIF or BMP";
 let settings = { examples: 0, stop: "never" }; // the gateway's, see `start`
 let image = null; // data URL
 let example = 0; // the next one
+let edits = { image: 0, question: 0 }; // how often each was set or begun to be; what arrives late is dropped
 let running = null; // AbortController
 let shown = []; // one element per candidate
 let keys = []; // what their answers are equal by
@@ -82,6 +83,7 @@ async function loadModels() {
 // --- the image
 
 function showImage(url, name) {
+  forget("Nothing was asked about this image yet.");
   image = url;
   const preview = $("preview");
   preview.src = url;
@@ -93,6 +95,7 @@ function showImage(url, name) {
 }
 
 function dropImage() {
+  forget("Nothing was asked yet.");
   image = null;
   $("preview").hidden = true;
   $("preview").removeAttribute("src");
@@ -110,8 +113,10 @@ function asDataUrl(file) {
 }
 
 async function take(file) {
+  if (running) return say("The answer is still coming. Stop it to take another image.");
   say("");
   dropImage();
+  const turn = ++edits.image;
   const name = file.name || "pasted image";
   try {
     if (file.size > settings.image_bytes) {
@@ -129,10 +134,11 @@ async function take(file) {
       throw new Told(`${name} has ${width} × ${height} pixels, and ${megas(settings.image_pixels)} million are allowed.`);
     }
     const url = await asDataUrl(file);
+    if (turn !== edits.image) return; // another image was taken meanwhile
     const type = file.type.startsWith("image/") ? file.type : "image/unknown"; // the gateway looks for itself
     showImage(`data:${type};base64,${url.slice(url.indexOf(",") + 1)}`, `${name}, ${width} × ${height}`);
   } catch (error) {
-    report(error);
+    if (turn === edits.image) report(error);
   }
 }
 
@@ -142,8 +148,11 @@ function megas(count) {
 
 async function showExample() {
   say("");
+  const turn = { image: ++edits.image, question: edits.question };
+  const late = () => turn.image !== edits.image || turn.question !== edits.question;
   try {
     const found = await (await call(`page/example?index=${example}`)).json();
+    if (late()) return; // the visitor has begun with something else
     example = (example + 1) % settings.examples;
     $("file").value = "";
     showImage(found.image, found.name);
@@ -151,7 +160,7 @@ async function showExample() {
     $("answers").value = found.answers;
     $("example").textContent = "Another example";
   } catch (error) {
-    report(error);
+    if (!late()) report(error);
   }
 }
 
@@ -167,6 +176,14 @@ function text(tag, className, value) {
 function written(answer) {
   if (Array.isArray(answer)) return answer.map(written).join(" ");
   return typeof answer === "object" && answer !== null ? JSON.stringify(answer) : String(answer);
+}
+
+function forget(reason) {
+  shown = [];
+  keys = [];
+  $("candidates").replaceChildren();
+  $("asked").textContent = "";
+  clear(reason);
 }
 
 function clear(reason) {
@@ -290,13 +307,12 @@ async function ask() {
   say("");
   const { question, n } = checked();
   running = new AbortController();
+  edits.image++; // an example that is still on its way comes too late
   const { signal } = running;
   const begun = performance.now();
   const seconds = () => (performance.now() - begun) / 1000;
-  shown = [];
-  keys = [];
-  $("candidates").replaceChildren();
-  clear("Asking …");
+  forget("Asking …");
+  $("asked").textContent = question;
   busy(true);
   try {
     await loadModels();
@@ -358,6 +374,7 @@ async function ask() {
 }
 
 function busy(is) {
+  $("inputs").disabled = is; // the answer stands beside what was asked
   $("ask").disabled = is;
   $("stop").disabled = !is;
   $("candidates").setAttribute("aria-busy", String(is));
@@ -377,6 +394,7 @@ $("form").addEventListener("submit", (event) => {
 });
 $("stop").addEventListener("click", () => running && running.abort());
 $("example").addEventListener("click", showExample);
+for (const id of ["question", "answers"]) $(id).addEventListener("input", () => edits.question++);
 $("key").addEventListener("change", () => loadModels().then(() => say(""), report));
 $("file").addEventListener("change", () => $("file").files[0] && take($("file").files[0]));
 for (const kind of ["dragover", "drop"]) {
@@ -404,7 +422,7 @@ async function start() {
   $("early").checked = settings.stop !== "never";
   $("example").hidden = !settings.examples;
   $("key-field").hidden = !settings.needs_key;
-  if (settings.examples && !image) await showExample();
+  if (settings.examples && !edits.image && !edits.question) await showExample();
   if (!settings.needs_key) await loadModels();
 }
 
