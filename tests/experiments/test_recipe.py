@@ -204,6 +204,12 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
         ("seed.x=1", "seed.x"),
         ("policy.path=./nowhere", "policy.path=./nowhere: there is no such model folder"),
         ("policy.path=a/b/c", "there is no such model folder"),
+        (f"policy.path={'x' * 300}", "xxx: this name is longer than a name of a file can be"),
+        ('output="a\\0b"', r"'a\x00b' holds a null character"),
+        ("learner.learning_rate=.inf", "learner.learning_rate: should be a finite number, but is inf"),
+        ("learner.learning_rate=1e999", "learner.learning_rate: should be a finite number, but is inf"),
+        ("sampling.temperature=.nan", "sampling.temperature: should be a finite number, but is nan"),
+        (f"seed={2**63}", "seed: should be less than 9223372036854775808"),
         ("task.name=conting", "override 'task.name=conting': there is no task called 'conting'; did you mean "
          "counting?"),
         ("learner.betas=[0.9, 1.0]", "learner.betas.1: should be less than 1"),
@@ -276,6 +282,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("a:\n  b: !!int ''", "file.yaml:2: broken YAML: '' is no int"),
         ("a: !mine x", "broken YAML"),
         ("? [a]\n: b", "cannot be a key"),
+        ('a: 1\nb: ["c\\0d"]', r"file.yaml:2: 'c\x00d' holds a null character or half of one"),
+        ('a: 1\n"\\ud800": 2', r"file.yaml:2: '\ud800' holds a null character or half of one"),
+        ("#" * 1_000_001, "file.yaml: a recipe has at most 1,000,000 bytes"),
     ],
 )  # fmt: skip
 def test_files_that_would_hang_or_hide_something(tmp_path: Path, text: str, complaint: str) -> None:
@@ -305,7 +314,11 @@ def test_builtin_recipes_are_found_by_name(good: Path, monkeypatch: pytest.Monke
 @given(
     st.dictionaries(
         st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1),
-        st.text() | st.floats(allow_nan=False) | st.integers() | st.booleans() | st.none(),
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+        | st.floats(allow_nan=False)
+        | st.integers()
+        | st.booleans()
+        | st.none(),
         max_size=4,
     )
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from selfverify.agents.agent_endings import Outcome, Worked, ending_of_agent
 from selfverify.agents.cases import Case, Panel, Pending
@@ -19,6 +19,7 @@ from selfverify.agents.reward import RewardConfig
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.problem import Problem
+from selfverify.core.settings import StrictModel
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import read_calls, short_name
 from selfverify.tasks.tool_episode import ACTION, shortened
@@ -26,10 +27,8 @@ from selfverify.tasks.tool_episode import ACTION, shortened
 _HEADING = re.compile(r"^(?=\s*#+\s*round\b)", re.IGNORECASE | re.MULTILINE)
 
 
-class AgentSettings(BaseModel):
+class AgentSettings(StrictModel):
     """How an agent works and how its work is rewarded, whatever the environment is."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     first_screen: Literal["asked", "given"] = Field(
         "asked",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from selfverify.agents.exhibits import Exhibit
+from selfverify.core.settings import StrictModel
 from selfverify.tasks.tool_calls import short_name
 
 SUBMIT = "submit"
@@ -18,10 +19,8 @@ Source = Literal["chosen", "last", "all", "message"]
 ``all``: every one; ``message``: nothing. The last three are what the paper argues against (§3.2, Fig. 2b)."""
 
 
-class EvidenceConfig(BaseModel):
+class EvidenceConfig(StrictModel):
     """What counts as evidence."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: Source = Field(
         "chosen",

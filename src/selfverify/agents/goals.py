@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.facts import Fact, Scalar, Seen, listing, records_of
 from selfverify.agents.needs import Finding, Has, Need
 from selfverify.agents.query_answers import Answer
 from selfverify.core.errors import DataError
+from selfverify.core.settings import StrictModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Proof:
     findings: tuple[Finding, ...]
 
 
-class Goal(BaseModel):
+class Goal(StrictModel):
     """What has to be so: all ``needs`` and, for a query, the right answer.
 
     Args:
@@ -57,8 +58,6 @@ class Goal(BaseModel):
         needs: For an operation what must be so; for a query what the answer rests on.
         answer: What a query's message must say.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["operation", "query"] = "operation"
     needs: tuple[Need, ...]

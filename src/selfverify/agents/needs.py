@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from selfverify.agents.facts import Records, Scalar, Seen, same
+from selfverify.core.settings import StrictModel
 
 Values = dict[str, Scalar]
 
@@ -34,11 +35,7 @@ class Finding:
     shown: Scalar | None = None
 
 
-class _Need(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Has(_Need):
+class Has(StrictModel):
     """A record has these values.
 
     Args:
@@ -107,7 +104,7 @@ class Has(_Need):
         return any(a in record and not same(record[a], v) for a, v in self.match.items())
 
 
-class Absent(_Need):
+class Absent(StrictModel):
     """No record has these values.
 
     Args:
@@ -149,7 +146,7 @@ class Absent(_Need):
         return [Finding(about, True, tuple(sorted(rounds)))]
 
 
-class Listed(_Need):
+class Listed(StrictModel):
     """All records with these values are shown, as far as the attributes go: what a count or a sum rests on.
 
     It asks something of the evidence only; on the state it always holds.

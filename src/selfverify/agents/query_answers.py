@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from selfverify.core.settings import StrictModel
 
 _NUMBERS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -20,7 +20,7 @@ LONGEST = 400
 """Longer messages are no answers."""
 
 
-class Answer(BaseModel):
+class Answer(StrictModel):
     """What a message has to say.
 
     Args:
@@ -31,8 +31,6 @@ class Answer(BaseModel):
         others: For ``text``: wrong values. The one that is named first counts.
         given: Phrases of the question; a message may repeat them.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     form: Literal["text", "number", "time", "digits", "yes-no"] = "text"
     value: str

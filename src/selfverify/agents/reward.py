@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from selfverify.core.settings import StrictModel
 
 
-class RewardConfig(BaseModel):
+class RewardConfig(StrictModel):
     """The sizes of the reward's components."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     relevant: float = Field(
         0.2, ge=0, description="R_validity of evidence that has to do with the task (§4.2; §3.4 says 0.5)."

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from selfverify.cli.options import Json, settings_as_options
 from selfverify.cli.printing import print_json
-from selfverify.core.settings import Settings
+from selfverify.core.settings import Seed, Settings
 
 if TYPE_CHECKING:
     from selfverify.agents.cases import Panel
@@ -24,7 +24,7 @@ class ErringSettings(Settings):
     sessions: int = Field(512, ge=1)
     """Without an evaluation: how many sessions of agents that make mistakes are judged."""
 
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """Without an evaluation: decides tasks and mistakes."""
 
     split: Literal["train", "validation", "test"] = "validation"

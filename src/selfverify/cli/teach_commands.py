@@ -10,7 +10,7 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import print_json, say
-from selfverify.core.settings import Settings
+from selfverify.core.settings import Seed, Settings
 from selfverify.experiments.teacher_settings import TeacherSettings
 
 
@@ -91,7 +91,7 @@ class ReanswerSettings(Settings):
     sample: int | None = Field(None, ge=1)
     """So many turns only, drawn by the seed. By default all."""
 
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """Decides which turns are drawn, and is sent to the server."""
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import Field
 
 from selfverify.cli.options import Overrides, RecipeName, settings_as_options
 from selfverify.cli.printing import say
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import Settings
+from selfverify.core.settings import Seed, Settings
 
 
 class QuickstartSettings(Settings):
@@ -20,7 +19,7 @@ class QuickstartSettings(Settings):
     fast: bool = False
     """Train for a minute only, to see that everything runs."""
 
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """The seed of everything random."""
 
     output: Path = Path("runs/quickstart")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from selfverify.core.settings import StrictModel
 
 
-class EpisodeLimits(BaseModel):
+class EpisodeLimits(StrictModel):
     """Limits of one rollout's conversations."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     turns: int = Field(30, ge=1, description="How often the policy speaks in one conversation, at most.")
     tokens: int | None = Field(
@@ -49,10 +49,8 @@ class EpisodeLimits(BaseModel):
     )
 
 
-class EpisodeConfig(BaseModel):
+class EpisodeConfig(StrictModel):
     """What a recipe changes in the limits of its task's conversations; null leaves a limit as it is."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     turns: int | None = Field(None, ge=1, description="How often the policy speaks at most.")
     tokens: int | None = Field(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from selfverify.core.settings import Seed, StrictModel
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(StrictModel):
     """How a trained or untrained model is measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     problems: int | None = Field(
         512,
@@ -56,8 +56,7 @@ class EvaluationConfig(BaseModel):
         description="How often a conversation is held again whose episode failed, as where an environment "
         "was lost. One that is lost every time counts as wrong; `conversations.lost` is their share.",
     )
-    seed: int = Field(
+    seed: Seed = Field(
         1000,
-        ge=0,
         description="The seed of the evaluation's sampling; the recipe's own seed does not affect it.",
     )

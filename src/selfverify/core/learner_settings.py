@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from selfverify.core.settings import StrictModel
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Rate = Annotated[float, Field(gt=0.0)]
 
 
-class LearnerConfig(BaseModel):
+class LearnerConfig(StrictModel):
     """The training loop. It knows no method: methods give it per-token streams."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: int = Field(
         ge=1, description="Training steps; one step is one rollout of `groups_per_step` groups."

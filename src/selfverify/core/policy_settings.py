@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from selfverify.core.settings import StrictModel
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """The file that marks a saved model: a whole model has the first, an adapter to another model the second."""
@@ -17,10 +19,8 @@ def is_saved_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
-class LoraSettings(BaseModel):
+class LoraSettings(StrictModel):
     """A low-rank adapter (Hu et al. 2021): adds ``alpha / rank * B A`` to weights that stay the same."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: int = Field(16, ge=1, description="The number of rows of A and of columns of B.")
     alpha: float = Field(32.0, gt=0, description="The scale of the product, which is divided by the rank.")
@@ -34,10 +34,8 @@ class LoraSettings(BaseModel):
     )
 
 
-class PolicyConfig(BaseModel):
+class PolicyConfig(StrictModel):
     """The model that answers and judges, and how it is held in memory."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str = Field(
         "builtin:digits",

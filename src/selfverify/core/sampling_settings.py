@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from selfverify.core.settings import StrictModel
 
 
-class VLLMSettings(BaseModel):
+class VLLMSettings(StrictModel):
     """vLLM as the engine that samples in training, through TRL's `VLLMGeneration`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Literal["colocate", "server"] = Field(
         "colocate",
@@ -74,10 +74,8 @@ class VLLMSettings(BaseModel):
         return self
 
 
-class SamplingConfig(BaseModel):
+class SamplingConfig(StrictModel):
     """How trajectories are sampled during training."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     group_size: int = Field(8, ge=1, description="The number of trajectories per problem (the papers' G).")
     temperature: float = Field(1.0, ge=0.0, description="Sampling temperature; 0 is greedy.")

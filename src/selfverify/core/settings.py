@@ -1,17 +1,27 @@
-"""What all settings that become options of commands have in common."""
+"""What all settings have in common: those of recipes, and those that become options of commands."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
-class Settings(BaseModel):
-    """Settings that forbid unknown keys and do not change. The text below a field describes it to people."""
+class StrictModel(BaseModel):
+    """A pydantic model that forbids unknown keys, does not change, and whose numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Settings(StrictModel):
+    """Settings of a command. The text below a field describes it to people."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""A seed that every generator takes."""
 
 
 def _as_text(value: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import open_regular, read_regular, require_regular
+from selfverify.core.files import naming, open_regular, read_regular, require_regular
 from selfverify.data.actions import convert_mobile
 from selfverify.data.agent_tasks import convert_agent_task, is_agent_task
 from selfverify.data.android_control import convert_android_control
@@ -111,8 +111,9 @@ def find_sources(
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"there is no format {format!r}; formats: {', '.join(FORMATS)}")
-    if not path.exists():
-        raise ConfigError(f"there is no file or folder {path}")
+    with naming(path):
+        if not path.exists():
+            raise ConfigError(f"there is no file or folder {path}")
     folder, files, left = path.parent, [path], split
     if path.is_dir():
         folder, (files, left) = path, _files(path, format, split)

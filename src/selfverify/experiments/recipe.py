@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -26,12 +24,13 @@ from pydantic import (
 )
 
 from selfverify.core.episode_settings import EpisodeConfig
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.files import naming
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import PolicyConfig, is_saved_model
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.settings import PathText
+from selfverify.core.settings import PathText, Seed, StrictModel
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import (
     Document,
@@ -54,14 +53,12 @@ STUDY_PREFIX = "study-"
 """The beginning of the names of built-in studies, whose files stand beside those of the recipes."""
 
 
-class NamedOptions(BaseModel):
+class NamedOptions(StrictModel):
     """A task or method by name, with its options.
 
     In a file the two stand side by side (``{name: adpo, beta: 0.04}``); here they are apart, so that
     ``make_task(recipe.task.name, **recipe.task.options)`` reads well.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(description="Name of a task (`TASKS`) or a method (`METHODS`).")
     options: dict[str, Any] = Field(
@@ -83,15 +80,13 @@ class NamedOptions(BaseModel):
         return {"name": self.name, **self.options}
 
 
-class Recipe(BaseModel):
+class Recipe(StrictModel):
     """One experiment: a model, a task, a method, and how it is trained and measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the experiment and of its folder."
     )
-    seed: int = Field(0, ge=0, description="Seed of everything random: data, sampling, initial weights.")
+    seed: Seed = Field(0, description="Seed of everything random: data, sampling, initial weights.")
     output: PathText = Field(
         "runs/{name}",
         validate_default=True,
@@ -274,10 +269,11 @@ def _vllm_faults(policy: PolicyConfig) -> list[str]:
 def _locate(path_or_name: str | Path) -> Path:
     text = str(path_or_name)
     path = Path(text).expanduser()
-    if path.is_dir() and (path / RECIPE_FILE).is_file():
-        return path / RECIPE_FILE
-    if path.is_file():
-        return path
+    with naming(text):
+        if path.is_dir() and (path / RECIPE_FILE).is_file():
+            return path / RECIPE_FILE
+        if path.is_file():
+            return path
     builtin = builtin_recipes()
     shipped = builtin | builtin_studies()  # a study is found, too, so that it can be refused as one
     if text in shipped:
@@ -314,7 +310,14 @@ def _complete(
 def _model_path_faults(path: str) -> list[str]:
     if path.startswith("builtin:"):
         return []
-    folder = Path(path).expanduser()
+    try:
+        with naming(path):
+            return _path_faults(path, Path(path).expanduser())
+    except FileError as error:
+        return [f"policy.path={error}"]
+
+
+def _path_faults(path: str, folder: Path) -> list[str]:
     if folder.is_file() and folder.suffix == ".gguf":
         return []
     if folder.is_dir():

@@ -5,6 +5,7 @@ YAML 1.2 reads ``3e-4`` as a number and ``off``, ``no`` and ``1:30`` as texts; Y
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import StringIO
@@ -19,6 +20,7 @@ from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import open_regular
 
 Key = tuple[str | int, ...]
 """The path of a value in a document, such as ``("learner", "betas", 0)``."""
@@ -26,8 +28,14 @@ Key = tuple[str | int, ...]
 MOST_DEPTH = 50
 """How many sections and lists may stand inside each other."""
 
+MOST_BYTES = 1_000_000
+"""How large a file may be."""
+
 MOST_VALUES = 10_000
 """How many values a file may have, those counted again that its aliases repeat."""
+
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 class _DatesAreTexts(VersionedResolver):
@@ -131,7 +139,11 @@ def read_document(path: Path) -> Document:
         ConfigError: The file cannot be read, is broken YAML, or has a key twice; with file and line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path) as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(f"{path}: a recipe has at most {MOST_BYTES:,} bytes")
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read this recipe: {error}") from None
     document = Document(str(path), {})
@@ -215,6 +227,7 @@ def _walk(node: Node, key: Key, source: str, lines: dict[Key, int]) -> None:
         raise ConfigError(f"{source}:{node.start_mark.line + 1}: a value that contains itself")
     if len(lines) > MOST_VALUES:
         raise ConfigError(f"{source}: more than {MOST_VALUES:,} values, counting what its aliases repeat")
+    _refuse_halves(node, source)
     inner: list[tuple[str | int, Node, int]] = []
     if isinstance(node, SequenceNode):
         inner = [(index, item, item.start_mark.line) for index, item in enumerate(node.value)]
@@ -224,6 +237,7 @@ def _walk(node: Node, key: Key, source: str, lines: dict[Key, int]) -> None:
                 line = name.start_mark.line + 1
                 shown = repr(name.value) if isinstance(name, ScalarNode) else "a list or a section"
                 raise ConfigError(f"{source}:{line}: {shown} cannot be a key; keys are words")
+            _refuse_halves(name, source)
             inner.append((name.value, value, name.start_mark.line))
     for part, value, line in inner:
         path = (*key, part)
@@ -232,6 +246,14 @@ def _walk(node: Node, key: Key, source: str, lines: dict[Key, int]) -> None:
             raise ConfigError(f"{source}:{line + 1}: {dotted} stands twice (first in line {lines[path]})")
         lines[path] = line + 1
         _walk(value, path, source, lines)
+
+
+def _refuse_halves(node: Node, source: str) -> None:
+    if isinstance(node, ScalarNode) and _NO_TEXT.search(node.value):
+        raise ConfigError(
+            f"{source}:{node.start_mark.line + 1}: {node.value!r:.80} holds a null character or half of one "
+            "(a lone surrogate), which no name and no path can have"
+        )
 
 
 def _kind(value: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from selfverify.core.credit import Credit
 from selfverify.core.episode import Episode
@@ -19,6 +19,7 @@ from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.settings import StrictModel
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
 from selfverify.methods.monitor import conversation_metrics, group_metrics
 from selfverify.policy.policy import Policy
@@ -29,10 +30,8 @@ from selfverify.tasks.base import Task
 Objective = Literal["surrogate", "likelihood", "pairwise"]
 
 
-class MethodConfig(BaseModel):
+class MethodConfig(StrictModel):
     """Options of a method; every method adds its own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @property
     def needs_reference(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import Settings
+from selfverify.core.settings import Seed, Settings
 
 
 class AgentTaskSettings(Settings):
@@ -23,7 +23,7 @@ class AgentTaskSettings(Settings):
     environment: Literal["phone"] = "phone"
     """Where the agent works: the library's own phone."""
 
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """Decides what is in the phone, and how a model is sampled."""
 
     hostile: bool = False

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.settings import Settings
+from selfverify.core.settings import Seed, Settings
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 
 
@@ -63,7 +63,7 @@ class DrawingSettings(Settings):
     max_new_tokens: int = Field(256, ge=1)
     """The most tokens of a candidate."""
 
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """The seed of the sampling."""
 
     turns: int = Field(1, ge=1, le=2)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator
 
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
@@ -20,6 +20,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
+from selfverify.core.settings import StrictModel
 from selfverify.core.splits import Split
 from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.core.trajectory import ANSWER, CONTEXT
@@ -43,10 +44,8 @@ Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
 """The range of a number that is drawn for each problem: its lowest and its highest value, both 0 or more."""
 
 
-class TaskConfig(BaseModel):
+class TaskConfig(StrictModel):
     """Options of a task; every task adds its own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(slots=True)

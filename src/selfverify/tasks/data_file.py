@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer
+from pydantic import BeforeValidator, Field, model_serializer
 
-from selfverify.core.settings import PathText
+from selfverify.core.settings import PathText, StrictModel
 from selfverify.data import Rows, open_rows
 
 
-class DataFile(BaseModel):
+class DataFile(StrictModel):
     """A data file or folder, and how it is read (`selfverify.data.open_rows`)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: PathText = Field(min_length=1, description="The file, or a folder whose files belong together.")
     format: str | None = Field(None, description="The file's format, if it is not recognised (docs/data.md).")

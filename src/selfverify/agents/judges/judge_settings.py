@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from selfverify.agents.judges.opinions import Quotations
+from selfverify.core.settings import StrictModel
 
 
-class JuryConfig(BaseModel):
+class JuryConfig(StrictModel):
     """How many votes are asked for, and how many decide."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     votes: int = Field(3, ge=1, description="Votes asked for on each submission (§4.2).")
     deciding: int = Field(
@@ -34,10 +33,8 @@ class JuryConfig(BaseModel):
         return self
 
 
-class ModelJudgeConfig(BaseModel):
+class ModelJudgeConfig(StrictModel):
     """A judge behind a server, and how it is asked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(description="The server's address; one without a path gets `/v1`.")
     model: str = Field(description="The judge's name on the server.")
@@ -64,10 +61,8 @@ class ModelJudgeConfig(BaseModel):
     )
 
 
-class OwnJudgeConfig(BaseModel):
+class OwnJudgeConfig(StrictModel):
     """The policy as its own judge, or another one in its place, and how it is sampled."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str | None = Field(
         None,

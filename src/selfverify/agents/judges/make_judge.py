@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from selfverify.agents.cases import Juror
 from selfverify.agents.judges.flipped_votes import FlippedVotes
@@ -14,12 +14,11 @@ from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.judges.rules_judge import RulesJudge
 from selfverify.agents.judges.state_judge import StateJudge
 from selfverify.agents.prompting import World, judge_prompt
+from selfverify.core.settings import StrictModel
 
 
-class JudgeConfig(BaseModel):
+class JudgeConfig(StrictModel):
     """Who judges submissions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["rules", "state", "model", "own"] = Field(
         "rules",

@@ -18,12 +18,11 @@ from selfverify.agents.phone.system.device import HOME, Phone, Refused
 from selfverify.agents.screen_tools import Address
 from selfverify.core.environment import Call, Environment, Observation
 from selfverify.core.errors import DataError
+from selfverify.core.settings import StrictModel
 
 
-class PhoneOptions(BaseModel):
+class PhoneOptions(StrictModel):
     """How the phone is shown and touched."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     address: Address = Field(
         "ids", description="How calls name what they touch: by ids, or by bounds as the paper's tools do."

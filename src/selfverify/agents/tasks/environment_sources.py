@@ -6,19 +6,16 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from selfverify.core.environment import Environment
+from selfverify.core.settings import StrictModel
 
 if TYPE_CHECKING:
     from selfverify.remote.environments.sources import Source
 
 
-class _Of(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ServerOf(_Of):
+class ServerOf(StrictModel):
     """A server that speaks OpenEnv's wire: `selfverify agent serve`, or anybody's."""
 
     kind: Literal["server"]
@@ -29,7 +26,7 @@ class ServerOf(_Of):
     )
 
 
-class AndroidWorldOf(_Of):
+class AndroidWorldOf(StrictModel):
     """AndroidWorld's server, which has one device."""
 
     kind: Literal["android-world"]
@@ -41,7 +38,7 @@ class AndroidWorldOf(_Of):
         return 1
 
 
-class McpOf(_Of):
+class McpOf(StrictModel):
     """A server of the Model Context Protocol, by its address or the command that starts it."""
 
     kind: Literal["mcp"]
@@ -57,7 +54,7 @@ class McpOf(_Of):
         return self
 
 
-class ProcessOf(_Of):
+class ProcessOf(StrictModel):
     """A process of our own with an environment in it, such as a Gymnasium one."""
 
     kind: Literal["process"]

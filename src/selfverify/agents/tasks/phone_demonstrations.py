@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from selfverify.agents import background
 from selfverify.agents.evidence import SUBMIT, Source
@@ -17,14 +17,13 @@ from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOpt
 from selfverify.agents.phone.phone_tasks import PhoneTask
 from selfverify.core.environment import Call
 from selfverify.core.errors import DataError
+from selfverify.core.settings import StrictModel
 from selfverify.tasks.base import ShownTurn
 from selfverify.tasks.call_forms import CallForm, written_call
 
 
-class Teacher(BaseModel):
+class Teacher(StrictModel):
     """How well a demonstration does its work and chooses its evidence. Its way is always the shortest."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     least: int = Field(0, ge=0, description="Exhibits that are handed in at least, as far as there are any.")
     most: int = Field(0, ge=0, description="How many at most; 0 is the smallest sufficient set.")

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError
+from selfverify.core.settings import Seed, StrictModel
 from selfverify.experiments.recipe import Recipe, builtin_studies, load_recipe
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_yaml import (
@@ -77,10 +78,8 @@ Overrides = list[Annotated[str, AfterValidator(_checked_override)]]
 Labels = AfterValidator(_checked_labels)
 
 
-class Variant(BaseModel):
+class Variant(StrictModel):
     """One way of training that the study compares."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     overrides: Overrides = Field([], description="The settings that this variant changes, as key=value.")
     tasks: list[str] | None = Field(
@@ -88,10 +87,8 @@ class Variant(BaseModel):
     )
 
 
-class Study(BaseModel):
+class Study(StrictModel):
     """A study file; the module's docstring shows one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the study and of its folder."
@@ -100,7 +97,7 @@ class Study(BaseModel):
         description="A built-in recipe's name, or a recipe file, relative to the study's folder."
     )
     overrides: Overrides = Field([], description="The settings that all runs change, as key=value.")
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(
+    seeds: list[Seed] = Field(
         [0], min_length=1, description="The seeds; every variant runs once per seed on each of its tasks."
     )
     baseline: str | None = Field(
