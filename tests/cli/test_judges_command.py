@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from selfverify.agents.tasks import small_judge
 from selfverify.cli.main import app
 
 
@@ -17,6 +19,8 @@ def test_judges_are_compared(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     assert "experts that make mistakes" in found.stdout and "chosen and last" in found.stdout
     [held] = json.loads(output.read_text())
+    often = 100 * max(held["done"], 40 - held["done"]) / 40
+    assert f"Who always says the same is right in {often:.1f} %." in found.stdout
     rows = {(row["judge"], row["reads"]): row for row in held["rows"]}
     assert {judge for judge, _ in rows} == {"rules", "truth"} and held["not_judged"] == 0
     # Rules that read nothing find nothing proven; those that read all miss what was never shown.
@@ -25,6 +29,23 @@ def test_judges_are_compared(tmp_path: Path) -> None:
     assert all(rows["truth", read]["accuracy"] == 1.0 for _, read in rows)
     again = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(again.stdout) == [held]
+
+
+def test_small_judges_stand_in_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with fresh weights has read each case, and none of what it says is a verdict."""
+    monkeypatch.setattr(small_judge, "PROBLEMS", 20)
+    fresh, output = small_judge.write_small_judge(tmp_path / "fresh"), tmp_path / "judges.json"
+    command = ["agent", "judges", "--sessions", "3", "--judge", "rules", "--judge", f"small={fresh}"]
+    found = CliRunner().invoke(app, [*command, "--output", str(output)])
+    assert found.exit_code == 0, found.output
+    table = [line.split("|")[1].strip() for line in found.stdout.splitlines() if line.startswith("| ")]
+    assert table[0] == "judge" and table[2:] == ["rules"] * 5 + ["small"] * 5
+    [held] = json.loads(output.read_text())
+    rows = {(row["judge"], row["reads"]): row for row in held["rows"]}
+    small = {read: row for (judge, read), row in rows.items() if judge == "small"}
+    assert all(row["undecided"] == 3 and row["accuracy"] is None for row in small.values())
+    assert small["all"]["tokens"] > small["message"]["tokens"] > 0
+    assert rows["rules", "all"]["undecided"] == 0 and rows["rules", "all"]["tokens"] is None
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

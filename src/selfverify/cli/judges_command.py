@@ -94,6 +94,7 @@ def judges(
     """
     from selfverify.core.atomic_files import write_json
     from selfverify.experiments.judge_comparison import compare_judges, markdown
+    from selfverify.experiments.markdown_tables import percent
 
     # Sessions without a verdict have a column of their own.
     logging.getLogger("selfverify.agents.judges.jury").setLevel(logging.ERROR)
@@ -104,7 +105,10 @@ def judges(
         done = sum(session.truth.complete for session in held.sessions)
         found.append({"about": held.about, "not_judged": held.others, "done": done, "rows": rows})
         if not as_json:
-            typer.echo(f"{len(held.sessions)} sessions, {done} of them done: {held.about['agents']}\n")
+            count = len(held.sessions)
+            typer.echo(f"{count} sessions, {done} of them done: {held.about['agents']}")
+            same = percent(max(done, count - done) / count)
+            typer.echo(f"Who always says the same is right in {same} %.\n")
             typer.echo(f"{markdown(rows, intervals)}\n")
     if settings.output is not None:
         write_json(settings.output, found)

@@ -35,6 +35,16 @@ Mistake = Literal["early", "left out", "value", "row", "app", "again", "answer"]
 touches something else; ``app``: is lost in another app; ``again``: does the last thing twice, which mostly
 undoes it; ``answer``: says something else."""
 
+OFTEN: dict[Mistake, int] = {
+    "app": 1,
+    "left out": 1,
+    "early": 2,
+    "value": 5,
+    "row": 3,
+    "answer": 6,
+    "again": 2,
+}
+"""How often each is made, of those that can be: mostly such as only who reads every word finds."""
 RIGHT = 0.45
 """Share of agents that make no mistake."""
 TWO = 0.25
@@ -119,16 +129,17 @@ def _err(task: PhoneTask, plan: list[_Planned], proof: list[_Planned], rng: np.r
     touched = [i for i, planned in enumerate(plan) if planned.call.name in _TOUCHES]
     possible: list[Mistake] = ["app"]
     if len(plan) > 1:
-        possible += ["left out", "early", "early"]
+        possible += ["left out", "early"]
     if typed:
-        possible += ["value", "value", "value"]
+        possible.append("value")
     if touched:
-        possible += ["row", "row"]
+        possible.append("row")
     if task.goal.kind == "query":
-        possible += ["answer", "answer", "answer"]
+        possible.append("answer")
     elif touched:
-        possible += ["again", "again"]
-    mistake = possible[int(rng.integers(len(possible)))]
+        possible.append("again")
+    drawn = [one for one in possible for _ in range(OFTEN[one])]
+    mistake = drawn[int(rng.integers(len(drawn)))]
     if mistake == "early":
         del plan[-int(rng.integers(1, min(4, len(plan)))) :]
         proof.clear()
