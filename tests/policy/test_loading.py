@@ -132,6 +132,18 @@ def test_missing_file(altered: Any, name: str) -> None:
         Policy.load(folder)
 
 
+@pytest.mark.parametrize("name", ["digits", "digits-two-turns"])
+def test_image_and_video_marks_are_tokens_of_built_in_policies(name: str) -> None:
+    """vLLM looks the marks up in the tokenizer when it starts; none of them is ever sampled."""
+    policy = Policy.load(f"builtin:{name}", device="cpu")
+    config, tokenizer = policy.model.config, policy.tokenizer
+    marks = {"<|image_pad|>": config.image_token_id, "<|video_pad|>": config.video_token_id}
+    assert {mark: tokenizer.convert_tokens_to_ids(mark) for mark in marks} == marks
+    assert set(marks.values()) < set(policy.suppressed_tokens)
+    assert tokenizer.encode("<|video_pad|>") == [config.video_token_id]
+    assert len(tokenizer) <= config.text_config.vocab_size
+
+
 def test_folder_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="nowhere"):
