@@ -214,7 +214,21 @@ def test_tokens_are_shared_out(mode: Mode) -> None:
     fake = FakeUpstream(write=lambda body, i: "x" * 40 * (i + 1))
     got, usage, _ = draw(fake, 3, mode)
     assert sum(reply.tokens for reply in got) == usage.candidate_tokens == 21
-    assert [reply.tokens for reply in got] == [4, 6, 11]
+    assert [reply.tokens for reply in got] == [4, 7, 10]
+
+
+@pytest.mark.parametrize("mode", ["n", "stream"])
+@pytest.mark.parametrize(
+    ("name", "most", "shares"),
+    [("max_tokens", 8, [5, 8, 8]), ("max_completion_tokens", 9, [4, 8, 9]), ("max_tokens", 6, [4, 7, 10])],
+)
+def test_no_candidate_is_longer_than_the_request_allows(
+    mode: Mode, name: str, most: int, shares: list[int]
+) -> None:
+    """What is cut from the longest goes to the others; 21 tokens of three are not in 6 each, and stay."""
+    fake = FakeUpstream(write=lambda body, i: "x" * 40 * (i + 1))
+    got, usage, _ = draw(fake, 3, mode, **{name: most})
+    assert [reply.tokens for reply in got] == shares and usage.candidate_tokens == 21
 
 
 @pytest.mark.parametrize("knows", [True, False])

@@ -89,7 +89,7 @@ class ServerSampler:
             reply = await self.client.chat(body | {"n": n}, usage.lost)
         except ServerError as error:
             return error
-        for found in read_choices(reply, usage)[:n]:
+        for found in read_choices(reply, usage, most=_most(body))[:n]:
             deliver(found)
         if n > 1 and len(reply["choices"]) == 1 and not reply["dropped"]:
             self.one_by_one.add(str(body.get("model")))
@@ -147,7 +147,7 @@ class ServerSampler:
             await stream.aclose()
             written = sum(reply.tokens for reply in growing.values())
             if counted is not None:
-                share(list(growing.values()), usage.add(counted, written))
+                share(list(growing.values()), usage.add(counted, written), _most(body))
             elif begun:
                 usage.lost(written)
         if fault is None and n > 1 and set(growing) == {0}:
@@ -160,24 +160,43 @@ def _seeded(body: Mapping[str, Any], place: int) -> dict[str, Any]:
     return dict(body) if seed is None else {**body, "seed": seed + place}
 
 
-def read_choices(reply: Mapping[str, Any], usage: Usage, judge: bool = False) -> list[Completion]:
-    """Return the candidates of a whole reply, and count what it cost."""
+def _most(body: Mapping[str, Any]) -> int | None:
+    """Return the most tokens that a candidate may have by the request."""
+    return body.get("max_completion_tokens") or body.get("max_tokens")
+
+
+def read_choices(
+    reply: Mapping[str, Any], usage: Usage, judge: bool = False, most: int | None = None
+) -> list[Completion]:
+    """Return the candidates of a whole reply, none longer than ``most`` tokens, and count what it cost."""
     found = []
     for choice in reply["choices"]:
         candidate = Completion(finish=str(choice.get("finish_reason") or "stop"))
         _grow(candidate, {"delta": choice["message"], "logprobs": choice.get("logprobs")})
         candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
         found.append(candidate)
-    share(found, usage.add(reply.get("usage"), sum(candidate.tokens for candidate in found), judge))
+    share(found, usage.add(reply.get("usage"), sum(candidate.tokens for candidate in found), judge), most)
     return found
 
 
-def share(candidates: Sequence[Completion], written: int) -> None:
-    """Divide a reply's ``written`` tokens among its candidates, in proportion to their estimated lengths."""
-    estimates = [candidate.tokens for candidate in candidates]
+def share(candidates: Sequence[Completion], written: int, most: int | None = None) -> None:
+    """Divide a reply's ``written`` tokens among its candidates, in proportion to their estimated lengths.
+
+    A candidate whose share is more than ``most`` gets ``most``, and the others share the rest. Where all
+    would have more, the server counts otherwise than it cuts, and ``most`` says nothing.
+    """
+    rest, capped = list(candidates), most is not None and written <= most * len(candidates)
+    while capped and most is not None:
+        total = sum(candidate.tokens for candidate in rest)
+        full = [candidate.tokens * written > most * total for candidate in rest]
+        for candidate, is_full in zip(rest, full, strict=True):
+            candidate.tokens = most if is_full else candidate.tokens
+        rest = [candidate for candidate, is_full in zip(rest, full, strict=True) if not is_full]
+        written, capped = written - most * sum(full), any(full)
+    estimates = [candidate.tokens for candidate in rest]
     before, total = 0, max(sum(estimates), 1)
-    for i, candidate in enumerate(candidates):
-        until = round(written * sum(estimates[: i + 1]) / total)
+    for i, candidate in enumerate(rest):
+        until = (2 * written * sum(estimates[: i + 1]) + total) // (2 * total)
         candidate.tokens, before = until - before, until
 
 
