@@ -214,6 +214,40 @@ def test_damaged_ones_are_passed_over_and_named(
     assert latest_checkpoint(tmp_path) == newest
 
 
+@pytest.mark.parametrize("file", ["model/model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_flipped_bit_is_noticed_before_it_is_resumed_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    manager, training = CheckpointManager(tmp_path, keep_last=3), Training()
+    training.save(manager, 1, best=0.5)
+    flip(training.save(manager, 2, best=0.6) / file)
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-000002"  # nothing was read
+    earlier = tmp_path / "checkpoint-000001"
+    assert latest_checkpoint(tmp_path, verify=True) == best_checkpoint(tmp_path, verify=True) == earlier
+    assert f"checkpoint-000002 is passed over: it is damaged: {file} is as long as it was" in caplog.text
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_metric_is_noticed(tmp_path: Path) -> None:
+    manager, training = CheckpointManager(tmp_path, keep_last=3), Training()
+    manifest = training.save(manager, 1, best=0.25) / "complete.json"
+    manifest.write_text(manifest.read_text().replace("0.25", "0.75"))
+    assert best_checkpoint(tmp_path) is None
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_digests(tmp_path: Path) -> None:
+    manager, training = CheckpointManager(tmp_path, keep_last=3), Training()
+    manifest = training.save(manager, 1) / "complete.json"
+    kept = {k: v for k, v in json.loads(manifest.read_text()).items() if "digest" not in k}
+    manifest.write_text(json.dumps(kept))
+    assert latest_checkpoint(tmp_path, verify=True) == manifest.parent
+
+
 def test_what_a_killed_process_left_is_tidied_up(tmp_path: Path) -> None:
     manager, training = CheckpointManager(tmp_path, keep_last=9), Training()
     for step in (1, 2, 3):

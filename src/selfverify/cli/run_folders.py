@@ -75,10 +75,10 @@ def saved_model(target: str) -> str:
 
 def _trained_model(run: Path) -> str:
     checkpoints = run / CHECKPOINTS_FOLDER
-    best = best_checkpoint(checkpoints)
+    best = best_checkpoint(checkpoints, verify=True)
     if best is None and is_saved_model(run / MODEL_FOLDER):
         return str(run / MODEL_FOLDER)
-    checkpoint = best or latest_checkpoint(checkpoints)
+    checkpoint = best or latest_checkpoint(checkpoints, verify=True)
     if checkpoint is None:
         raise ConfigError(f"{run}: this run holds no trained model and no complete checkpoint")
     return str(checkpoint / MODEL_FOLDER)

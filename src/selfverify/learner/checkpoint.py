@@ -5,7 +5,7 @@
         model/                      what `save_pretrained` wrote; transformers loads it
         optimizer.safetensors       the tensors of the optimizer and of the random generators
         state.json                  everything else
-        complete.json               the sizes of all files, and the metric; written last
+        complete.json               sizes and digests of all files, and the metric; written last
       checkpoint-000150.partial/    a checkpoint that is being written
 
 A checkpoint is written under a name that nothing reads, every byte is forced to the disk, and one rename
@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from selfverify.learner.checkpoint_files import (
     MODEL_FOLDER,
     NAME,
     Scheduler,
+    altered,
     complete_checkpoints,
     damage,
     read_checkpoint,
@@ -61,27 +62,41 @@ CHECKPOINTS_FOLDER = "checkpoints"
 _PARTIAL, _REPLACED, _DELETED = ".partial", ".replaced", ".deleted"
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
+def latest_checkpoint(folder: Path, verify: bool = False) -> Path | None:
     """Return the newest complete checkpoint in ``folder``; None if there is none.
 
     Damaged checkpoints are passed over with a warning. Nothing is written, so this is safe beside a running
     training.
+
+    Args:
+        folder: The folder of the checkpoints.
+        verify: Whether every byte of it is read, to see that it is what was written.
     """
-    found = complete_checkpoints(folder, warn=True)
-    return found[-1] if found else None
+    return _first(reversed(complete_checkpoints(folder, warn=True)), verify)
 
 
-def best_checkpoint(folder: Path) -> Path | None:
+def best_checkpoint(folder: Path, verify: bool = False) -> Path | None:
     """Return the complete checkpoint in ``folder`` with the best metric; None if none was measured.
 
-    Of several that are equally good, it is the oldest. As in `latest_checkpoint`, nothing is written.
+    Of several that are equally good, it is the oldest. Nothing is written, and the arguments are those of
+    `latest_checkpoint`.
     """
     measured = [
         (value, path)
         for path in complete_checkpoints(folder, warn=True)
         if (value := read_metric(path)) is not None
     ]
-    return max(measured, key=itemgetter(0))[1] if measured else None
+    return _first((path for _, path in sorted(measured, key=itemgetter(0), reverse=True)), verify)
+
+
+def _first(checkpoints: Iterable[Path], verify: bool) -> Path | None:
+    """The first of some checkpoints, or the first that is not altered."""
+    for path in checkpoints:
+        problem = altered(path) if verify else ""
+        if not problem:
+            return path
+        logger.warning("the checkpoint %s is passed over: it %s", path, problem)
+    return None
 
 
 def restore_rng(path: Path) -> None:

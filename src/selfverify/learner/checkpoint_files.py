@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from selfverify.core.atomic_files import sync_file, sync_folder, write_json
+from selfverify.core.digests import file_digests
 from selfverify.core.errors import CheckpointError
 from selfverify.learner.state import Savable, pack, parameter_names, parameter_shapes, rng_state
 
@@ -60,16 +62,27 @@ def write_checkpoint(
     }
     save_file(tensors, folder / _TENSORS)
     (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
-    sizes = {}
+    files = []
     for path in sorted(folder.rglob("*")):
         if path.is_dir():
             sync_folder(path)
         else:
             sync_file(path)
-            sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+            files.append(path)
     known = best if best is not None and not math.isnan(best) else None
-    manifest = {"format": _FORMAT, "step": step, "best": known, "files": sizes}
-    write_json(folder / _MANIFEST, manifest)
+    digests = file_digests(files)
+    manifest = {
+        "format": _FORMAT,
+        "step": step,
+        "best": known,
+        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
+        "digests": {path.relative_to(folder).as_posix(): digest for path, digest in digests.items()},
+    }
+    write_json(folder / _MANIFEST, manifest | {"own_digest": _own_digest(manifest)})
+
+
+def _own_digest(manifest: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def complete_checkpoints(folder: Path, warn: bool = False) -> list[Path]:
@@ -88,11 +101,17 @@ def complete_checkpoints(folder: Path, warn: bool = False) -> list[Path]:
 
 
 def damage(path: Path) -> str:
-    """Say what is wrong with a checkpoint, as the end of a sentence; empty if it is complete."""
+    """Say what is wrong with a checkpoint, as the end of a sentence; empty if it is complete.
+
+    Of its files only the sizes are looked at (`altered` reads them).
+    """
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
+        manifest = json.loads((path / _MANIFEST).read_bytes())
         if manifest["format"] != _FORMAT:
             return f"has format {manifest['format']!r}, which this version does not read"
+        own = manifest.pop("own_digest", None)  # earlier versions wrote no digests
+        if own is not None and own != _own_digest(manifest):
+            return f"is damaged: {_MANIFEST} is not what was written"
         for name, size in manifest["files"].items():
             present = (path / name).stat().st_size
             if present != size:
@@ -100,6 +119,22 @@ def damage(path: Path) -> str:
     except FileNotFoundError as error:
         return f"is incomplete: there is no {Path(error.filename).name}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"is damaged: {error!r}"
+    return ""
+
+
+def altered(path: Path) -> str:
+    """Say which file of a complete checkpoint has other bytes than were written, as the end of a sentence.
+
+    This reads all of it. Empty if nothing is altered, or if an earlier version wrote it, without digests.
+    """
+    try:
+        digests: dict[str, str] = json.loads((path / _MANIFEST).read_bytes()).get("digests", {})
+        for file, digest in file_digests(path / name for name in digests).items():
+            name = file.relative_to(path).as_posix()
+            if digest != digests[name]:
+                return f"is damaged: {name} is as long as it was, but some of its bytes have changed"
+    except (OSError, ValueError, AttributeError) as error:
         return f"is damaged: {error!r}"
     return ""
 

@@ -322,7 +322,7 @@ class Learner:
 
     def _resume(self) -> bool:
         """Go back to the newest checkpoint; False if there is none."""
-        latest = ranks.on_first(partial(latest_checkpoint, self.checkpoints.folder))
+        latest = ranks.on_first(partial(latest_checkpoint, self.checkpoints.folder, verify=True))
         if latest is None:
             ranks.on_first(lambda: self._cut_logs(0, 0))
             return False
