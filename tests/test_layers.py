@@ -22,6 +22,7 @@ LAYERS = (
     "policy",
     "rollouts",
     "agents",
+    "looking",
     "verifiers",
     "evaluation",
     "reports",

@@ -65,29 +65,44 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """The tool as it stands in `Problem.tools`."""
-        parameters = self._arguments.json_schema(schema_generator=_Untitled)
-        described = inspect.getdoc(self.function) or ""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": " ".join(described.split("\n\n")[0].split()),
-                "parameters": {
-                    "type": "object",
-                    "properties": {},
-                    **{k: v for k, v in parameters.items() if k in ("$defs", "properties", "required")},
-                },
-            },
-        }
+        return tool_schema(self.name, inspect.getdoc(self.function) or "", self._arguments)
 
     def check(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """The arguments as the method takes them, or what is wrong with them; types are not converted."""
         try:
             return self._arguments.validate_json(json.dumps(arguments)), ""
         except ValidationError as error:
-            faults = error.errors(include_url=False, include_input=False, include_context=False)
-            said = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:3]]
-            return {}, f"the arguments of {self.name} do not fit: {'; '.join(said)}"
+            return {}, misfit(self.name, error)
+
+
+def tool_schema(name: str, described: str, arguments: TypeAdapter[Any]) -> dict[str, Any]:
+    """A tool as it stands in `Problem.tools`.
+
+    Args:
+        name: Its name.
+        described: What it does; the first paragraph is shown.
+        arguments: Its arguments.
+    """
+    parameters = arguments.json_schema(schema_generator=_Untitled)
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": " ".join(described.split("\n\n")[0].split()),
+            "parameters": {
+                "type": "object",
+                "properties": {},
+                **{k: v for k, v in parameters.items() if k in ("$defs", "properties", "required")},
+            },
+        },
+    }
+
+
+def misfit(name: str, error: ValidationError) -> str:
+    """What does not fit in the arguments of the tool ``name``, in words for the policy."""
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    said = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:3]]
+    return f"the arguments of {name} do not fit: {'; '.join(said)}"
 
 
 def chosen_tool(

@@ -1,0 +1,1 @@
+"""Looking again: visual tools, the loop that calls them, and what stops it (VTS-V)."""

@@ -1,0 +1,181 @@
+"""Grounding and visual search: where things are, by their names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Generic, TypeVar
+
+from PIL.Image import Image
+from pydantic import Field
+
+from selfverify.looking.tools.cropping import enlarged, widened
+from selfverify.looking.tools.marking import boxes_drawn
+from selfverify.looking.tools.pictures import Gallery, Made
+from selfverify.looking.tools.visual_tool import Found, OnImage, Phrase, VisualTool
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """A thing that was found in an image.
+
+    Args:
+        label: The phrase that it was found by.
+        score: How sure the detector is, from 0 to 1.
+        box: x1, y1, x2, y2 in pixels.
+    """
+
+    label: str
+    score: float
+    box: tuple[float, float, float, float]
+
+
+class Detector(ABC):
+    """Finds things by phrases."""
+
+    limits: str = ""
+    """What it cannot do, in words for the model."""
+
+    def missing(self) -> str:
+        """Why it is not available here; empty where it is."""
+        return ""
+
+    @abstractmethod
+    def find(self, images: Sequence[Image], phrases: Sequence[str]) -> list[list[Detection]]:
+        """What is found in each image, surest first.
+
+        Raises:
+            ToolError: It cannot look for one of the phrases.
+        """
+
+
+class GroundingArguments(OnImage):
+    """Arguments of `GroundingTool`."""
+
+    text: Annotated[list[Phrase], Field(min_length=1, max_length=8)]
+    """What to look for: one phrase for each kind of thing."""
+
+
+class SearchArguments(OnImage):
+    """Arguments of `VisualSearch`."""
+
+    objects: Annotated[list[Phrase], Field(min_length=1, max_length=8)]
+    """What to look for: one phrase for each kind of thing."""
+
+
+G = TypeVar("G", bound=OnImage)
+
+
+class _Finding(VisualTool[G], Generic[G]):
+    """What grounding and search share.
+
+    Args:
+        detector: Finds things.
+        most: How many findings are told.
+    """
+
+    def __init__(self, detector: Detector, most: int = 20) -> None:
+        self.detector, self.most = detector, most
+
+    def missing(self) -> str:
+        """See `VisualTool`."""
+        return self.detector.missing()
+
+    @staticmethod
+    def told(
+        index: int, phrases: Sequence[str], found: Sequence[Detection], gallery: Gallery
+    ) -> tuple[str, list[Made]]:
+        """The findings in words, and the image with their boxes."""
+        lacking = [phrase for phrase in phrases if not any(d.label == phrase for d in found)]
+        words = [f"Not found in image {index}: {', '.join(lacking)}."] if lacking else []
+        for number, d in enumerate(found, start=1):
+            place = ", ".join(f"{value:g}" for value in gallery.written(index, d.box))
+            words.append(f"{number}: {d.label} at [{place}], score {d.score:.2f}")
+        full = gallery.picture(index).full
+        marked = boxes_drawn(full, [d.box for d in found])
+        label = f"image {index} with numbered boxes"
+        return "\n".join(words), [Made(marked, index, (0, 0, *full.size), label)] if found else []
+
+
+class GroundingTool(_Finding[GroundingArguments]):
+    """Finds things in an image by their names and draws numbered boxes around them."""
+
+    name = "grounding"
+    also = ("grounding_action", "GroundingAction")
+    arguments = GroundingArguments
+
+    def run(self, asked: GroundingArguments, gallery: Gallery) -> Found:
+        """See `VisualTool`."""
+        full = gallery.picture(asked.image_index).full
+        [found] = self.detector.find([full], asked.text)
+        return Found(*self.told(asked.image_index, asked.text, found[: self.most], gallery))
+
+
+class VisualSearch(_Finding[SearchArguments]):
+    """Searches an image for small things, part by part, and shows where they are and the surest one closely.
+
+    Each part is a third of the image's sides wide and high, and parts begin every two ninths, as in VTS-V's
+    release. The whole image is searched, too. What two parts have found is told once.
+    """
+
+    name = "visual_search"
+    also = ("visual_search_action", "VisualSearchAction")
+    arguments = SearchArguments
+
+    def run(self, asked: SearchArguments, gallery: Gallery) -> Found:
+        """See `VisualTool`."""
+        full = gallery.picture(asked.image_index).full
+        parts = windows(full.size)
+        seen = self.detector.find([full.crop(part) for part in parts], asked.objects)
+        moved = [
+            Detection(d.label, d.score, _moved(d.box, part[0], part[1]))
+            for part, found in zip(parts, seen, strict=True)
+            for d in found
+        ]
+        found = distinct(moved)[: self.most]
+        words, images = self.told(asked.image_index, asked.objects, found, gallery)
+        if found:
+            best = widened(_touched(found[0].box), full.size, 0.5, least=0.1)
+            closer = enlarged(full.crop(best), max(full.size), gallery.most_shown)
+            images.append(Made(closer, asked.image_index, best, f"1: {found[0].label}, enlarged"))
+        return Found(words, images)
+
+
+def windows(size: tuple[int, int], share: int = 3, starts: int = 4) -> list[tuple[int, int, int, int]]:
+    """The whole image and ``starts`` × ``starts`` overlapping parts of it, each 1/``share`` of its sides."""
+    wide, high = size
+    part = max(wide // share, 1), max(high // share, 1)
+
+    def steps(whole: int, own: int) -> list[int]:
+        return sorted({round(i * (whole - own) / (starts - 1)) for i in range(starts)})
+
+    small = [(x, y, x + part[0], y + part[1]) for y in steps(high, part[1]) for x in steps(wide, part[0])]
+    return [(0, 0, wide, high), *small]
+
+
+def distinct(found: Sequence[Detection], overlap: float = 0.5) -> list[Detection]:
+    """Findings, surest first, without those that mostly cover a surer one of the same label.
+
+    Overlap is measured as a share of the smaller box: a part of the image may show half of a thing.
+    """
+    kept: list[Detection] = []
+    for one in sorted(found, key=lambda d: -d.score):
+        if not any(one.label == other.label and _shared(one.box, other.box) > overlap for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _shared(one: Sequence[float], other: Sequence[float]) -> float:
+    wide = min(one[2], other[2]) - max(one[0], other[0])
+    high = min(one[3], other[3]) - max(one[1], other[1])
+    least = min((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
+    return max(wide, 0.0) * max(high, 0.0) / least if least > 0 else 0.0
+
+
+def _moved(box: Sequence[float], x: float, y: float) -> tuple[float, float, float, float]:
+    return box[0] + x, box[1] + y, box[2] + x, box[3] + y
+
+
+def _touched(box: Sequence[float]) -> tuple[int, int, int, int]:
+    return int(box[0]), int(box[1]), max(round(box[2]), int(box[0]) + 1), max(round(box[3]), int(box[1]) + 1)

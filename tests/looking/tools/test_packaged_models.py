@@ -1,0 +1,135 @@
+"""OCR, segmentation and detection with what packages carry: real models, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from selfverify.looking.tools.darknet import DarknetDetector
+from selfverify.looking.tools.finding import (
+    Detection,
+    Detector,
+    GroundingTool,
+    VisualSearch,
+    distinct,
+    windows,
+)
+from selfverify.looking.tools.ocr import Ocr, OcrArguments
+from selfverify.looking.tools.pictures import Gallery, space_named
+from selfverify.looking.tools.segment import ImageSegment, SegmentArguments
+from selfverify.tasks.tools import ToolError
+
+DARKNET = DarknetDetector()
+PORTRAIT = Path(matplotlib.__file__).parent / "mpl-data" / "sample_data" / "grace_hopper.jpg"
+
+
+def gallery(image: Image.Image | Path) -> Gallery:
+    """A gallery of one image, with places in thousandths."""
+    seen = Gallery(space=space_named("thousandths"))
+    seen.begin("p", [Image.open(image) if isinstance(image, Path) else image])
+    return seen
+
+
+@pytest.mark.skipif(bool(Ocr().missing()), reason=Ocr().missing())
+def test_ocr() -> None:
+    """Text is read exactly, and each word's place is where it was written."""
+    image = Image.new("RGB", (220, 160), "white")
+    draw = ImageDraw.Draw(image)
+    draw.text((80, 80), "Total: 1,234", fill="black", font=ImageFont.load_default(size=22))
+    found = Ocr().run(OcrArguments(image_index=1), gallery(image)).text.splitlines()
+    assert found[0] == "Text in image 1:" and found[1].startswith('"Total: 1,234" at [')
+    words = {line.split('"')[1]: box_at_end(line) for line in found[2:]}
+    assert [*words] == ["Total:", "1,234"]
+    assert abs(words["Total:"][0] - 364) < 40 and words["1,234"][0] > words["Total:"][2] - 20
+    blank = Ocr().run(OcrArguments(image_index=1), gallery(Image.new("RGB", (64, 64)))).text
+    assert blank == "No text was found in image 1."
+
+
+def box_at_end(line: str) -> list[float]:
+    """The four numbers at a line's end."""
+    return [float(value) for value in line.rsplit("[", 1)[1].rstrip("]").split(",")]
+
+
+@pytest.mark.skipif(bool(ImageSegment().missing()), reason=ImageSegment().missing())
+def test_grabcut() -> None:
+    """A disc is told from its background; twice the same."""
+    image = Image.new("RGB", (300, 200), (30, 90, 40))
+    ImageDraw.Draw(image).ellipse((100, 50, 199, 149), fill=(220, 60, 50))
+    tool, seen = ImageSegment(), gallery(image)
+    [mask] = tool.masks(image, [(90, 40, 210, 160)])
+    yy, xx = np.mgrid[:200, :300]
+    truth = (xx - 149.5) ** 2 + (yy - 99.5) ** 2 <= 50**2
+    assert (mask & truth).sum() / (mask | truth).sum() > 0.97
+    found = tool.run(SegmentArguments(image_index=1, bounding_boxes=[[300, 200, 700, 800]]), seen)
+    assert found.text.startswith("1: the thing fills 5") and found.images[0].image.size == (300, 200)
+    with pytest.raises(ToolError, match="box 1 is the whole image"):
+        tool.run(SegmentArguments(image_index=1, bounding_boxes=[[0, 0, 1000, 1000]]), seen)
+
+
+@pytest.mark.skipif(bool(DARKNET.missing()), reason=DARKNET.missing())
+def test_packaged_detector() -> None:
+    """It finds the tie in a portrait, knows plurals, and says what it cannot look for."""
+    seen = gallery(PORTRAIT)
+    tool = GroundingTool(DARKNET)
+    found = tool.run(tool.arguments.model_validate({"image_index": 1, "text": ["ties", "zebra"]}), seen)
+    told = found.text.splitlines()
+    assert told[0] == "Not found in image 1: zebra." and told[1].startswith("1: ties at [")
+    x1, y1, x2, y2 = box_at_end(told[1].rsplit(",", 1)[0])
+    assert 380 < x1 < 450 and 640 < y1 < 740 and 540 < x2 < 620 and 840 < y2 < 940
+    with pytest.raises(ToolError, match="knows 80 kinds of things, and 'red cup' is none of them: person,"):
+        DARKNET.find([], ["red cup"])
+
+
+class Spots(Detector):
+    """Finds white spots, as boxes around all that is white."""
+
+    def find(self, images: Sequence[Image.Image], phrases: Sequence[str]) -> list[list[Detection]]:
+        self.seen = [image.size for image in images]
+        boxes = [image.convert("L").point(lambda v: 255 * (v > 128)).getbbox() for image in images]
+        return [
+            [] if box is None else [Detection("spot", 0.5 + 0.01 * i, box)] for i, box in enumerate(boxes)
+        ]
+
+
+def test_search_looks_into_every_part() -> None:
+    """All parts go to the detector at once; boxes are those of the whole image; doubles are told once."""
+    image = Image.new("RGB", (900, 600))
+    image.paste("white", (820, 30, 830, 45))
+    detector, seen = Spots(), gallery(image)
+    tool = VisualSearch(detector)
+    asked = tool.arguments.model_validate({"image_index": 1, "objects": ["spot", "cat"]})
+    found = tool.run(asked, seen)
+    assert detector.seen == [(900, 600)] + [(300, 200)] * 16
+    assert found.text.splitlines() == [
+        "Not found in image 1: cat.",
+        "1: spot at [911, 50, 922, 75], score 0.54",
+    ]
+    marked, closer = found.images
+    assert marked.image.size == (900, 600) and closer.region is not None
+    assert closer.region[0] <= 820 and closer.region[2] >= 830 and closer.image.width > 800
+
+
+def test_windows_cover_the_image() -> None:
+    """Parts begin every two ninths of its sides, and reach its edges."""
+    parts = windows((900, 450))
+    assert parts[0] == (0, 0, 900, 450) and len(parts) == 17
+    assert {part[0] for part in parts} == {0, 200, 400, 600} and max(part[3] for part in parts) == 450
+
+
+def test_distinct() -> None:
+    """Half of a thing is no second thing, and things of other labels stay."""
+    whole, half = Detection("a", 0.9, (0, 0, 10, 10)), Detection("a", 0.5, (5, 0, 10, 10))
+    other, apart = Detection("b", 0.4, (0, 0, 10, 10)), Detection("a", 0.3, (20, 0, 30, 10))
+    assert distinct([half, other, apart, whole]) == [whole, other, apart]
+
+
+def test_no_detector_says_how_to_get_one(tmp_path: Path) -> None:
+    """A folder without the files names what is missing."""
+    if DarknetDetector(tmp_path).missing().startswith("OpenCV"):
+        pytest.skip("OpenCV is not installed")
+    assert DarknetDetector(tmp_path).missing() == f"{tmp_path} has no file *.cfg"
