@@ -52,7 +52,7 @@ def solve_on_server(
     begun = time.perf_counter()
     ask, found = asyncio.run(_ask(settings, problem, read, on_candidate))
     [best] = found.selected
-    correct = None if isinstance(task, FreeQuestion) else judged(best.reply.text).correct
+    correct = judged(best.reply.text).correct if task.judges else None
     tokens = ask.usage.candidate_tokens + ask.usage.verification_tokens
     return Solution.of(found, tokens, begun, correct)
 

@@ -24,6 +24,8 @@ class FreeQuestion(Task):
     """A question without a known answer: it can be parsed and compared, not judged."""
 
     name = "question"
+    summary = "a person's own question"
+    judges = False
 
     def __init__(self, kind_of_answer: Kind = "text") -> None:
         super().__init__()

@@ -19,7 +19,6 @@ from selfverify.selection.candidates import Candidate
 from selfverify.selection.choose import Choice, choose
 from selfverify.selection.stopping import sample_adaptively
 from selfverify.serving.best_of import Choosing
-from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.own_replies import reply_of
 from selfverify.serving.selecting import Selection, use_of, with_probability
 from selfverify.serving.solve_settings import CandidateSettings, DrawingSettings, SolveSettings
@@ -135,8 +134,7 @@ def solve(
     choice = choose(candidates, choosing.strategy, choosing.options)
     selected = with_probability(choice, candidates[choice.index], calibration)
     found = Selection([selected], candidates, stopped, 0, verifier.name, calibration is not None)
-    known = not isinstance(task, FreeQuestion)
-    correct = bool(trajectories[choice.index].rewards["correct"]) if known else None
+    correct = bool(trajectories[choice.index].rewards["correct"]) if task.judges else None
     return Solution.of(found, sum(candidate.tokens for candidate in candidates), begun, correct)
 
 

@@ -129,6 +129,7 @@ class Task(ABC):
         limits: How long its conversations may get.
         repeatable: Whether an episode always replies the same to the same words, whenever and wherever it is
             asked. Where it does not, training logs what was said (``learner.rollout_log``).
+        judges: Whether it knows which answers are right.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Task(ABC):
     writes_places: bool = False
     limits: EpisodeLimits = EpisodeLimits(turns=1)
     repeatable: bool = True
+    judges: bool = True
     config: TaskConfig
 
     def __init__(self, config: TaskConfig | None = None) -> None:

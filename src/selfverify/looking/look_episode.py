@@ -1,0 +1,255 @@
+"""A conversation in which a model looks again with tools until it is told to answer (VTS-V, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from PIL.Image import Image
+
+from selfverify.core.episode import Ending, Reply, Said
+from selfverify.core.problem import Problem
+from selfverify.core.tags import Tagged, parse_tagged
+from selfverify.core.trajectory import ANSWER, Finish
+from selfverify.looking.look_calls import LookCall, read_look_call
+from selfverify.looking.look_prompt import Part, asked_anew
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.stop_rules import StopRule
+from selfverify.looking.tools.pictures import Gallery, Made
+from selfverify.looking.tools.terminate import Terminate, TerminateArguments
+from selfverify.looking.tools.toolbox import Chosen, Toolbox, ToolFault
+from selfverify.tasks.answering import AnswerOnce, Verdict
+from selfverify.tasks.base import Space
+from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
+from selfverify.tasks.tools import ToolError
+
+PLAN = "plan"
+"""Channel of the paper's t_h: what the model writes before its call."""
+STEPS, FAULTS, DUPLICATES, SHOWN = "steps", "tool_faults", "duplicate_calls", "images_shown"
+"""Rewards that count a conversation's steps, calls whose tool died or hung, repeated calls, new images."""
+LONGEST_RESULT = 12_000
+"""Characters of one observation; the middle of longer ones is left out."""
+
+
+@dataclass(slots=True)
+class LookStep:
+    """What came of one step, as evaluations and pages keep it.
+
+    Args:
+        step: h, from 1.
+        tool: The tool that was called; empty where no call could be read.
+        arguments: Its arguments.
+        error: Why nothing was found; empty where something was.
+        images: The numbers of the images that it made.
+        sources: For each of them the image it was made of and the region in that image's pixels, if any.
+        duplicate: The step that made the same call; 0 without one.
+        stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `self`; empty where it went on.
+    """
+
+    step: int
+    tool: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    images: list[int] = field(default_factory=list)
+    sources: list[Any] = field(default_factory=list)
+    duplicate: int = 0
+    stopped: str = ""
+
+
+class LookEpisode(AnswerOnce):
+    """Carries out the tools that the model calls and shows what they find, until it is told to answer.
+
+    A turn is a step h: plan t_h and action a_h in the channels ``plan`` and ``action``; what is shown is the
+    observation o_h. The stopping rule is asked after every step, before its tool runs. With the step at which
+    it stops, with the last of ``max_steps``, or after ``errors_in_a_row`` steps that found nothing, the model
+    is told to answer. Its next turn is t_{H+1}, in the channel ``answer``; calls in it are not carried out.
+
+    A call that cannot be read or does not fit, a tool that fails, hangs or is missing: each is an observation
+    that says why, and a step. A call that was made before is not made again; the model is told which images
+    show its result. A message without a call is an answer. Whether it, or a call of `terminate`, ends looking
+    before the rule does, is a setting; where it does not the model is told to look.
+
+    Args:
+        problem: What is asked, with its tools described.
+        tags: The tags of an answer, in order.
+        verdict: Judges the answer.
+        toolbox: The tools.
+        settings: How the model looks.
+        space: How it writes places.
+        rule: Says when looking ends.
+        originals: The question's images as tools see them, where they are larger than as they are shown.
+    """
+
+    channel = ACTION
+
+    def __init__(
+        self,
+        problem: Problem,
+        tags: Sequence[str],
+        verdict: Verdict,
+        toolbox: Toolbox,
+        settings: LookSettings,
+        space: Space,
+        rule: StopRule,
+        originals: Sequence[Image] = (),
+    ) -> None:
+        super().__init__(problem, tags, verdict)
+        self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
+        self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
+        self.steps: list[LookStep] = []
+        self.dropped: Problem | None = None
+        """With ``on_stop: skip``, once the rule has stopped: what has to be answered instead."""
+        self._told: list[tuple[str, Sequence[Part], Sequence[Image]]] = []
+        self._made: dict[str, int] = {}
+        """By call the step that made it."""
+        self._called, self._faults, self._in_a_row = 0, 0, 0
+        self._answering = False
+
+    @property
+    def role(self) -> str:
+        """Who shows what tools find: a chat template that shows tools knows their messages."""
+        return "tool" if self.settings.calls == "template" else "user"
+
+    def foreseen(self) -> Sequence[Reply]:
+        """See `Episode`."""
+        return [self._reply([{"type": "text", "text": self.settings.answer_now}], [])]
+
+    def begin(self) -> None:
+        """See `Episode`.
+
+        Raises:
+            DataError: An image cannot be looked at.
+        """
+        self.gallery.begin(self.problem.id, self.problem.images, self.originals)
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`."""
+        read = read_look_call(said, self.problem.tools, len(self.problem.images))
+        if self._answering:
+            return self._answer(said, read)
+        if said.finish != Finish.STOP and (read.call or read.error):
+            self.steps.append(LookStep(len(self.steps) + 1, error=read.error or "the call was cut off"))
+            return Reply(done=True, cuts=_cuts(read))
+        step = LookStep(len(self.steps) + 1)
+        stops = self.rule.stops(step.step, said)
+        ends = (read.call is None and not read.error) or self._terminates(read)
+        if ends and (stops or self.settings.terminate == "accept" or said.finish != Finish.STOP):
+            return self._answer(said, read)
+        self.steps.append(step)
+        step.stopped = "rule" if stops else "cap" if step.step >= self.settings.max_steps else ""
+        if stops and self.settings.on_stop == "skip":
+            self.dropped = asked_anew(self.problem, self._told, self.role, self.settings.answer_now)
+            return Reply(done=True, cuts=_cuts(read))
+        words, images = self._carried_out(step, read)
+        said.values |= self._measured(step)
+        if not step.stopped and self._in_a_row >= self.settings.errors_in_a_row:
+            step.stopped = "errors"
+        self._answering = bool(step.stopped)
+        self._told.append((said.text, words, images))
+        if self._answering:
+            words = [*words, {"type": "text", "text": f"\n{self.settings.answer_now}"}]
+        return self._reply(words, images, _cuts(read))
+
+    def ending(self) -> Ending:
+        """See `Episode`. Behind the verdict on the answer stand the counts of what was done."""
+        made = super().ending()
+        errors = sum(bool(step.error) for step in self.steps)
+        made.rewards |= {
+            TOOL_CALLS: float(self._called),
+            TOOL_ERRORS: float(errors),
+            FAULTS: float(self._faults),
+            DUPLICATES: float(sum(step.duplicate > 0 for step in self.steps)),
+            STEPS: float(len(self.steps)),
+            SHOWN: float(sum(len(step.images) for step in self.steps)),
+        }
+        made.turns = [asdict(step) for step in self.steps] + made.turns
+        return made
+
+    def _terminates(self, read: LookCall) -> bool:
+        return read.call is not None and read.call.name in (Terminate.name, *Terminate.also)
+
+    def _answer(self, said: Said, read: LookCall) -> Reply:
+        """Take a turn as the answer t_{H+1}."""
+        if self._terminates(read):
+            assert read.call is not None
+            try:
+                asked = Terminate().read(read.call.arguments)
+            except ToolError:
+                self._answers.append(Tagged())
+            else:
+                assert isinstance(asked, TerminateArguments)
+                text = asked.final_response
+                tagged = parse_tagged(text, self.tags)
+                self._answers.append(tagged if tagged.answer_ok else Tagged({"answer": text}, answer_ok=True))
+            return Reply(done=True, cuts=[(ANSWER, 0)])
+        return Reply(done=True, cuts=self._read(said, ANSWER, split=True))
+
+    def _carried_out(self, step: LookStep, read: LookCall) -> tuple[list[Part], list[Image]]:
+        """The observation o_h: parts of a message, and images."""
+        try:
+            if read.error:
+                raise ToolError(read.error)
+            if read.call is None or self._terminates(read):
+                raise ToolError("it is too early to answer; look at the images with a tool first")
+            step.tool, step.arguments = read.call.name, read.call.arguments
+            chosen = self.toolbox.chosen(read.call.name, read.call.arguments)
+            step.tool = chosen.tool.name
+            words, made = self._found(step, chosen)
+        except ToolError as error:
+            self._faults += isinstance(error, ToolFault)
+            self._in_a_row += 1
+            step.error = str(error)
+            return [_text(f"Error: {shortened(str(error), LONGEST_RESULT)}")], []
+        self._in_a_row = self._in_a_row + 1 if step.duplicate else 0
+        parts, images = [_text(shortened(words, LONGEST_RESULT))] if words else [], []
+        for number in made:
+            picture = self.gallery.picture(number)
+            wide, high = picture.shown.size
+            parts += [
+                _text(f"\nImage {number} ({picture.label}, {wide} x {high} pixels):"),
+                {"type": "image"},
+            ]
+            images.append(picture.shown)
+        return parts or [_text("Nothing was found.")], images
+
+    def _found(self, step: LookStep, chosen: Chosen) -> tuple[str, list[int]]:
+        """What a call finds in words, and the numbers of the images that it has made."""
+        if (before := self._made.get(chosen.key)) is not None:
+            step.duplicate = before
+            numbers = ", ".join(map(str, self.steps[before - 1].images))
+            where = f": see image {numbers}" if numbers else ""
+            return f"The same call was made in step {before}{where}. It is not made again.", []
+        found = self.toolbox.run(chosen, self.gallery)
+        self._called += 1
+        self._made[chosen.key] = step.step
+        words = found.text
+        for made in found.images:
+            try:
+                step.images.append(self.gallery.add(made))
+            except ToolError as error:
+                words += f"\n({made.label} is not shown: {error})"
+                continue
+            step.sources.append(_origin(made))
+        return words, step.images
+
+    def _measured(self, step: LookStep) -> dict[str, float]:
+        values = {TOOL_ERRORS: bool(step.error), DUPLICATES: step.duplicate > 0, SHOWN: len(step.images)}
+        return {name: float(value) for name, value in values.items() if value}
+
+    def _reply(
+        self, parts: list[Part], images: list[Image], cuts: list[tuple[str, int]] | None = None
+    ) -> Reply:
+        return Reply(parts, images, "tool" if self.role == "tool" else "user", cuts=cuts or [])
+
+
+def _cuts(read: LookCall) -> list[tuple[str, int]]:
+    return [(PLAN, 0), (ACTION, read.action_start)] if read.action_start else [(ACTION, 0)]
+
+
+def _origin(made: Made) -> dict[str, Any]:
+    return {"source": made.source, "region": None if made.region is None else list(made.region)}
+
+
+def _text(words: str) -> Part:
+    return {"type": "text", "text": words}

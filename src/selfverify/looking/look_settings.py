@@ -1,0 +1,53 @@
+"""The settings of looking: which tools there are, and when it ends."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from selfverify.core.settings import Settings
+from selfverify.looking.tools.pictures import SpaceName
+
+ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
+
+
+class LookSettings(Settings):
+    """How a model looks again."""
+
+    tools: list[str] = []
+    """The tools; by default all that are available here."""
+
+    max_steps: int = Field(6, ge=1, le=100)
+    """The most steps; with the last of them the model is told to answer."""
+
+    stop: str = "never"
+    """When looking ends before that: `never`, or `after:N` steps."""
+
+    on_stop: Literal["run", "skip"] = "run"
+    """Whether the tool of the step with which looking ends still runs, as in the paper's Algorithm 1, or plan
+    and call are dropped, and the answer comes from what was there before."""
+
+    terminate: Literal["refuse", "accept"] = "accept"
+    """Whether the model may end looking by itself, by answering or calling `terminate`."""
+
+    calls: Literal["vts", "template"] = "vts"
+    """How calls are asked for: as VTS-V's JSON, which the question describes, or by the chat template."""
+
+    coordinates: Literal["family", SpaceName] = "family"
+    """How the model writes places: as its family does (thousandths for a server's), or as named."""
+
+    errors_in_a_row: int = Field(3, ge=1)
+    """Refused, failed or repeated calls in a row after which the model is told to answer."""
+
+    tool_seconds: float = Field(60.0, gt=0)
+    """How long a tool may take."""
+
+    most_shown: int = Field(1_000_000, ge=64)
+    """Pixels of the largest image that is shown; larger ones are shown smaller."""
+
+    smallest: int = Field(4, ge=1)
+    """Pixels of the shortest side of a part that is looked at."""
+
+    answer_now: str = ANSWER_NOW
+    """What the model is told when looking ends."""

@@ -1,0 +1,99 @@
+"""A task whose questions are answered by looking again with tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.splits import Split
+from selfverify.core.tags import Tagged
+from selfverify.looking.look_episode import LookEpisode
+from selfverify.looking.look_prompt import with_tools
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.make_toolbox import make_toolbox
+from selfverify.looking.stop_rules import make_stop_rule
+from selfverify.looking.tools.pictures import space_named
+from selfverify.tasks.base import Floats, Judged, Space, Task
+
+
+class LookingTask(Task):
+    """Another task's problems, judged as that task judges, each a conversation with visual tools.
+
+    Args:
+        inner: Makes problems and judges answers.
+        settings: How a model looks.
+
+    Raises:
+        ConfigError: A tool or a rule that was asked for does not exist or is not available here.
+    """
+
+    def __init__(self, inner: Task, settings: LookSettings) -> None:
+        super().__init__()
+        self.inner, self.settings = inner, settings
+        self.name, self.summary, self.kind = f"looking/{inner.name}", inner.name, inner.kind
+        self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
+        self.limits = EpisodeLimits(turns=settings.max_steps + 1)
+        self.toolbox, self.rule = make_toolbox(settings), make_stop_rule(settings.stop)
+        named = settings.coordinates
+        self._space = space_named("thousandths" if named == "family" else named)
+
+    def use_space(self, space: Space) -> None:
+        """See `Task`."""
+        self.inner.use_space(space)
+        if self.settings.coordinates == "family":
+            self._space = space
+
+    def use_policy(self, policy: object) -> None:
+        """See `Task`."""
+        self.inner.use_policy(policy)
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task`."""
+        return self.asked(self.inner.problem(split, seed, index))
+
+    def asked(self, problem: Problem) -> Problem:
+        """A problem of the inner task with the tools described.
+
+        Raises:
+            ConfigError: It has tools of its own.
+        """
+        if problem.tools:
+            raise ConfigError(f"problem {problem.id} has tools of its own; it cannot be given others")
+        return with_tools(problem, self.toolbox, self._space, self.settings.calls)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        """See `Task`."""
+        return self.look(problem)
+
+    def look(self, problem: Problem) -> LookEpisode:
+        """Begin to look; ``problem`` is one that `asked` has returned."""
+        return LookEpisode(
+            problem, self.tags, self.inner.verdict, self.toolbox, self.settings, self._space, self.rule
+        )
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """See `Task`."""
+        return self.inner.judge(problem, tagged)
+
+    def prepare(self, answers: Sequence[tuple[Problem, Tagged]]) -> None:
+        """See `Task`."""
+        self.inner.prepare(answers)
+
+    def unreadable(self, problem: Problem) -> Judged:
+        """See `Task`."""
+        return self.inner.unreadable(problem)
+
+    def answer_parts(self, problem: Problem, answers: Floats) -> dict[str, Floats]:
+        """See `Task`."""
+        return self.inner.answer_parts(problem, answers)
+
+    def count(self, split: Split) -> int | None:
+        """See `Task`."""
+        return self.inner.count(split)
+
+    def counters(self) -> dict[str, float]:
+        """See `Task`."""
+        return self.inner.counters()

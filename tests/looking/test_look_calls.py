@@ -1,0 +1,118 @@
+"""Calls in the forms that models write them: what is read, where the plan ends, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfverify.core.episode import Said
+from selfverify.core.trajectory import Finish
+from selfverify.looking.look_calls import LookCall, read_look_call
+from selfverify.tasks.tool_calls import ToolCall
+
+
+def read(text: str, finish: Finish = Finish.STOP, questions: int = 1) -> LookCall:
+    """What a text asks for."""
+    return read_look_call(Said(text, [], finish, 0), (), questions)
+
+
+CROP = ToolCall("crop", {"image_index": 1, "bounding_box": [1, 2, 3, 4]})
+BODY = '{"name": "crop", "arguments": {"image_index": 1, "bounding_box": [1, 2, 3, 4]}}'
+ACTION = '"action": {"image_index": 1, "bounding_box": [1, 2, 3, 4]}}'
+VTS = '{"thought": "The \\"sign\\".", "action_name": "crop", ' + ACTION
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        (VTS, '{"thought": "The \\"sign\\"."'),
+        (f"I look.\n```json\n{VTS}\n```", 'I look.\n```json\n{"thought": "The \\"sign\\"."'),
+        ("<think>{ }</think>" + VTS, '<think>{ }</think>{"thought": "The \\"sign\\"."'),
+        (f"I look. <tool_call>\n{BODY}\n</tool_call>", "I look. "),
+        (f"<think>hm</think><tool_call>{BODY}</tool_call>", "<think>hm</think>"),
+        (f"I look.\n```json\n{BODY}\n```", "I look.\n"),
+        (f"```json\n{BODY}\n```", "```json\n"),
+        (BODY, ""),
+        ('Closer.<grounding>{"bbox_2d": [1, 2, 3, 4], "source": "original_image"}</grounding>', "Closer."),
+    ],
+)
+def test_forms(text: str, plan: str) -> None:
+    """Each form gives the same call; the plan ends with the thought, or where the call begins."""
+    found = read(text)
+    assert found.call == CROP and not found.error and text[: found.action_start] == plan
+
+
+def test_a_server_s_calls() -> None:
+    """OpenAI's tool calls come as a message that is read already."""
+    message = {"tool_calls": [{"function": {"name": CROP.name, "arguments": CROP.arguments}}]}
+    said = Said(f"I look.\n<tool_call>\n{BODY}\n</tool_call>", [], Finish.STOP, 0, message=message)
+    found = read_look_call(said)
+    assert found.call == CROP and said.text[: found.action_start] == "I look.\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "questions", "index"),
+    [("original_image", 1, 1), ("observation_1", 1, 2), ("observation_3", 2, 5)],
+)
+def test_sources_of_mini_o3(source: str, questions: int, index: int) -> None:
+    """Observations are numbered behind the question's images."""
+    text = f'<grounding>{{"bbox_2d": [0, 0, 1, 1], "source": "{source}"}}</grounding>'
+    call = read(text, questions=questions).call
+    assert call is not None and call.arguments["image_index"] == index
+
+
+def test_arguments_of_other_models() -> None:
+    """DeepEyes' box means the first image, and its label changes nothing; Pixel-Reasoner names its target."""
+    deep = '{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [1, 2, 3, 4], "label": "a"}}'
+    pixel = '{"name": "crop_image_normalized", "arguments": {"bbox_2d": [1, 2, 3, 4], "target_image": 2}}'
+    assert read(deep).call == ToolCall("image_zoom_in_tool", {"image_index": 1, "bounding_box": [1, 2, 3, 4]})
+    assert read(pixel).call == ToolCall(
+        "crop_image_normalized", {"image_index": 2, "bounding_box": [1, 2, 3, 4]}
+    )
+
+
+@pytest.mark.parametrize("text", ["It is 5.", "", '{"answer": 5}', "```json\n[1]\n```", "<think>" + VTS])
+def test_no_call(text: str) -> None:
+    """An answer is no call, and neither is what stands in an unfinished thought."""
+    assert read(text) == LookCall()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"thought": "a", "action": {}}', "no action_name"),
+        ('{"thought": "a", "action_name": "crop", "action": [1]}', "action is no JSON object"),
+        ('{"thought": "a", "action_name": "crop", "action": {}, "x": 1}', "unknown key 'x'"),
+        ('{"thought": 5, "action_name": "crop", "action": {}}', "thought is no text"),
+        ('{"thought": "a", "action_name": "crop", "action": {"image_index": NaN}}', "NaN is not JSON"),
+        ('{"thought": "a", "thought": "b", "action_name": "c"}', "key appears twice"),
+        ('{"thought": "a", "action_name": "crop"', "cannot be read"),
+        (VTS + VTS, "more than one call"),
+        ("<grounding>{}</grounding>", "needs bbox_2d and source"),
+        ('<grounding>{"bbox_2d": [], "source": "image_1"}</grounding>', "neither original_image nor"),
+        ('<grounding>{"bbox_2d": [], "source": "original_image"}', "</grounding> is missing"),
+        (f"<tool_call>{BODY}</tool_call><tool_call>{BODY}</tool_call>", "2 calls in one message"),
+        (f"<tool_call>{BODY}", "</tool_call> is missing"),
+        (f"I look.\n```json\n{BODY}\nand more", "something other than the end of its block"),
+    ],
+)
+def test_broken_calls(text: str, said: str) -> None:
+    """What was meant as a call and is none says why."""
+    found = read(text)
+    assert found.call is None and said in found.error
+
+
+def test_cut_off() -> None:
+    """A call at the limit of tokens is not carried out."""
+    assert read(VTS, Finish.LENGTH).error == "the call was cut off"
+
+
+@given(
+    st.text(alphabet='{}[]"<>/:,` \n\\thoucalgrndsiebxj_12', max_size=80), st.sampled_from([VTS, BODY, ""])
+)
+def test_nothing_raises(text: str, rest: str) -> None:
+    """Whatever a model writes, there is a call, an error, or neither."""
+    for whole in (text + rest, rest + text, rest[:40] + text + rest[40:]):
+        found = read(whole)
+        assert not (found.call and found.error) and 0 <= found.action_start <= len(whole)
