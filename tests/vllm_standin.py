@@ -3,6 +3,8 @@
 Nothing here knows this library's prompts, sampler or log-probs. As vLLM does, it expands image slots itself
 (and expands once more what is expanded already), bans by bias, reports ``processed_logprobs`` (after
 temperature, bias and top-p), keeps the stop token in ``token_ids``, and forgets its weights in sleep level 2.
+It keeps the features of images until it is told to forget them, and computes in bfloat16 where a folder holds
+float32, unless it is given a precision.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import base64
 import io
 import json
 import queue
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -79,15 +83,29 @@ class SamplingParams:
 class Core:
     """A model with its processor that answers requests."""
 
-    def __init__(self, folder: str) -> None:
-        # vLLM would take the folder's precision; in float32 log-probs can be compared closely.
-        self.model = Model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    def __init__(self, folder: str, dtype: str = "auto") -> None:
+        self.dtype = getattr(torch, "bfloat16" if dtype == "auto" else dtype)
+        self.model = Model.from_pretrained(folder, dtype=self.dtype, attn_implementation="eager").eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.processor = AutoImageProcessor.from_pretrained(folder)
         self.pad = self.tokenizer.convert_tokens_to_ids(PAD)
         self.generator = torch.Generator().manual_seed(0)
         self.loads = 0
         self.calls: list[int] = []
+        self.images: dict[bytes, torch.Tensor] = {}
+        """Features by the image's pixels: `reset_encoder_cache` empties it, new weights do not."""
+        self.tower = self.model.model.get_image_features
+        self.model.model.get_image_features = self.features
+
+    def features(self, pixels: torch.Tensor, grids: torch.Tensor, **_: Any) -> Any:
+        """Each image passes through the tower once, whatever the weights are by then."""
+        found = []
+        for image, grid in zip(pixels.split(grids.prod(-1).tolist()), grids, strict=True):
+            key = image.numpy().tobytes()
+            if key not in self.images:
+                self.images[key] = self.tower(image, grid[None], return_dict=True).pooler_output[0]
+            found.append(self.images[key])
+        return SimpleNamespace(pooler_output=tuple(found))
 
     def uniform(self, rows: int, steps: int) -> torch.Tensor:
         """``[rows, steps]`` in [0, 1); tests may put their own draws here."""
@@ -224,13 +242,15 @@ class LLM:
         logprobs_mode: str,
         quantization: str | None,
         trust_remote_code: bool,
+        dtype: str = "auto",
     ) -> None:
         assert logprobs_mode == "processed_logprobs"
-        self.core = Core(model)
+        self.core = Core(model, dtype)
         runner = SimpleNamespace(model=SimpleNamespace(load_weights=self.core.load_weights))
         worker = SimpleNamespace(model_runner=runner)
         executor = SimpleNamespace(driver_worker=worker)
-        self.llm_engine = SimpleNamespace(model_executor=executor)
+        forget = self.core.images.clear
+        self.llm_engine = SimpleNamespace(model_executor=executor, reset_encoder_cache=forget)
         self.resets = 0
         LLM.made.append(self)
 
@@ -278,9 +298,10 @@ def _fields(body: dict[str, Any]) -> dict[str, Any]:
 class Server:
     """The routes of `vllm serve` that TRL's client calls, on a free loopback port."""
 
-    def __init__(self, folder: str, logprobs_mode: str = "processed_logprobs") -> None:
-        self.core = Core(folder)
-        self.logprobs_mode = logprobs_mode
+    def __init__(self, folder: str, dtype: str = "float32") -> None:
+        self.core = Core(folder, dtype)
+        self.logprobs_mode = "processed_logprobs"
+        self.version = "0.31.0"
         self.weights: queue.Queue[list[tuple[str, torch.Tensor]]] = queue.Queue()
         self.paths: list[str] = []
         self.lock = threading.Lock()
@@ -334,8 +355,13 @@ class Server:
         if path == "/v1/models":
             return {"data": [{"id": "standin"}]}
         if path == "/server_info":
-            config = {"model_config": {"logprobs_mode": self.logprobs_mode}, "weight_transfer_config": {}}
-            return {"vllm_config": config}
+            model = {"logprobs_mode": self.logprobs_mode, "dtype": str(self.core.dtype)}
+            return {"vllm_config": {"model_config": model, "weight_transfer_config": {}}}
+        if path == "/version":
+            return {"version": self.version}
+        if path == "/reset_encoder_cache":
+            self.core.images.clear()
+            return {}
         if path == "/update_weights":
             info, received = body["update_info"], self.weights.get(timeout=30)
             assert info["names"] == [name for name, _ in received]
@@ -402,6 +428,9 @@ def install(monkeypatch: Any, server: Server | None = None) -> None:
     """Put the stand-in where TRL has imported vLLM's names."""
     from trl.generation import vllm_client, vllm_generation
 
+    module = ModuleType("vllm")
+    module.__dict__.update(__version__="0.31.0", __spec__=ModuleSpec("vllm", None))
+    monkeypatch.setitem(sys.modules, "vllm", module)
     for module in (vllm_client, vllm_generation):
         monkeypatch.setattr(module, "is_vllm_available", lambda min_version=None: True)
     monkeypatch.setattr(vllm_generation, "LLM", LLM, raising=False)

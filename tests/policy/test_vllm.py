@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +25,11 @@ from selfverify.core.errors import ConfigError, SamplingError
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
-from selfverify.policy import loading, vllm
+from selfverify.policy import loading, vllm, vllm_start
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-from selfverify.policy.vllm import VLLMEngine, require_vllm
+from selfverify.policy.vllm import VLLMEngine
+from selfverify.policy.vllm_start import require_vllm
 from vllm_standin import LLM, Server
 
 pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
@@ -148,6 +150,101 @@ def test_weights_go_over_once_per_update(load_policy: Callable[..., Policy], pro
     assert_is_policys(policy, problems, after)
     with pytest.raises(AssertionError):
         assert_is_policys(policy, problems, before)
+
+
+def move_tower(policy: Policy) -> None:
+    """What an update of the vision tower does."""
+    with torch.no_grad():
+        for parameter in policy.loaded.family.vision_parameters(policy.model):
+            parameter *= 1.1
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_images_are_seen_by_the_newest_tower(
+    server: Server, load_policy: Callable[..., Policy], problems: list[Problem], mode: str
+) -> None:
+    """vLLM keeps the features of images; those of another tower it must not keep."""
+    sampling = SAMPLING if mode == "colocate" else on_server(server)
+    policy = load_policy(train_vision=True)
+    policy.engine = start(policy, sampling)
+    core = LLM.made[0].core if mode == "colocate" else server.core
+    policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2])
+    seen = len(core.images)
+    move_tower(policy)
+    policy.engine.stale = True
+    groups = policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2])
+    assert_is_policys(policy, problems, groups)
+    assert len(core.images) == seen > 0
+
+
+def test_a_servers_images_are_forgotten_once_where_the_tower_is_frozen(
+    server: Server, load_policy: Callable[..., Policy], problems: list[Problem]
+) -> None:
+    """Another run may have used the server before, with another tower."""
+    sampling = on_server(server)
+    policy, other = load_policy(), load_policy(train_vision=True)
+    move_tower(other)
+    for user in (other, policy):
+        user.engine = start(user, sampling)
+        groups = user.sample(user.encode(problems), sampling, seeds=[0, 1, 2])
+        assert_is_policys(user, problems, groups)
+    assert policy.engine is not None
+    shift(policy)
+    policy.engine.stale = True
+    assert_is_policys(policy, problems, policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2]))
+    assert server.paths.count("/reset_encoder_cache") == 2
+
+
+@pytest.mark.usefixtures("standin")
+def test_vllm_computes_in_the_policys_precision_or_in_the_one_asked_for(
+    load_policy: Callable[..., Policy], problems: list[Problem]
+) -> None:
+    """TRL passes none, and vLLM then takes bfloat16 for a folder in float32."""
+    for asked, expected in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
+        policy = load_policy()
+        sampling = SAMPLING.model_copy(update={"vllm": VLLMSettings(dtype=asked)})
+        policy.engine = start(policy, sampling)
+        assert LLM.made[-1].core.dtype == expected
+    coarse = policy.sample(policy.encode(problems), sampling, seeds=[0, 1, 2])
+    assert 2e-4 < log_excess(policy, problems, coarse).abs().max() < 0.5
+
+
+def test_server_of_another_precision_is_refused_unless_it_is_asked_for(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, load_policy: Callable[..., Policy]
+) -> None:
+    pytest.importorskip("requests")
+    server = Server(str(tiny_folder), "bfloat16")
+    vllm_standin.install(monkeypatch, server)
+    with server.running():
+        sampling = on_server(server)
+        with pytest.raises(ConfigError, match=r"in bfloat16 and not in float32.*`--dtype float32`"):
+            start(load_policy(), sampling)
+        assert sampling.vllm is not None
+        meant = sampling.vllm.model_copy(update={"dtype": "bfloat16"})
+        start(load_policy(), sampling.model_copy(update={"vllm": meant})).close()
+
+
+@pytest.mark.parametrize(("version", "fits"), [("0.21.2", False), ("0.22.0", True), ("0.31.1rc1", True),
+                                               ("0.32.0", False), ("1.31.0", False)])  # fmt: skip
+def test_versions_that_trl_does_not_speak_to_are_refused(
+    server: Server,
+    load_policy: Callable[..., Policy],
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    fits: bool,
+) -> None:
+    """Here and on a server, before anything is sampled."""
+    server.version = version
+    if fits:
+        start(load_policy(), on_server(server)).close()
+    else:
+        with pytest.raises(ConfigError, match=f"server's vLLM is {version}, .* works with 0.22 to 0.31"):
+            start(load_policy(), on_server(server))
+    monkeypatch.setattr("vllm.__version__", version)
+    with nullcontext() if fits else pytest.raises(ConfigError, match=f"that is installed is {version}"):
+        require_vllm()
+    monkeypatch.setattr(vllm_start, "version", lambda name: "1.17.0")
+    require_vllm()
 
 
 @pytest.mark.usefixtures("standin")

@@ -17,6 +17,11 @@ class VLLMSettings(StrictModel):
         description="Where vLLM runs: in the training processes on their devices (`colocate`), or on a "
         "server that `vllm serve` started.",
     )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None,
+        description="The precision in which vLLM computes; null is that of the policy's weights. Another one "
+        "is faster where it is lower, and its samples have other probabilities than the policy's.",
+    )
     server_base_url: str | None = Field(
         None,
         pattern=r"^https?://",
@@ -63,7 +68,7 @@ class VLLMSettings(StrictModel):
     def _check(self) -> VLLMSettings:
         if self.mode == "server" and self.server_base_url is None:
             raise ValueError("mode: server needs server_base_url, the address that `vllm serve` printed")
-        shared = ("mode",)
+        shared = ("mode", "dtype")
         servers = ("server_base_url", "server_timeout_s", "group_port")
         # By value, not by what was written: a run's resolved recipe writes every default out.
         for name, field in VLLMSettings.model_fields.items():

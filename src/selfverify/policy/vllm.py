@@ -11,6 +11,7 @@ tokens vLLM gets, and checks those that come back.
   under the temperature, after top-p and the ban of image tokens. Our own sampler and the learner take them
   before top-p and the ban. Under exact arithmetic a token's importance weight is therefore the mass of the
   tokens that could be drawn in its place: top-p or a little more.
+- *Images*: vLLM keeps the features of images that it has seen. It has to forget them when the tower changes.
 - *Seeds*: `VLLMGeneration` has one set of sampling parameters for all prompts, so a problem's samples cannot
   have their own seed; runs with vLLM are not reproducible bit by bit.
 """
@@ -19,15 +20,11 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from torch import nn
 
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, SamplingError, SelfVerifyError
@@ -38,42 +35,7 @@ from selfverify.policy import adapters
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
-
-INSTALL = "pip install 'selfverify[vllm]'"
-BANNED = -100.0
-"""vLLM's most negative logit bias: e**-100 is never drawn. JSON, which goes to a server, has no infinity."""
-_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def require_vllm() -> None:
-    """Refuse to start without TRL and vLLM.
-
-    Raises:
-        ConfigError: One of them is not installed.
-    """
-    try:
-        from trl.generation import vllm_generation
-    except (ImportError, ValueError) as error:  # ValueError: something else that is called vllm
-        raise ConfigError(f"sampling.engine=vllm needs TRL ({error}): {INSTALL}") from error
-    if not vllm_generation.is_vllm_available():
-        raise ConfigError(f"sampling.engine=vllm needs vLLM, also to talk to a server: {INSTALL}")
-
-
-@contextmanager
-def _launcher_variables_restored() -> Iterator[None]:
-    """TRL sets a launcher's variables for vLLM, and a process with them looks like one of several.
-
-    Accelerate would then wrap its model in DDP, and so would every program that the process starts.
-    """
-    before = {name: os.environ.get(name) for name in _LAUNCHER_VARIABLES}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+from selfverify.policy.vllm_start import forget_images, require_vllm, start_generation
 
 
 class VLLMEngine:
@@ -93,9 +55,11 @@ class VLLMEngine:
         self.settings = sampling.vllm or VLLMSettings()
         self.stale = True
         """Whether the policy has learnt since vLLM got its weights (at first vLLM has those on disk)."""
+        self._knows_images = True
+        """Whether vLLM may hold features of images that another tower has computed."""
         self._refuse()
         require_vllm()
-        self._generation = self._start()
+        self._generation = start_generation(policy, accelerator, self.settings)
 
     def _refuse(self) -> None:
         model_type = self.policy.model.config.model_type
@@ -117,49 +81,6 @@ class VLLMEngine:
         """Whether FSDP holds the weights in shards, which TRL gathers itself."""
         return self.accelerator.distributed_type == DistributedType.FSDP
 
-    def _start(self) -> Any:
-        from trl.generation.vllm_generation import VLLMGeneration
-
-        model, family = self.policy.model, self.policy.loaded.family
-        extra: dict[str, Any] = self.settings.model_dump(exclude={"server_timeout_s"})
-        try:
-            with _launcher_variables_restored():
-                generation = VLLMGeneration(
-                    model=_Merged(model) if adapters.is_adapted(model) else model,
-                    accelerator=self.accelerator,
-                    # All that is asked of a processor is which token images are placed by.
-                    processing_class=SimpleNamespace(image_token_id=family.placeholder(model)),
-                    server_timeout=self.settings.server_timeout_s,
-                    trust_remote_code=self.policy.config.trust_remote_code,
-                    generation_kwargs={
-                        "stop_token_ids": sorted(self.policy.stop_tokens),
-                        "logit_bias": dict.fromkeys(self.policy.suppressed_tokens, BANNED),
-                    },
-                    **extra,
-                )
-            client = getattr(generation, "vllm_client", None)
-            mode = client.get_server_info()["model_config"]["logprobs_mode"] if client else None
-        except Exception as error:
-            # TRL, vLLM, requests and NCCL each raise their own types, some of them plain `Exception`.
-            raise ConfigError(
-                f"sampling.vllm: vLLM ({self.settings.mode}) does not start: {error}"
-            ) from error
-        if mode not in (None, "processed_logprobs"):
-            raise ConfigError(
-                f"sampling.vllm: the server reports {mode}, not the probabilities it samples by; start it "
-                "with `--logprobs-mode processed_logprobs`"
-            )
-        place = generation._place_features
-
-        def place_checked(features: dict[str, Any] | None, ids: list[int]) -> Any:
-            placed = place(features, ids)
-            if features is not None:
-                _check_places(features["mm_placeholders"]["image"], placed["mm_placeholders"]["image"])
-            return placed
-
-        generation._place_features = place_checked
-        return generation
-
     def send_weights(self) -> None:
         """Send the policy's weights to vLLM, if it does not have them.
 
@@ -172,6 +93,10 @@ class VLLMEngine:
             return
         with self._named_failures():
             self._generation.sync_weights()
+            if self._knows_images:
+                forget_images(self._generation)
+        # A tower that is frozen is the same from now on. A server may have had another one before this run.
+        self._knows_images = self.policy.config.train_vision
         self.stale = False
 
     @property
@@ -285,31 +210,3 @@ class VLLMEngine:
         return Sample(
             list(tokens), values, Finish.STOP if tokens[-1] in self.policy.stop_tokens else Finish.LENGTH
         )
-
-
-def _check_places(theirs: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> None:
-    """Refuse images that take more or fewer tokens on the server: TRL moves them into place unchecked."""
-    for number, (their, our) in enumerate(zip(theirs, ours, strict=True)):
-        mask = their.get("is_embed")
-        length = their["length"] if mask is None else sum(mask)
-        if length != our["length"]:
-            raise SamplingError(
-                f"the server makes {length} tokens of image {number + 1} of a prompt that has "
-                f"{our['length']} places for it; it must use the same preprocessor_config.json"
-            )
-
-
-class _Merged(nn.Module):
-    """A model with an adapter as `VLLMGeneration` needs to see it: a plain one with other weights.
-
-    TRL itself knows peft's wrapper, which models here do not have, and merges in place.
-    """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.adapted = model
-        self.name_or_path = model.name_or_path
-
-    def named_parameters(self, *_: Any, **__: Any) -> Any:
-        """Names and tensors, the adapter merged in."""
-        return adapters.merged_parameters(self.adapted)
