@@ -57,6 +57,12 @@ def test_hours_alone() -> None:
     assert says("7 am", "07:00", "time") and says("12 am", "00:00", "time") and says("12 pm", "12:00", "time")
 
 
+@pytest.mark.parametrize("message", ["٣", "There are ٣.", "३ events"])
+def test_digits_of_other_scripts_are_no_number(message: str) -> None:
+    assert not says(message, "3", "number")
+    assert not says("at ٠٧:٣٠", "07:30", "time")
+
+
 @pytest.mark.parametrize("message", ["06 71 34 20", "06-71-34-20", "The number is (06) 71 34 20."])
 def test_digits(message: str) -> None:
     assert says(message, "06 71 34 20", "digits")

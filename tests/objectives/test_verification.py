@@ -70,6 +70,22 @@ def test_invalid_members_are_in_no_set():
     assert not contrastive_set(doubles(1, NAN)).any()
 
 
+@pytest.mark.parametrize(
+    ("rewards", "margin"),
+    [
+        ((0.1 + 0.2, 0.3), 0.0),
+        ((0.3 - 0.3, 0.1 + 0.2 - 0.3), 0.0),
+        ((0.9, 0.7), 0.2),
+        ((1000.1 + 0.2, 1000.3), 0.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_makes_no_contrast(rewards, margin, dtype):
+    """0.30000000000000004 and 0.3 are one reward, as for advantages; 0.9 - 0.7 exceeds 0.2 by 6e-17 only."""
+    assert not contrastive_set(torch.tensor(rewards, dtype=dtype), margin).any()
+    assert contrastive_set(torch.tensor([0.3, 0.30001], dtype=dtype)).any()
+
+
 def test_a_negative_margin_is_an_error():
     for margin in (-0.1, NAN):
         with pytest.raises(ValueError, match="margin"):

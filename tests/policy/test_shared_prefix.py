@@ -191,6 +191,7 @@ def test_temperature_zero_is_read_as_one(policy: Policy, problems: list[Problem]
 
 def test_nothing_to_score(policy: Policy, problems: list[Problem]) -> None:
     assert policy.logprobs(policy.encode(problems), [[[], []]] * 3).eq(0).all()
+    assert policy.logprobs(policy.encode(problems), [[], [], []]).shape == (3, 0, 1)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -13,8 +13,10 @@ _NUMBERS = (
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 )  # fmt: skip
 _WORD = re.compile(r"[^\W_]+")
-_TIME = re.compile(r"(?<![\d:.])(\d{1,2})[:.](\d{2})(?![\d:])\s*([ap]\.?m\b)?|\b(\d{1,2})\s*([ap]\.?m\b)")
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?")
+_TIME = re.compile(
+    r"(?<![0-9:.])([0-9]{1,2})[:.]([0-9]{2})(?![0-9:])\s*([ap]\.?m\b)?|\b([0-9]{1,2})\s*([ap]\.?m\b)"
+)
+_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
 _YES, _NO = frozenset({"yes", "true", "yeah", "correct"}), frozenset({"no", "false", "nope", "incorrect"})
 LONGEST = 400
 """Longer messages are no answers."""
@@ -47,8 +49,8 @@ class Answer(StrictModel):
         for phrase in self.given:
             text = text.replace(phrase.casefold(), " ")
         if self.form == "digits":
-            wanted = "".join(c for c in self.value if c.isdigit())
-            runs = re.findall(r"\d[\d ().\-]*", text)
+            wanted = "".join(re.findall("[0-9]", self.value))
+            runs = re.findall(r"[0-9][0-9 ().\-]*", text)
             return [digits for run in runs if (digits := re.sub(r"\D", "", run))] == [wanted]
         if self.form == "yes-no":
             said = [word for word in _WORD.findall(text) if word in _YES | _NO]

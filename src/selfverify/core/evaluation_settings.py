@@ -30,7 +30,10 @@ class EvaluationConfig(StrictModel):
     )
     split: Literal["validation", "test"] = Field("test", description="The split of held-out problems to use.")
     batch_problems: int = Field(
-        64, ge=1, description="The number of problems sampled at once; only memory depends on it."
+        64,
+        ge=1,
+        description="The number of problems sampled at once. Memory depends on it, and what is sampled "
+        "only by the rounding of sums.",
     )
     on_bad: Literal["refuse", "skip"] = Field(
         "refuse",

@@ -32,15 +32,15 @@ class LearnerConfig(StrictModel):
     micro_batch_groups: int = Field(
         8,
         ge=1,
-        description="Groups forwarded at once; gradients accumulate, so memory depends on it and the result "
-        "does not.",
+        description="Groups forwarded at once; gradients accumulate, so memory depends on it, and the "
+        "result only by rounding.",
     )
     micro_batch_tokens: int | None = Field(
         16_384,
         ge=1,
         description="Tokens forwarded at once, padding included. A longer group is cut into slices of "
         "rows of like lengths, each behind its own copy of the prompt; a longer row goes alone. Memory and "
-        "time depend on it and the result does not. null cuts nothing.",
+        "time depend on it, and the result only by rounding. null cuts nothing.",
     )
     learning_rate: float = Field(1e-4, gt=0.0, description="Peak learning rate of AdamW.")
     schedule: Literal["constant", "linear", "cosine"] = Field(

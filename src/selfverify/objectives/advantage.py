@@ -17,6 +17,23 @@ def member_mask(values: Tensor, valid: Tensor | None) -> Tensor:
     return known if valid is None else known & torch.broadcast_to(valid.bool(), values.shape)
 
 
+def rounding(rewards: Tensor) -> Tensor:
+    """The distance up to which two rewards of a group count as equal, because it may come from rounding.
+
+    It is 8 machine epsilons of the rewards' dtype (1e-6 in float32) times the largest magnitude, or times 1
+    if that is larger, because a sum such as 0.3 - 0.3 carries the rounding of its terms.
+
+    Args:
+        rewards: ``[..., G]`` without NaN.
+
+    Returns:
+        ``[..., 1]``.
+    """
+    if not rewards.shape[-1]:
+        return rewards.new_zeros((*rewards.shape[:-1], 1))
+    return 8 * torch.finfo(rewards.dtype).eps * rewards.abs().amax(-1, keepdim=True).clamp(min=1.0)
+
+
 def group_advantage(
     rewards: Tensor, valid: Tensor | None = None, eps: float = 1e-4, scale: bool = True
 ) -> Tensor:
@@ -26,9 +43,7 @@ def group_advantage(
     ``eps`` is 1e-4, both as in TRL, so that the two agree number for number; verl uses ``eps=1e-6``.
 
     A group whose valid rewards are all equal gets exactly 0, so that a caller can drop the group and switch
-    its KL off. "Equal" allows for rounding: 0.1 + 0.2 and 0.3 are the same reward. The tolerance is 8 machine
-    epsilons of the rewards' dtype (1e-6 in float32) times the largest magnitude, or times 1 if that is
-    larger, because a sum such as 0.3 - 0.3 carries the rounding of its terms.
+    its KL off. "Equal" allows for rounding (`rounding`): 0.1 + 0.2 and 0.3 are the same reward.
 
     An invalid member leaves before mean and standard deviation are taken, so both are over the n valid
     members. An advantage of 0 does not take tokens out of the loss's denominator (see ``token_weights``).
@@ -57,8 +72,7 @@ def group_advantage(
     centred = torch.where(member, rewards - mean, 0.0)
     highest = torch.where(member, rewards, -torch.inf).amax(-1, keepdim=True)
     lowest = torch.where(member, rewards, torch.inf).amin(-1, keepdim=True)
-    magnitude = kept.abs().amax(-1, keepdim=True).clamp(min=1.0)
-    differs = (count >= 2) & (highest - lowest > 8 * torch.finfo(rewards.dtype).eps * magnitude)
+    differs = (count >= 2) & (highest - lowest > rounding(kept))
     if scale:
         variance = centred.square().sum(-1, keepdim=True) / (count - 1).clamp(min=1)
         centred = centred / (variance.sqrt() + eps)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .advantage import as_float, member_mask
+from .advantage import as_float, member_mask, rounding
 
 Reading = Literal["pairwise", "class_mean"]
 
@@ -51,7 +51,8 @@ def contrastive_set(answer_rewards: Tensor, margin: float = 0.0, valid: Tensor |
     Args:
         answer_rewards: ``[..., G]`` correctness; NaN counts as invalid.
         margin: gamma of Eq. 7 in units of answer reward: j is in C_i when ``|R_j - R_i| > margin``. With
-            0 this is Eq. 6, ``R_j != R_i``.
+            0 this is Eq. 6, ``R_j != R_i``. A distance that exceeds it by rounding only does not
+            count (`rounding`): 0.1 + 0.2 and 0.3 are the same reward.
         valid: Bool, broadcastable to ``[..., G]``. An invalid trajectory is in no set, and its own is empty.
 
     Returns:
@@ -67,7 +68,8 @@ def contrastive_set(answer_rewards: Tensor, margin: float = 0.0, valid: Tensor |
     answer_rewards = as_float(answer_rewards)
     member_g = member_mask(answer_rewards, valid)
     mine, other = answer_rewards.unsqueeze(-1), answer_rewards.unsqueeze(-2)
-    differs_gg = (mine - other).abs() > margin if margin > 0 else mine != other
+    slack = rounding(torch.where(member_g, answer_rewards, 0.0)).unsqueeze(-1)
+    differs_gg = (mine - other).abs() > margin + slack
     return differs_gg & member_g.unsqueeze(-1) & member_g.unsqueeze(-2)
 
 

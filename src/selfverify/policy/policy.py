@@ -198,7 +198,8 @@ class Policy:
         Args:
             prompts: B encoded prompts.
             sampling: Group size, temperature, top-p, length limit.
-            seeds: One per prompt; a prompt's samples depend on its own seed only. vLLM takes no seeds.
+            seeds: One per prompt; what a prompt's samples draw depends on its own seed only, and the
+                probabilities on the other prompts only by rounding. vLLM takes no seeds.
             given_up: Called before every token; it returns the places of prompts that need no more samples,
                 whose samples end there. It is not called for families whose prompts cannot be shared.
 
@@ -345,6 +346,10 @@ class Policy:
             ``[B, G, R]`` and ``[M, K]``.
         """
         batch = self.stack(continuations)
+        if not batch.ids_bgr.numel():  # not one continuation
+            return torch.zeros(batch.ids_bgr.shape, device=self.device), torch.zeros(
+                choices.shape, device=self.device
+            )
         wanted_bgr = batch.mask_bgr if needed is None else batch.mask_bgr & needed.to(self.device)
         offload = self.config.activation_offload and torch.is_grad_enabled()
         with offloaded(self.model) if offload else nullcontext():

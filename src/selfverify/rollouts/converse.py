@@ -61,10 +61,11 @@ def converse(
 ) -> Rollout:
     """Hold G conversations about each problem and ask what came of them.
 
-    What a conversation says depends on its problem's seed, its place in the group and its episode alone. An
-    episode that raises, hangs or cannot be opened ends its trajectory with ``error``, without rewards: such a
-    trajectory takes no part in training, and the others go on. A turn that was cut off is the last. A
-    conversation that reaches the model's context ends with ``length``; what was said counts.
+    What a conversation says depends on its problem's seed, its place in the group and its episode alone, and
+    on the others only by the rounding of sums. An episode that raises, hangs or cannot be opened ends its
+    trajectory with ``error``, without rewards: such a trajectory takes no part in training, and the others go
+    on. A turn that was cut off is the last. A conversation that reaches the model's context ends with
+    ``length``; what was said counts.
 
     Args:
         policy: Speaks.

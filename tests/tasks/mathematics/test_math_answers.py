@@ -203,7 +203,54 @@ HARD: list[Row] = [
         ("5", a, False)
         for a in (r"\frac{1}{" * 90 + "1" + "}" * 90, "{" * 500 + "5" + "}" * 500, "5" + "." * 10**6)
     ],
+    *[
+        ("5", a, False)
+        for a in (
+            "(x+1)^{999}",
+            "(x+y+1)^{99}",
+            "{999!}!",
+            "{99!}!",
+            r"(1+\sqrt{2})^{99}",
+            "(999!)^{999}",
+            "|9!|!",
+        )
+    ],
+    *[(r"x+1", r"\frac{(x+1)^{99}}{(x+1)^{98}}", False), ("120", "{5}!", True), ("1024", "(1+1)^{10}", True)],
     ("9^{9^{9}}", "9^{9^{9}}", True),
+]
+DIGITS: list[Row] = [
+    *[("42", a, False) for a in ("٤٢", "４２", "4٢", "42.٠", "42 cm^٢", r"\frac{٨٤}{2}", "x = ٤٢", "42e٠")],
+    *[("٤٢", "٤٢", True), ("٤٢", "42", False), ("1, 2", "1, ٢", False), ("1/2", "1/٢", False)],
+]
+TIMES: list[Row] = [
+    *[("10:00 am", a, True) for a in ("10:00 AM", "10:00am", "10:00 a.m.", "10 am", "10:00:00 A.M.")],
+    *[("10:00 am", a, False) for a in ("10:00 pm", "22:00", "10:01 am", "9:00 am", "10:00 am or 10:00 pm")],
+    *[("10:00 pm", "22:00", True), ("12:00 pm", "12 pm", True), ("12:00 am", "00:00", True)],
+    *[
+        ("12:00 am", "12:00 pm", False),
+        ("9:05", "09:05", True),
+        ("9:05", "9:50", False),
+        ("3:4", "3:5", False),
+    ],
+]
+SETS: list[Row] = [
+    *[(r"x \in [1,2]", a, True) for a in ("[1,2]", r"x\in[1, 2]", "x ∈ [1,2]", "[1.0, 2]")],
+    *[(r"x \in [1,2]", a, False) for a in ("(1,2)", "[1,3]", r"y \in [1,2]", "1,2", r"x \in [1,3]")],
+    *[("[1,2]", r"x \in [1,2]", True), (r"x \in (-\infty, 2]", r"(-\infty,2]", True)],
+    *[("(x,y)=(1,2)", "(1,2)", True), ("(x, y) = (1, 2)", "(1.0,2)", True), ("(1,2)", "(x,y)=(1,2)", True)],
+    *[
+        ("(x,y)=(1,2)", "(2,1)", False),
+        ("(x,y)=(1,2)", "(x,y)=(2,1)", False),
+        ("(x,y,z)=(1,2,3)", "(1,2,3)", True),
+    ],
+]
+MATRICES: list[Row] = [
+    *[
+        (r"\begin{bmatrix}1 & 2\\3 & 4\end{bmatrix}", rf"\begin{{{kind}}}1&2\\ 3&4\end{{{kind}}}", right)
+        for kind, right in (("pmatrix", True), ("bmatrix", True), ("Bmatrix", True), ("vmatrix", False))
+    ],
+    (r"\begin{bmatrix}1 & 2\\3 & 4\end{bmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", False),
+    (r"\begin{pmatrix}1 & 2\end{pmatrix}", r"\begin{bmatrix}1 \\ 2\end{bmatrix}", False),
 ]
 CHOICES: list[Row] = [
     *[
@@ -276,6 +323,7 @@ CHOICES: list[Row] = [
     ],
 ]
 ROWS = MARKUP + MANY + NUMBERS + UNITS + PRECISION + EXPRESSIONS + LISTS + WORDS + HARD + CHOICES
+ROWS += DIGITS + TIMES + SETS + MATRICES
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +364,7 @@ def test_enough_rows_and_few_questions(task: Math) -> None:
     [
         ("1/2", "0.5", r"\frac{1}{2}", "50%", r"\dfrac{2}{4}", "x = 0.5", r"\boxed{1/2}"),
         ("1,234", "1234", "1234.0", "$1234$"),
+        ("10:00 am", "10:00 AM", "10 a.m."),
         ("5 cm", "5", "5.0 cm"),
         ("2, 1", "1 and 2", r"\{1, 2\}"),
         (r"2 \sqrt{3}", r"2\sqrt{3}", r"$2\,\sqrt{3}$"),

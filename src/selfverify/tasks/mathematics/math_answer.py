@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
+from selfverify.tasks.mathematics.math_costs import is_costly
 from selfverify.tasks.mathematics.math_numbers import (
     Number,
     number_key,
@@ -21,6 +22,7 @@ from selfverify.tasks.mathematics.math_numbers import (
     unit_name,
 )
 from selfverify.tasks.mathematics.math_text import balanced, elements, plain, words
+from selfverify.tasks.mathematics.math_times import read_time
 
 Kind = Literal["integer", "float", "list", "text"]
 Verdict = Literal["right", "wrong", "ask"]
@@ -37,6 +39,9 @@ _FUNCTIONS = frozenset(
 )
 _EQUALS = re.compile(r"(?<![<>!=:])=(?!=)")
 _VARIABLE = re.compile(r"(?:\\[A-Za-z]+\s*)?[A-Za-z]{1,4}(?:_\{?\w{1,4}\}?)?(?:\([A-Za-z]\))?'?")
+_NAMES = re.compile(rf"\(\s*{_VARIABLE.pattern}(?:\s*,\s*{_VARIABLE.pattern})*\s*\)|{_VARIABLE.pattern}")
+"""A variable, or a tuple of them."""
+_MEMBER = re.compile(rf"({_VARIABLE.pattern})\s*\\in(?![A-Za-z])\s*")
 _TEXT = re.compile(r"[^\d\\=+*/^<>|_{}]*[A-Za-z]{2}[^\d\\=+*/^<>|_{}]*")
 _SPACE = re.compile(
     r"(?<![\dA-Za-z.])\s+|\s+(?![\dA-Za-z.])|(?<=[\d.])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[\d.])"
@@ -44,10 +49,6 @@ _SPACE = re.compile(
 """Spaces that mean nothing: all but those between two numbers or two letters."""
 _SUBSCRIPT = re.compile(r"_\s*(?:\w|\{[^{}]*\})")
 _RUN = re.compile(r"\\?[A-Za-z]+")
-_HARD = re.compile(
-    r"\d{21}|\^\s*[{(]?\s*[-+]?\d{4}|\^\s*\{[^{}]*\^|\^\s*\{?\s*\([^()]*\^|\^\s*[\w.]+\s*\^|\d{4}\s*!|\)\s*!|!\s*!"
-)
-"""Expressions that take seconds or gigabytes: huge powers, towers of powers, factorials of large numbers."""
 _HEAVY = re.compile(r"\\(?:int|iint|iiint|oint|sum|prod|lim|limsup|liminf|binom|max|min|gcd|lcm)(?![A-Za-z])")
 """Signs that are evaluated only where the target has one of them, too."""
 _TO_LATEX = (
@@ -108,13 +109,19 @@ def compare(target: Target, answer: str) -> Comparison:
     if target.is_text:
         return RIGHT if words(answer) == words(target.text) else WRONG
     if _compact(answer) == _compact(target.text):
-        hard = _HARD.search(answer) or _HEAVY.search(answer) or not _askable(answer, answer)
+        hard = is_costly(answer) or _HEAVY.search(answer) or not _askable(answer, answer)
         if hard or _plain(answer):
             return RIGHT
         return Comparison("right", _latex(answer), _latex(answer))
+    times = read_time(target.text), read_time(answer)
+    if times[0] is not None and times[1] is not None:
+        if times[0] == times[1]:
+            return RIGHT
+        if times[0].half_told or times[1].half_told:
+            return WRONG  # without am and pm they may also be proportions
     if len(answer) == len(target.text) == 1 and not answer.isdigit():
         return WRONG  # to math-verify r is R
-    gold = target.text
+    gold, answer = _without_member(target.text, answer)
     if not _EQUALS.search(gold):
         read = _without_names(answer)
         if read is None:
@@ -122,7 +129,7 @@ def compare(target: Target, answer: str) -> Comparison:
         answer = read
     elif not _EQUALS.search(answer):
         name, *values = _EQUALS.split(gold)
-        if len(values) == 1 and _VARIABLE.fullmatch(name.strip()):
+        if len(values) == 1 and _NAMES.fullmatch(name.strip()):
             gold = values[0].strip()
     x, y = _gold_number(gold, target), read_number(answer, target.unit)
     if x is not None and y is not None:
@@ -153,6 +160,8 @@ def answer_key(answer: str, precision: int | None = None, value: float | None = 
         value: The value that math-verify found for an expression that is no plain number.
     """
     read = _without_names(answer) or answer
+    if (time := read_time(read)) is not None and time.half_known:
+        return f"{time.seconds} s"
     number = read_number(read)
     if number is None and value is not None and abs(value) < 1e12:
         number = Number(Fraction(value).limit_denominator(10**6))
@@ -184,6 +193,14 @@ def _same(gold: Number, answer: Number, target: Target) -> bool:
 
 def _compact(text: str) -> str:
     return _SPACE.sub("", text).replace(r"\{", "{").replace(r"\}", "}")
+
+
+def _without_member(gold: str, answer: str) -> tuple[str, str]:
+    """Return both without ``x \\in`` before a set, unless they name different variables there."""
+    mine, theirs = _MEMBER.match(gold), _MEMBER.match(answer)
+    if mine and theirs and mine[1].strip() != theirs[1].strip():
+        return gold, answer
+    return gold[mine.end() :] if mine else gold, answer[theirs.end() :] if theirs else answer
 
 
 def _without_names(answer: str) -> str | None:
@@ -268,7 +285,7 @@ def _askable(gold: str, answer: str) -> bool:
     """Whether the answer is one expression of a size and kind that math-verify can be trusted with."""
     if len(answer) > MAX_ASKED or not answer.isascii() or not balanced(answer, 12):
         return False
-    if _HARD.search(answer) and not _HARD.search(gold):
+    if is_costly(answer) and not is_costly(gold):
         return False
     if _HEAVY.search(answer) and not _HEAVY.search(gold):
         return False

@@ -23,7 +23,7 @@ _NUMBER = re.compile(
        (?:[eE](?P<e>[+-]?\d{{1,2}})|\s*(?:\\times|\\cdot|x|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{{\s*(?P<p>[+-]?\s*\d{{1,2}})\s*\}}|(?P<p1>[+-]?\d{{1,2}})))?
     )
     \s*(?P<rest>.*)""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )  # fmt: skip
 _CURRENCY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 _PERCENT = ("%", "percent", "per cent", "pct")
@@ -47,7 +47,8 @@ _UNIT = {
 }
 _ONE_UNIT = re.compile(
     r"(?P<how>(?:square|cubic|sq\.?|cu\.?)\s+)?(?P<name>\^\\circ\s*[CF]?|\\Omega|[A-Za-z]+)\.?"
-    r"\s*(?:\^\s*\{?\s*(?P<power>-?\d)\s*\}?|(?P<squared>squared|cubed))?"
+    r"\s*(?:\^\s*\{?\s*(?P<power>-?\d)\s*\}?|(?P<squared>squared|cubed))?",
+    re.ASCII,
 )
 
 

@@ -18,13 +18,13 @@ _PLAIN = str.maketrans(
         "，": ",", "∅": r" \emptyset ",
         "α": r" \alpha ", "β": r" \beta ", "γ": r" \gamma ", "∠": r" \angle ", "（": "(",
         "）": ")", "：": ":",
-        "₀": "_0", "₁": "_1", "₂": "_2", "∪": r" \cup ", "′": "'",
+        "₀": "_0", "₁": "_1", "₂": "_2", "∈": r" \in ", "∪": r" \cup ", "′": "'",
     }
 )  # fmt: skip
 _REPLACED = (
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|displaystyle)(?![A-Za-z])"), ""),
-    (re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])"), " "),
+    (re.compile(r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])"), " "),
     (re.compile(r"\\([%$#&])"), r"\1"),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|\\degree(?![A-Za-z])"), r"^\\circ "),
@@ -34,6 +34,7 @@ _REPLACED = (
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
     (re.compile(r"\\lbrace(?![A-Za-z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
+    (re.compile(r"\\(begin|end)\{[bB]matrix\}"), r"\\\1{pmatrix}"),
     (re.compile(r" {2,}"), " "),
 )
 _WRAPS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
