@@ -46,3 +46,16 @@ def recipes() -> None:
 
     rows = [(name, recipe_summary(path)) for name, path in builtin_recipes().items()]
     print_table(("recipe", "what it is for"), rows)
+
+
+def looking() -> None:
+    """List the tools with which a model can look at images again, and whether they are available here.
+
+    Example: `selfverify looking`
+    """
+    from selfverify.looking.make_toolbox import all_tools
+
+    rows = [
+        (tool.name, tool.missing() or "yes", tool.schema["function"]["description"]) for tool in all_tools()
+    ]
+    print_table(("tool", "available here", "what it does"), rows)

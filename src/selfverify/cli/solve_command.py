@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ def solve(settings: SolveSettings, as_json: Json = False) -> None:
     - `selfverify solve --server http://127.0.0.1:8000 --image cat.png "What is this?"`
 
     - `selfverify solve --model runs/mine/model --image cat.png "What is this?" -n 12 --stop beta --json`
+
+    - `selfverify solve --look --server http://127.0.0.1:8000 --image street.png "What is written?"`
     """
     task, problem = _asked(settings.asked, settings.choosing.answers)
     if settings.asked.save_image is not None:
@@ -62,7 +65,11 @@ def solve(settings: SolveSettings, as_json: Json = False) -> None:
         from selfverify.serving.solve import solve_here as answer
     else:
         import selfverify.remote.client  # noqa: F401  (says which extra is missing)
-        from selfverify.serving.asking import solve_on_server as answer
+
+        if settings.looking.look:
+            from selfverify.serving.look_on_server import look_on_server as answer
+        else:
+            from selfverify.serving.asking import solve_on_server as answer
     try:
         solution = answer(settings, task, problem, show)
     finally:
@@ -107,6 +114,15 @@ def shown_answer(answer: Any) -> str:
     return " ".join(map(str, answer)) if isinstance(answer, (list, tuple)) else str(answer)
 
 
+def shown_step(step: Mapping[str, Any]) -> str:
+    """Return what was done in one step of looking."""
+    if step["duplicate"]:
+        return f"{step['tool']} again, as in step {step['duplicate']}"
+    asked = ", ".join(f"{name} {shown_answer(value)}" for name, value in step["arguments"].items())
+    found = ", ".join(f"image {number}" for number in step["images"]) or "words"
+    return f"{step['tool'] or 'no call'} {asked} → {step['error'] or found}"
+
+
 def _tell(solution: Solution, target: Any) -> None:
     console, choice = Console(), solution.choice
     if choice.answer is None:
@@ -114,6 +130,8 @@ def _tell(solution: Solution, target: Any) -> None:
     else:
         console.print(Text("answer:", "bold green"), Text(shown_answer(choice.answer), "bold"))
         console.print(Text(f"chosen by {choice.strategy}: {choice.reason}"))
+    for step in solution.looks[choice.index] if solution.looks else []:
+        console.print(Text(f"step {step['step']}: {shown_step(step)}"))
     if solution.probability is not None:
         console.print(Text(f"right with probability {solution.probability:.2f} (calibrated)"))
     if solution.abstained and choice.answer is not None:

@@ -28,8 +28,7 @@ from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.policy.sampling import derived_seed
 from selfverify.remote.client import ServerSettings
-from selfverify.serving.agent_run import hold
-from selfverify.serving.agent_speakers import OnServer, Script, Speaker
+from selfverify.serving.agent_speakers import OnServer, Script, Speaker, hold
 from selfverify.tasks.base import Task
 
 AT_ONCE = 16

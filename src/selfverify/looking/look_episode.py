@@ -100,6 +100,8 @@ class LookEpisode(AnswerOnce):
         self.steps: list[LookStep] = []
         self.dropped: Problem | None = None
         """With ``on_stop: skip``, once the rule has stopped: what has to be answered instead."""
+        self.last_said = ""
+        """What the model said in its last step."""
         self._told: list[tuple[str, Sequence[Part], Sequence[Image]]] = []
         self._made: dict[str, int] = {}
         """By call the step that made it."""
@@ -146,6 +148,7 @@ class LookEpisode(AnswerOnce):
         if not step.stopped and self._in_a_row >= self.settings.errors_in_a_row:
             step.stopped = "errors"
         self._answering = bool(step.stopped)
+        self.last_said = said.text
         self._told.append((said.text, words, images))
         if self._answering:
             words = [*words, {"type": "text", "text": f"\n{self.settings.answer_now}"}]

@@ -28,7 +28,7 @@ from selfverify.remote.client import ServerSettings
 from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.converse import converse
 from selfverify.serving.agent_run_settings import AgentRunSettings
-from selfverify.serving.agent_speakers import OnServer, Script, Speaker
+from selfverify.serving.agent_speakers import OnServer, Script, hold
 from selfverify.tasks.judged import Judged
 
 OnTurn = Callable[[int, Worked, str, str], None]
@@ -194,7 +194,7 @@ def _problem(settings: AgentRunSettings, task: PhoneAgents) -> Problem:
     return task.of_instruction(asked.instruction or "", asked.seed, f"free/{asked.seed}")
 
 
-def _speaker(settings: AgentRunSettings, task: PhoneAgents, problem: Problem) -> Callable[[Watched], None]:
+def _speaker(settings: AgentRunSettings, task: PhoneAgents, problem: Problem) -> Callable[[Watched], object]:
     """What holds a session with who acts; a model is loaded before anything begins."""
     actor, turns, seed = settings.actor, settings.task.max_turns, settings.task.seed
     if actor.expert:
@@ -220,24 +220,6 @@ def _speaker(settings: AgentRunSettings, task: PhoneAgents, problem: Problem) ->
         converse(policy, task, [problem], [seed], sampling, lambda asked, its_seed: watched)
 
     return converses
-
-
-def hold(episode: Episode, speaker: Speaker, turns: int) -> None:
-    """Hold a conversation with who needs no policy, to its end.
-
-    Raises:
-        SelfVerifyError: The speaker or the environment has failed; nothing is closed then.
-    """
-    first = episode.begin()
-    if first is not None:
-        speaker.hear(first)
-    for turn in range(turns):
-        said = speaker.speak(turn)
-        reply = episode.reply(said)
-        if reply.done or said.finish != Finish.STOP:
-            break
-        speaker.hear(reply)
-    episode.ending()
 
 
 def _about(settings: AgentRunSettings) -> str:

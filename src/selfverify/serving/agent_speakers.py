@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfverify.agents import background
-from selfverify.core.episode import Reply, Said
+from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
@@ -133,10 +133,30 @@ class OnServer(Speaker):
         return Said("\n".join(part for part in (text, written) if part), [], finish, turn, message=read)
 
     async def _asked(self) -> dict[str, Any]:
-        body = {**self.fields, "messages": self.messages, "tools": self.tools}
+        body = {**self.fields, "messages": self.messages}
+        if self.tools:  # an empty list is refused by some servers
+            body["tools"] = self.tools
         async with OpenAIClient(self.server) as client:
             choice: dict[str, Any] = (await client.chat(body))["choices"][0]
             return choice
+
+
+def hold(episode: Episode, speaker: Speaker, turns: int) -> Ending:
+    """Hold a conversation with who needs no policy, to its end, and return what came of it.
+
+    Raises:
+        SelfVerifyError: The speaker or the environment has failed; nothing is closed then.
+    """
+    first = episode.begin()
+    if first is not None:
+        speaker.hear(first)
+    for turn in range(turns):
+        said = speaker.speak(turn)
+        reply = episode.reply(said)
+        if reply.done or said.finish != Finish.STOP:
+            break
+        speaker.hear(reply)
+    return episode.ending()
 
 
 def _read(calls: list[Any]) -> dict[str, Any]:

@@ -83,6 +83,21 @@ async def _ask(
         return ask, await select(backend, ask, calibration=calibration, tell=tell, read=read)
 
 
+def only_model(server: ServerSettings) -> str:
+    """The name of a server's only model.
+
+    Raises:
+        ConfigError: It has several, or none.
+        ServerError: It cannot be reached.
+    """
+
+    async def ask() -> str:
+        async with OpenAIClient(server) as client:
+            return await _only_model(client)
+
+    return asyncio.run(ask())
+
+
 async def _only_model(client: OpenAIClient) -> str:
     names = [str(model["id"]) for model in await client.models()]
     if len(names) != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
+from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.answers import roll_out
@@ -46,6 +47,7 @@ class Solution:
         tokens: The number of tokens written in all.
         seconds: How long it took.
         correct: Whether the chosen answer is right; None where nobody knows.
+        looks: By candidate what it looked at, step by step (`LookStep`); empty without looking.
     """
 
     choice: Choice
@@ -57,9 +59,17 @@ class Solution:
     tokens: int
     seconds: float
     correct: bool | None
+    looks: Sequence[Sequence[Mapping[str, Any]]] = ()
 
     @classmethod
-    def of(cls, found: Selection, tokens: int, begun: float, correct: bool | None) -> Solution:
+    def of(
+        cls,
+        found: Selection,
+        tokens: int,
+        begun: float,
+        correct: bool | None,
+        looks: Sequence[Sequence[Mapping[str, Any]]] = (),
+    ) -> Solution:
         """Return the solution that a selection of one answer is.
 
         Args:
@@ -67,6 +77,7 @@ class Solution:
             tokens: The number of tokens written in all.
             begun: When it was asked, by `time.perf_counter`.
             correct: Whether the chosen candidate is right. A consensus of several candidates was not judged.
+            looks: By candidate what it looked at.
         """
         [best] = found.selected
         return cls(
@@ -79,6 +90,7 @@ class Solution:
             tokens=tokens,
             seconds=time.perf_counter() - begun,
             correct=correct if best.choice.answer == best.reply.answer else None,
+            looks=looks,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -135,7 +147,14 @@ def solve(
     selected = with_probability(choice, candidates[choice.index], calibration)
     found = Selection([selected], candidates, stopped, 0, verifier.name, calibration is not None)
     correct = bool(trajectories[choice.index].rewards["correct"]) if task.judges else None
-    return Solution.of(found, sum(candidate.tokens for candidate in candidates), begun, correct)
+    tokens = sum(candidate.tokens for candidate in candidates)
+    looks = [steps_of(trajectory) for trajectory in trajectories] if isinstance(task, LookingTask) else []
+    return Solution.of(found, tokens, begun, correct, looks)
+
+
+def steps_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
+    """What a conversation looked at, step by step."""
+    return [s.parsed for s in trajectory.segments if s.author == "policy" and isinstance(s.parsed, Mapping)]
 
 
 def solve_here(
@@ -150,6 +169,10 @@ def solve_here(
     model = settings.answerer.model or "builtin:digits"
     choosing, drawing = settings.choosing, settings.drawing
     policy = Policy.load(model)
+    if settings.looking.look:
+        looking = LookingTask(task, settings.looking.settings())
+        looking.use_space(policy.coordinate_space)
+        task, problem = looking, looking.asked(problem)
     verifier = make_verifier(choosing.verifier, policy, task, drawing.second_turn or SECOND_TURN)
     calibration = find_calibration(choosing, model)
     return solve(policy, task, problem, verifier, choosing, drawing, calibration, on_candidate)

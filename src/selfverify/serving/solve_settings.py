@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import Seed, Settings
+from selfverify.looking.look_settings import LookSettings
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 
 
@@ -102,6 +104,55 @@ class CandidateSettings(Choosing):
         return self.stop == "never" and self.budget_tokens is None
 
 
+class LookOptions(Settings):
+    """Whether and how the model looks at the images again (VTS-V)."""
+
+    look: bool = False
+    """Let the model look at the images again with tools; `selfverify looking` lists them."""
+
+    tool: list[str] = []
+    """With --look: a tool that it may call; repeat the option. By default all that are available here."""
+
+    max_steps: int = Field(6, ge=1, le=100)
+    """With --look: the most steps."""
+
+    stop_looking: str = "never"
+    """With --look: when looking ends before that: `never`, or `after:N` steps."""
+
+    on_stop: Literal["run", "skip"] = "run"
+    """With --look and --server: whether the step that ends looking still runs its tool, or is dropped."""
+
+    terminate: Literal["refuse", "accept"] = "accept"
+    """With --look: whether the model may end looking by itself."""
+
+    calls: Literal["vts", "template"] = "vts"
+    """With --look: how calls are asked for: as VTS-V's JSON, or by the model's own chat template."""
+
+    coordinates: Literal["family", "pixels", "unit", "thousandths"] = "family"
+    """With --look: how the model writes places: as its family does (thousandths for a server's), or as
+    named."""
+
+    def settings(self) -> LookSettings:
+        """The same as `LookSettings`."""
+        return LookSettings(
+            tools=self.tool,
+            max_steps=self.max_steps,
+            stop=self.stop_looking,
+            on_stop=self.on_stop,
+            terminate=self.terminate,
+            calls=self.calls,
+            coordinates=self.coordinates,
+        )
+
+    @model_validator(mode="after")
+    def _only_with_look(self) -> LookOptions:
+        values, fields = self.model_dump(exclude={"look"}), LookOptions.model_fields
+        given = [name for name, value in values.items() if value != fields[name].default]
+        if given and not self.look:
+            raise ValueError(f"--{given[0].replace('_', '-')} needs --look")
+        return self
+
+
 class SolveSettings(Settings):
     """One question, who answers it, and how its answer is chosen."""
 
@@ -109,17 +160,24 @@ class SolveSettings(Settings):
     answerer: AnswererSettings = AnswererSettings()
     choosing: CandidateSettings = CandidateSettings()
     drawing: DrawingSettings = DrawingSettings()
+    looking: LookOptions = LookOptions()
 
     @model_validator(mode="after")
     def _together(self) -> SolveSettings:
-        choosing = self.choosing
+        choosing, looking = self.choosing, self.looking
+        if looking.look and self.drawing.turns == 2:
+            raise ValueError("--turns 2 and --look are two ways of going on; take one")
         if self.answerer.server is None:
             if choosing.calibration is not None and not choosing.all_samples:
                 raise ValueError(
                     f"{choosing.calibration} was fitted on full sets of samples, which early stopping does "
                     "not draw"
                 )
+            if looking.on_stop == "skip":
+                raise ValueError("--on-stop skip needs a --server: a model that runs here keeps what it said")
             return self
+        if looking.look and (choosing.verifier not in ("soft", "inline") or not choosing.all_samples):
+            raise ValueError("--look with a --server draws all candidates and reads the scores they write")
         if self.drawing.turns == 2:
             raise ValueError("--turns 2 needs a model that runs here, not a --server")
         if choosing.n > MOST_SAMPLES:

@@ -1,0 +1,134 @@
+"""`selfverify solve --look`: models behind servers and models that run here look again with tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.core.trajectory import Segment, Trajectory
+from selfverify.serving.solve import steps_of
+from selfverify.tasks.judged import Judged
+from serving_servers import Body, FakeUpstream, Loop, tagged
+
+STEP = json.dumps(
+    {
+        "thought": "Closer.",
+        "action_name": "crop",
+        "action": {"image_index": 1, "bounding_box": [0, 0, 500, 500]},
+    }
+)
+ALL = ("crop", "zoom_in", "grounding", "visual_search", "ocr", "segment", "overlay", "terminate")
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, [*words])
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> str:
+    path = tmp_path / "street.png"
+    Image.new("RGB", (64, 64), "white").save(path)
+    return str(path)
+
+
+def looks_once(body: Body, number: int) -> str:
+    """A step, then an answer."""
+    return STEP if len(body["messages"]) == 1 else tagged("9", "0.7")
+
+
+def test_a_server_looks_again(servers: Loop, picture: str) -> None:
+    """The crop goes back to it as an image behind its own words, and what it did is told."""
+    fake = FakeUpstream(write=looks_once, knows_logprobs=False)
+    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "2"]
+    shown = run("solve", *words)
+    assert shown.exit_code == 0, shown.output
+    assert "answer: 9" in shown.output and "step 1: crop image_index 1" in " ".join(shown.output.split())
+    first, last = (
+        min(fake.seen, key=lambda b: len(b["messages"])),
+        max(fake.seen, key=lambda b: len(b["messages"])),
+    )
+    assert "tools" not in first and '"name": "crop"' in first["messages"][0]["content"][-1]["text"]
+    assert {body["seed"] for body in fake.seen} == {0, 1} and {body["model"] for body in fake.seen} == {"m"}
+    assert [message["role"] for message in last["messages"]] == ["user", "assistant", "user"]
+    assert last["messages"][1]["content"] == STEP
+    assert [part["type"] for part in last["messages"][2]["content"]] == ["text", "image_url"]
+    record = json.loads(run("solve", *words, "--json").stdout)
+    assert [[step["tool"] for step in steps] for steps in record["looks"]] == [["crop"], ["crop"]]
+    assert record["choice"]["answer"] == "9" and record["candidates"][0]["score"] == 0.7
+
+
+def test_a_plain_answer_of_a_server(servers: Loop, picture: str) -> None:
+    """A model that knows no tags answers in words."""
+    fake = FakeUpstream(write=lambda body, i: "It says stop.", knows_logprobs=False)
+    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
+    record = json.loads(run("solve", *words).stdout)
+    assert record["choice"]["answer"] == "It says stop." and record["looks"] == [[]]
+
+
+def test_who_never_answers_has_no_answer(servers: Loop, picture: str) -> None:
+    """A step at the place of the answer is no answer."""
+    fake = FakeUpstream(write=lambda body, i: STEP, knows_logprobs=False)
+    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
+    record = json.loads(run("solve", *words, "--max-steps", "2").stdout)
+    assert record["choice"]["answer"] is None and len(record["looks"][0]) == 2
+
+
+def test_the_dropped_step(servers: Loop, picture: str) -> None:
+    """With `skip` the question is asked anew, without the step that ended looking."""
+
+    def write(body: Body, number: int) -> str:
+        return tagged("9") if "question now" in str(body["messages"][0]) else STEP
+
+    fake = FakeUpstream(write=write, knows_logprobs=False)
+    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
+    shown = run("solve", *words, "--stop-looking", "after:1", "--on-stop", "skip")
+    record = json.loads(shown.stdout)
+    assert record["choice"]["answer"] == "9" and [len(body["messages"]) for body in fake.seen] == [1, 1]
+
+
+def test_a_model_that_runs_here() -> None:
+    """It need not call anything."""
+    words = ["--task", "digits-pick", "--index", "3", "--look", "-n", "2", "--tool", "crop"]
+    record = json.loads(run("solve", *words, "--max-new-tokens", "16", "--json").stdout)
+    assert len(record["candidates"]) == 2 and record["looks"] == [[], []]
+
+
+def test_steps_of_a_trajectory() -> None:
+    """Steps are what the episode has kept of turns; a verdict is none."""
+    step, verdict = {"step": 1, "tool": "crop"}, Judged(1.0, True)
+    segments = [
+        Segment("plan", [1], [0.0], "a", parsed=step),
+        Segment("action", [1], [0.0], "b"),
+        Segment("observation", [1], [0.0], "c", author="environment", parsed={"role": "user"}),
+        Segment("answer", [1], [0.0], "d", parsed=verdict),
+    ]
+    assert steps_of(Trajectory(segments)) == [step]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-steps", "2"], "--max-steps needs --look"),
+        (["--look", "--turns", "2"], "take one"),
+        (["--look", "--on-stop", "skip"], "--on-stop skip needs a --server"),
+        (["--look", "--server", "http://127.0.0.1:9", "--stop", "beta"], "draws all candidates"),
+        (["--look", "--tool", "rotate"], "no tool 'rotate'"),
+        (["--look", "--stop-looking", "delta"], "no rule 'delta'"),
+    ],
+)
+def test_settings_that_do_not_go_together(words: list[str], said: str) -> None:
+    """Each is named before anything is asked."""
+    shown = run("solve", "--task", "digits-pick", *words)
+    assert shown.exit_code == 2 and said in " ".join(shown.output.split())
+
+
+def test_the_list_of_tools() -> None:
+    """Each tool says whether it is available here."""
+    shown = run("looking")
+    assert shown.exit_code == 0 and all(name in shown.output for name in ALL)
