@@ -50,6 +50,18 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(tmp_path: Path) -> None:
     assert [row["question"] for row in rows] == [f"Wie groß ist {k}?" for k in range(3)] and not rows.bad
 
 
+@pytest.mark.parametrize("more", ['"answer": "4"', '"meta": {"a": 1, "b": [{"c": 1, "c": 2}]}'])
+def test_a_key_that_stands_twice_is_broken(tmp_path: Path, more: str) -> None:
+    path = tmp_path / "twice.jsonl"
+    path.write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW)[:-1]}, {more}}}\n")
+    rows = open_rows(path)
+    name = "answer" if "answer" in more else "c"
+    assert len(rows) == 1
+    assert [str(bad) for bad in rows.bad] == [
+        f"{path}, line 2: its key '{name}' stands 2 times in one object"
+    ]
+
+
 def test_broken_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     good = json.dumps(ROW).encode()

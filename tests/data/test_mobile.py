@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -327,3 +328,27 @@ def test_lengths_beyond_reason_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(tfrecord([android_episode(1)]) + length + masked(length) + b"rest")
     rows = open_rows(tmp_path / "a")
     assert len(rows) == 9 and "nothing from here on can be read" in rows.bad[0].reason
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused_early(tmp_path: Path) -> None:
+    """200 MB of zeros in 200 KB: no more than a quarter of it is unpacked."""
+    path = tmp_path / "android_control-00001-of-00020"
+    length = 200 * 2**20
+    head = struct.pack("<Q", length)
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(head + struct.pack("<I", reader.masked_crc(head)))
+        for _ in range(200):
+            file.write(bytes(2**20))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="unpacks to more than 100 times its size"):
+        open_rows(path)
+    assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    tracemalloc.stop()
+
+
+def test_a_record_that_is_too_long_says_so(tmp_path: Path) -> None:
+    head = struct.pack("<Q", 2**28 + 1)
+    path = tmp_path / "android_control-00001-of-00020"
+    path.write_bytes(head + struct.pack("<I", reader.masked_crc(head)) + bytes(100))
+    with pytest.raises(DataError, match="it has 268,435,457 bytes, more than 268,435,456"):
+        open_rows(path)

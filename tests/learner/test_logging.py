@@ -41,6 +41,22 @@ def test_values_are_rounded_and_plain(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "garbage", [b"garbage\n", b"\xff\n", b"{}\n", b'{"step": "x"}\n', b"[]\n", b'{"step":']
+)
+def test_garbage_behind_the_last_checkpoint_is_cut_off(tmp_path: Path, garbage: bytes) -> None:
+    log = MetricsLog(tmp_path / "a.jsonl")
+    log.append({"step": 1})
+    length = log.sync()
+    log.append({"step": 2})
+    with log.path.open("ab") as file:
+        file.write(garbage)
+    again = MetricsLog(log.path)
+    assert again.last_step() == 2
+    again.truncate(length)
+    assert log.path.read_text() == '{"step": 1}\n'
+
+
 def test_a_resumed_file_equals_an_unbroken_one(tmp_path: Path) -> None:
     unbroken, resumed = MetricsLog(tmp_path / "a.jsonl"), MetricsLog(tmp_path / "b.jsonl")
     length = 0

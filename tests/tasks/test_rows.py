@@ -173,3 +173,21 @@ def test_steps_hold_texts_and_lists_only(name: str, wrong: Any) -> None:
     """NaN is no missing field here: a step that lost its screen would be judged by another."""
     with pytest.raises(DataError, match=rf"mobile/test/7/2: its {name} is {wrong}"):
         mobile(mobile_row(**{name: wrong})).problem("test", 0, 0)
+
+
+def test_what_is_wrong_with_a_row_of_a_file_is_named_by_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"question": "?", "answer": "1"},
+        {"question": "?", "answer": "$$", "id": "bad"},
+        {"question": "?"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = make_task("math", test=str(path))
+    with pytest.raises(DataError) as caught:
+        task.problem("test", 0, 1)
+    assert str(caught.value).startswith(f"{path}, line 2: math/test/rows/bad: the answer '$$' holds no one")
+    boxes = tmp_path / "boxes.jsonl"
+    boxes.write_text(json.dumps(rows[0]) + "\n")
+    with pytest.raises(DataError, match=rf"{boxes}, line 1: grounding/test/boxes/0: the row has no box"):
+        make_task("grounding", test=str(boxes)).problem("test", 0, 0)

@@ -128,6 +128,10 @@ COUNTED = {
     ),
     "environments_restarted": ("server of environments started anew", "servers of environments started anew"),
     "context_full": ("conversation that filled the context", "conversations that filled the context"),
+    "image_backend_changed": (
+        "change of what prepares images",
+        "changes of what prepares images",
+    ),
     "step_empty": ("step without a usable problem", "steps without a usable problem"),
     "warning": ("other warning", "other warnings"),
 }

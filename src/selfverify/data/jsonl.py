@@ -6,13 +6,15 @@ import json
 import mmap
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from selfverify.core.errors import DataError
 from selfverify.core.files import open_regular, read_regular
-from selfverify.data.fields import Place, Record, RowSource, read_at
+from selfverify.data.fields import Place, Record, RowSource, read_at, shown
 
 LONGEST_LINE = 256 * 2**20
 """The longest line in bytes; images may stand in it as base64."""
@@ -23,16 +25,24 @@ def parse_object(raw: bytes, encoding: str = "utf-8") -> Record:
     """Read a JSON object.
 
     Raises:
-        DataError: The bytes are something else.
+        DataError: The bytes are something else, or a key stands twice in an object of it.
     """
     try:
-        found = json.loads(raw.decode(encoding))
+        found = json.loads(raw.decode(encoding), object_pairs_hook=_without_doubles)
     except UnicodeDecodeError as error:
         raise DataError(f"it is not {error.encoding} ({error.reason} at byte {error.start})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"it is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise DataError(f"it is JSON, but a {type(found).__name__} and not an object")
+    return found
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(name, times)] = Counter(name for name, _ in pairs).most_common(1)
+        raise DataError(f"its key {shown(name)} stands {times} times in one object")
     return found
 
 

@@ -21,7 +21,11 @@ from selfverify.core.files import open_regular
 from selfverify.data.example import Feature, parse_example
 from selfverify.data.fields import Blob, Place, Record, RowSource, read_at
 
-LONGEST_RECORD = 2**31
+LONGEST_RECORD = 2**28
+"""Bytes of a record, at most; one of AndroidControl has some screenshots of 1 MB."""
+MOST_UNPACKED, MOST_FOLD = 2**25, 100
+"""A GZIP file that unpacks to more bytes than the first may not unpack to more than the second times its own.
+Screenshots are packed already: such a file is made to fill the memory."""
 HEAD = struct.Struct("<QI")
 CHUNK = 2**18
 APART = 32 * 2**20
@@ -128,7 +132,7 @@ def _frames(chunks: Iterator[bytes]) -> Iterator[tuple[int, bytes | DataError]]:
                 return
             length, check = HEAD.unpack_from(buffer)
             if check != masked_crc(bytes(buffer[:8])) or length > LONGEST_RECORD:
-                yield 0, DataError("the checksum of its length is wrong; nothing from here on can be read")
+                yield 0, DataError(_bad_head(length, check))
                 return
             if not fill(HEAD.size + length + 4):
                 yield 0, DataError("the file ends inside it: it is cut off")
@@ -136,11 +140,18 @@ def _frames(chunks: Iterator[bytes]) -> Iterator[tuple[int, bytes | DataError]]:
         except (zlib.error, OSError) as error:
             yield 0, DataError(f"the file cannot be unpacked from here on ({error})")
             return
-        content = bytes(buffer[HEAD.size : HEAD.size + length])
+        with memoryview(buffer) as whole, whole[HEAD.size : HEAD.size + length] as part:
+            content = bytes(part)
         [check] = struct.unpack_from("<I", buffer, HEAD.size + length)
         del buffer[: HEAD.size + length + 4]
         damaged = DataError("its checksum is wrong: the file is damaged here")
         yield length, content if check == masked_crc(content) else damaged
+
+
+def _bad_head(length: int, check: int) -> str:
+    if check != masked_crc(struct.pack("<Q", length)):
+        return "the checksum of its length is wrong; nothing from here on can be read"
+    return f"it has {length:,} bytes, more than {LONGEST_RECORD:,}; nothing from here on can be read"
 
 
 class _Plain:
@@ -208,4 +219,6 @@ class _Gzip:
             chunk = state.decompress(waiting, 16 * CHUNK)
             waiting = state.unconsumed_tail
             begin += len(chunk)
+            if begin > max(MOST_UNPACKED, MOST_FOLD * opened.tell()):
+                raise zlib.error(f"it unpacks to more than {MOST_FOLD} times its size, as no screenshots do")
             yield chunk

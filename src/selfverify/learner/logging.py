@@ -24,9 +24,13 @@ class MetricsLog(Journal):
         super().append(*map(_plain, rows))
 
     def last_step(self) -> int:
-        """Return the ``step`` of the last line, 0 if there is no line."""
-        rows = read_rows(self.path)
-        return int(rows[-1]["step"]) if rows else 0
+        """Return the ``step`` of the last line that has one, 0 if there is none.
+
+        Lines that are no metrics are passed over with a warning: what stands behind a checkpoint's length is
+        cut off anyway.
+        """
+        steps = [row.get("step") for row in read_rows(self.path, skip_corrupt=True)]
+        return next((step for step in reversed(steps) if isinstance(step, int)), 0)
 
     def truncate(self, length: int) -> None:
         """Cut the file back to ``length`` bytes, which a checkpoint noted.

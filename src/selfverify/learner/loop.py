@@ -141,7 +141,8 @@ class Learner:
             if self.source.log is not None:
                 self.source.log.begin(self.training.resume, range(self.step, self.config.steps))
             if not resumed:
-                self._tell("started", steps=self.config.steps, resume=self.training.resume)
+                images = {"image_backend": self.policy.image_backend} if self.policy.image_backend else {}
+                self._tell("started", steps=self.config.steps, resume=self.training.resume, **images)
             if self._lost and ranks.index() == 0:
                 logger.warning(self._lost)
             self._run()
@@ -280,6 +281,7 @@ class Learner:
             "channels": self.config.channels,
             "masters": isinstance(self.optimizer, ChannelOptimizer) and self.optimizer.masters,
             "skipped": self.source.skipped,
+            "image_backend": self.policy.image_backend,
             "metrics_bytes": self.metrics_log.sync(),
             "timing_bytes": self.timing_log.sync(),
         }
@@ -337,12 +339,24 @@ class Learner:
         self.step, self.best, self.source.skipped = progress["step"], progress["best"], progress["skipped"]
         self.events.step = self.step
         if ranks.index() == 0:
+            self._tell_image_backend(progress.get("image_backend"))  # older checkpoints have no such entry
             again = max(self.metrics_log.last_step() - self.step, 0)
             self._tell("resumed", checkpoint=latest.name, steps_again=again)
         ranks.on_first(lambda: self._cut_logs(progress["metrics_bytes"], progress["timing_bytes"]))
         # This comes last, because loading draws random numbers. An adapter's dropout depends on them.
         restore_rng(latest)
         return True
+
+    def _tell_image_backend(self, before: str | None) -> None:
+        """Say that images are prepared by another class than before, which changes log-probabilities."""
+        now = self.policy.image_backend
+        if before not in (None, now):
+            message = (
+                f"images were prepared by {before} until now, and are by {now} from here on, which changes "
+                "log-probabilities (by up to 1.1 nats, as measured). Installing or removing torchvision does "
+                "this; put it back to go on as before"
+            )
+            note(logger, "image_backend_changed", message, before=before, now=now)
 
     def _check_moments(self, latest: Path) -> None:
         """Check that this run steps its weights as the one did that wrote the checkpoint.

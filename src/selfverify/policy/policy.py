@@ -119,6 +119,15 @@ class Policy:
         """
         return self.loaded.family.coordinate_space(self.model, self.loaded.image_processor, size)
 
+    @property
+    def image_backend(self) -> str:
+        """The class that prepares images, such as ``Qwen2VLImageProcessorPil``; empty for text models.
+
+        transformers takes another one, whose pixels differ a little, where torchvision is installed.
+        """
+        processor = self.loaded.image_processor
+        return "" if processor is None else type(processor).__name__
+
     def frozen_copy(self) -> Policy:
         """A policy that keeps today's weights, as a reference; it shares the encoder and the feature cache.
 

@@ -70,7 +70,12 @@ class RowTask(Task):
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`; `row` says which row, `ask` what is asked about it."""
-        return self.ask(*self.row(split, seed, index))
+        place, turn = self._place(split, seed, index)
+        row, id = self.row_at(split, place)
+        try:
+            return self.ask(row, _of_pass(id, turn))
+        except DataError as error:
+            raise type(error)(self._placed(str(error), split, place)) from None
 
     @abstractmethod
     def ask(self, row: Row, id: str) -> Problem:
@@ -110,15 +115,18 @@ class RowTask(Task):
             ConfigError: The split has no path.
             DataError: The row cannot be read or is of another kind, or the split has fewer rows.
         """
+        place, turn = self._place(split, seed, index)
+        row, id = self.row_at(split, place)
+        return row, _of_pass(id, turn)
+
+    def _place(self, split: Split, seed: int, index: int) -> tuple[int, int]:
+        """Return which row of a split problem ``index`` is, and in which pass over all rows, both from 0."""
         count = len(self.rows(split))
         if split == "train":
-            place, turn = training_place(seed, index, count)
-        elif index < count:
-            place, turn = index, 0
-        else:
-            raise DataError(f"the {split} data{self._named(split)} has {count} rows, not {index + 1}")
-        row, id = self.row_at(split, place)
-        return row, id + (f"/pass-{turn + 1}" if turn else "")
+            return training_place(seed, index, count)
+        if index < count:
+            return index, 0
+        raise DataError(f"the {split} data{self._named(split)} has {count} rows, not {index + 1}")
 
     def row_at(self, split: Split, place: int) -> tuple[Row, str]:
         """Return row ``place`` of a split, from 0, and the id of its problem, whichever pass it is.
@@ -138,10 +146,11 @@ class RowTask(Task):
         if isinstance(found, DataError):
             raise DataError(f"{id}: {found}")
         if missing := [name for name in self.needs if found.get(name) is None]:
-            raise DataError(
+            fault = (
                 f"{id}: the row has no {' and no '.join(missing)}; task {self.name} takes rows with "
                 f"{' and '.join(self.needs)}"
             )
+            raise DataError(self._placed(fault, split, place))
         return found, id
 
     def count(self, split: Split) -> int:
@@ -182,9 +191,19 @@ class RowTask(Task):
         except ValueError as error:
             raise DataError(f"{name}: an image of {size[0]} x {size[1]} pixels: {error}") from None
 
+    def _placed(self, fault: str, split: Split, place: int) -> str:
+        """Return what is wrong with a row; of a file's row the file and line come before it, once."""
+        rows = self.rows(split)
+        where = str(rows.place(place)) if isinstance(rows, Rows) else ""
+        return fault if where in fault else f"{where}: {fault}"
+
     def _named(self, split: Split) -> str:
         file = self.config.file(split)
         return f" ({file.path})" if file else ""
+
+
+def _of_pass(id: str, turn: int) -> str:
+    return id + (f"/pass-{turn + 1}" if turn else "")
 
 
 def training_place(seed: int, index: int, count: int) -> tuple[int, int]:
