@@ -23,7 +23,10 @@ STEP = json.dumps(
         "action": {"image_index": 1, "bounding_box": [0, 0, 500, 500]},
     }
 )
-ALL = ("crop", "zoom_in", "grounding", "visual_search", "ocr", "segment", "overlay", "terminate")
+ALL = (
+    "crop", "zoom_in", "grounding", "visual_search", "depth", "ocr", "segment", "caption", "similarity",
+    "overlay", "terminate",
+)  # fmt: skip
 
 
 def run(*words: str) -> Any:
@@ -132,3 +135,7 @@ def test_the_list_of_tools() -> None:
     """Each tool says whether it is available here."""
     shown = run("looking")
     assert shown.exit_code == 0 and all(name in shown.output for name in ALL)
+    assert "no model is named" in " ".join(shown.output.split())
+    words = ["solve", "--task", "digits-pick", "--look", "--tool", "depth", "--depth-model", "/nowhere"]
+    refused = " ".join(run(*words).output.split())
+    assert "depth is not available here: depth_model: /nowhere is no folder" in refused

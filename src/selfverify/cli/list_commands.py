@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from selfverify.cli.options import settings_as_options
 from selfverify.cli.printing import print_table
 from selfverify.core.errors import ConfigError
+from selfverify.looking.look_settings import ToolModels
 
 
 def methods(
@@ -48,14 +50,18 @@ def recipes() -> None:
     print_table(("recipe", "what it is for"), rows)
 
 
-def looking() -> None:
+@settings_as_options
+def looking(models: ToolModels) -> None:
     """List the tools with which a model can look at images again, and whether they are available here.
 
-    Example: `selfverify looking`
+    Examples:
+
+    - `selfverify looking`
+
+    - `selfverify looking --depth-model FOLDER`
     """
     from selfverify.looking.make_toolbox import all_tools
 
-    rows = [
-        (tool.name, tool.missing() or "yes", tool.schema["function"]["description"]) for tool in all_tools()
-    ]
+    tools = all_tools(models)
+    rows = [(tool.name, tool.missing() or "yes", tool.schema["function"]["description"]) for tool in tools]
     print_table(("tool", "available here", "what it does"), rows)

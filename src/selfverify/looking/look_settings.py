@@ -12,7 +12,30 @@ from selfverify.looking.tools.pictures import SpaceName
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
 
 
-class LookSettings(Settings):
+class ToolModels(Settings):
+    """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
+
+    detector: str | None = None
+    """With --look: what `grounding` and `visual_search` find things with (GroundingDINO, OWL-ViT). By default
+    the packaged YOLOv3-tiny, where it is installed, which knows COCO's 80 words only."""
+
+    depth_model: str | None = None
+    """With --look: what `depth` measures with (Depth Anything, DPT)."""
+
+    segment_model: str | None = None
+    """With --look: what `segment` works with (SAM). By default GrabCut."""
+
+    similarity_model: str | None = None
+    """With --look: what `similarity` compares with (CLIP, SigLIP)."""
+
+    caption_model: str | None = None
+    """With --look: what `caption` describes with (BLIP, or a model that chats about images)."""
+
+    tool_device: str = "cpu"
+    """With --look: where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
+
+
+class LookSettings(ToolModels):
     """How a model looks again."""
 
     tools: list[str] = []

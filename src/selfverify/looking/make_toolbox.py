@@ -5,25 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 from selfverify.core.errors import ConfigError
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import LookSettings, ToolModels
+from selfverify.looking.tools.caption import ImageCaptioner
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.darknet import DarknetDetector
-from selfverify.looking.tools.finding import GroundingTool, VisualSearch
+from selfverify.looking.tools.depth import Depth
+from selfverify.looking.tools.finding import Detector, GroundingTool, VisualSearch
+from selfverify.looking.tools.grabcut import GrabCut
 from selfverify.looking.tools.ocr import Ocr
 from selfverify.looking.tools.overlay import Overlay
+from selfverify.looking.tools.sam import Sam
 from selfverify.looking.tools.segment import ImageSegment
+from selfverify.looking.tools.similarity import Similarity
 from selfverify.looking.tools.terminate import Terminate
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.looking.tools.visual_tool import VisualTool
+from selfverify.looking.tools.zero_shot import ZeroShotDetector
 
 
-def all_tools() -> list[VisualTool[Any]]:
-    """The paper's tools and `terminate`, also those that are not available here."""
-    detector = DarknetDetector()
+def all_tools(models: ToolModels) -> list[VisualTool[Any]]:
+    """The paper's ten tools and `terminate`, also those that are not available here."""
+    device, named = models.tool_device, models.detector
+    detector: Detector = DarknetDetector() if named is None else ZeroShotDetector(named, device=device)
+    sam = models.segment_model
     return [
-        Crop(), ZoomIn(), GroundingTool(detector), VisualSearch(detector), Ocr(), ImageSegment(), Overlay(),
+        Crop(),
+        ZoomIn(),
+        GroundingTool(detector),
+        VisualSearch(detector),
+        Depth(models.depth_model, device),
+        Ocr(),
+        ImageSegment(GrabCut() if sam is None else Sam(sam, device)),
+        ImageCaptioner(models.caption_model, device),
+        Similarity(models.similarity_model, device),
+        Overlay(),
         Terminate(),
-    ]  # fmt: skip
+    ]
 
 
 def make_toolbox(settings: LookSettings) -> Toolbox:
@@ -32,7 +49,7 @@ def make_toolbox(settings: LookSettings) -> Toolbox:
     Raises:
         ConfigError: There is no tool of a name, or one that was named is not available here.
     """
-    tools = {tool.name: tool for tool in all_tools()}
+    tools = {tool.name: tool for tool in all_tools(settings)}
     if unknown := sorted(set(settings.tools) - tools.keys()):
         raise ConfigError(f"there is no tool {unknown[0]!r} for looking; there are {', '.join(tools)}")
     for name in settings.tools:

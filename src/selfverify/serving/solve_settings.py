@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import Seed, Settings
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import LookSettings, ToolModels
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 
 
@@ -104,7 +104,7 @@ class CandidateSettings(Choosing):
         return self.stop == "never" and self.budget_tokens is None
 
 
-class LookOptions(Settings):
+class LookOptions(ToolModels):
     """Whether and how the model looks at the images again (VTS-V)."""
 
     look: bool = False
@@ -135,6 +135,7 @@ class LookOptions(Settings):
     def settings(self) -> LookSettings:
         """The same as `LookSettings`."""
         return LookSettings(
+            **{name: value for name, value in self.model_dump().items() if name in ToolModels.model_fields},
             tools=self.tool,
             max_steps=self.max_steps,
             stop=self.stop_looking,

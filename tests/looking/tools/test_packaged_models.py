@@ -19,6 +19,7 @@ from selfverify.looking.tools.finding import (
     distinct,
     windows,
 )
+from selfverify.looking.tools.grabcut import GrabCut
 from selfverify.looking.tools.ocr import Ocr, OcrArguments
 from selfverify.looking.tools.pictures import Gallery, space_named
 from selfverify.looking.tools.segment import ImageSegment, SegmentArguments
@@ -55,13 +56,13 @@ def box_at_end(line: str) -> list[float]:
     return [float(value) for value in line.rsplit("[", 1)[1].rstrip("]").split(",")]
 
 
-@pytest.mark.skipif(bool(ImageSegment().missing()), reason=ImageSegment().missing())
+@pytest.mark.skipif(bool(GrabCut().missing()), reason=GrabCut().missing())
 def test_grabcut() -> None:
     """A disc is told from its background; twice the same."""
     image = Image.new("RGB", (300, 200), (30, 90, 40))
     ImageDraw.Draw(image).ellipse((100, 50, 199, 149), fill=(220, 60, 50))
-    tool, seen = ImageSegment(), gallery(image)
-    [mask] = tool.masks(image, [(90, 40, 210, 160)])
+    tool, seen = ImageSegment(GrabCut()), gallery(image)
+    [mask] = tool.segmenter.masks(image, [(90, 40, 210, 160)])
     yy, xx = np.mgrid[:200, :300]
     truth = (xx - 149.5) ** 2 + (yy - 99.5) ** 2 <= 50**2
     assert (mask & truth).sum() / (mask | truth).sum() > 0.97

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Annotated
 
 import numpy as np
@@ -12,9 +12,8 @@ from PIL import Image
 from pydantic import Field
 
 from selfverify.looking.tools.marking import COLOURS, number_at
-from selfverify.looking.tools.pictures import Gallery, Made, Region, smaller
+from selfverify.looking.tools.pictures import Gallery, Made, Region
 from selfverify.looking.tools.visual_tool import Box, Found, OnImage, VisualTool
-from selfverify.tasks.tools import ToolError
 
 Mask = NDArray[np.bool_]
 """``[height, width]``, True inside."""
@@ -27,28 +26,45 @@ class SegmentArguments(OnImage):
     """One box around each thing, each as x_min, y_min, x_max, y_max."""
 
 
+class Segmenter(ABC):
+    """Tells what is inside boxes from what is around it."""
+
+    @abstractmethod
+    def missing(self) -> str:
+        """Why it is not available here; empty where it is."""
+
+    @abstractmethod
+    def masks(self, image: Image.Image, regions: Sequence[Region]) -> list[Mask]:
+        """The mask of what is inside each region.
+
+        Raises:
+            ToolError: It cannot be told.
+        """
+
+
 class ImageSegment(VisualTool[SegmentArguments]):
     """Marks the exact outlines of the things inside boxes.
 
-    GrabCut (Rother et al. 2004) in OpenCV needs no weights: it tells things by their colours from what is
-    around them.
+    Args:
+        segmenter: Finds them.
     """
 
     name = "segment"
     also = ("segment_action", "ImageSegment")
     arguments = SegmentArguments
-    working_pixels = 250_000
-    """GrabCut works on an image of at most so many pixels; its time grows with them."""
+
+    def __init__(self, segmenter: Segmenter) -> None:
+        self.segmenter = segmenter
 
     def missing(self) -> str:
         """See `VisualTool`."""
-        return "" if find_spec("cv2") else "OpenCV is not installed: pip install 'selfverify[looking]'"
+        return self.segmenter.missing()
 
     def run(self, asked: SegmentArguments, gallery: Gallery) -> Found:
         """See `VisualTool`."""
         full = gallery.picture(asked.image_index).full
         chosen = [gallery.region(asked.image_index, box) for box in asked.bounding_boxes]
-        masks = self.masks(full, [region for region, _ in chosen])
+        masks = self.segmenter.masks(full, [region for region, _ in chosen])
         told = []
         for number, (mask, (region, note)) in enumerate(zip(masks, chosen, strict=True), start=1):
             area = (region[2] - region[0]) * (region[3] - region[1])
@@ -57,31 +73,6 @@ class ImageSegment(VisualTool[SegmentArguments]):
         marked = tinted(full, masks, [region for region, _ in chosen])
         label = f"image {asked.image_index} with outlined things"
         return Found("\n".join(told), [Made(marked, asked.image_index, (0, 0, *full.size), label)])
-
-    def masks(self, image: Image.Image, regions: Sequence[Region]) -> list[Mask]:
-        """The mask of what is inside each region.
-
-        Raises:
-            ToolError: A region fills the image, so that nothing is around it.
-        """
-        import cv2
-
-        small = smaller(image, self.working_pixels)
-        pixels = np.ascontiguousarray(np.asarray(small)[:, :, ::-1])
-        scale = small.width / image.width, small.height / image.height
-        found = []
-        for number, region in enumerate(regions, start=1):
-            if region == (0, 0, *image.size):
-                raise ToolError(f"box {number} is the whole image; leave something around the thing")
-            x1, y1, x2, y2 = (round(value * scale[i % 2]) for i, value in enumerate(region))
-            marks = np.zeros(pixels.shape[:2], np.uint8)
-            cv2.setRNGSeed(0)  # its clusters begin at random
-            rectangle = (x1, y1, max(x2 - x1, 1), max(y2 - y1, 1))
-            models = np.zeros((1, 65)), np.zeros((1, 65))
-            cv2.grabCut(pixels, marks, rectangle, *models, 5, cv2.GC_INIT_WITH_RECT)
-            inside = Image.fromarray(np.isin(marks, (cv2.GC_FGD, cv2.GC_PR_FGD)))
-            found.append(np.asarray(inside.resize(image.size, Image.Resampling.NEAREST)))
-        return found
 
 
 def tinted(image: Image.Image, masks: Sequence[Mask], regions: Sequence[Region]) -> Image.Image:
