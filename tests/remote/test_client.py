@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any, TypeVar
 
 import pytest
+from aiohttp import web
 
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
 from selfverify.remote.judge import rate
+from selfverify.remote.lacking import MOST_MODELS, Lacking
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
+from selfverify.remote.wire import seconds_of
 from serving_servers import FakeUpstream, open_upstream, question, tagged
 
 T = TypeVar("T")
@@ -128,16 +133,96 @@ def test_n_candidates_however_the_server_is(mode: Mode, knows_n: bool | None) ->
     assert len(fake.seen) == answered + (knows_n is None and mode != "separate")
 
 
-def test_a_server_without_n_is_asked_one_by_one_from_then_on() -> None:
-    fake = FakeUpstream(knows_n=False)
+def asked_for(fake: FakeUpstream, draws: int, sampler_of: Any = ServerSampler) -> list[Any]:
+    """The ``n`` of all requests for ``draws`` times three candidates."""
 
     async def use(client: OpenAIClient) -> None:
-        sampler = ServerSampler(client)
-        for _ in range(2):
+        sampler = sampler_of(client)
+        for _ in range(draws):
             await sampler.draw(question(), 3, lambda reply: None, Usage())
 
     with_client(fake, use)
-    assert [body.get("n") for body in fake.seen] == [3, None, None, None, None, None]
+    return [body.get("n") for body in fake.seen]
+
+
+def test_a_server_without_n_is_asked_one_by_one_from_then_on() -> None:
+    """After two odd replies; after one refusal."""
+    assert asked_for(FakeUpstream(knows_n=False), 3) == [3, None, None] * 2 + [None] * 3
+    assert asked_for(FakeUpstream(knows_n=None), 2) == [3] + [None] * 6
+
+
+def test_one_odd_reply_is_forgotten() -> None:
+    class Odd(FakeUpstream):
+        async def _chat(self, request: Any, body: Any) -> Any:
+            self.knows_n = len(self.seen) not in (1, 5)
+            return await super()._chat(request, body)
+
+    assert asked_for(Odd(), 4) == [3, None, None, 3, 3, None, None, 3]
+
+
+def test_what_a_server_lacks_is_tried_again_later() -> None:
+    now = [0.0]
+    lacking = Lacking(after=2, again_s=10.0, clock=lambda: now[0])
+    lacking.odd("m", sure=True)
+    assert "m" in lacking and "other" not in lacking
+    now[0] = 10.0
+    assert "m" not in lacking
+    lacking.odd("m")
+    assert "m" in lacking
+    lacking.has("m")
+    lacking.odd("m")
+    assert "m" not in lacking
+    for i in range(MOST_MODELS + 5):
+        lacking.odd(str(i))
+    assert len(lacking._odd) == MOST_MODELS
+
+
+@pytest.mark.parametrize("probed", [500, 429])
+def test_a_server_that_fails_while_n_is_probed_is_told_of(probed: int) -> None:
+    """And not the refusal that led to the probe."""
+    fake = FakeUpstream(fault=lambda body: 400 if body.get("n") else probed)
+    with pytest.raises(ServerError) as caught:
+        draw(fake, 4)
+    assert caught.value.status == probed
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("7", 7.0), ("1.5", 1.5), ("-1", 0.0), ("nan", None), ("soon", None), (None, None), ("", None)],
+)
+def test_retry_after(header: str | None, seconds: float | None) -> None:
+    assert seconds_of(header) == seconds
+
+
+def test_retry_after_as_a_date() -> None:
+    found = seconds_of(format_datetime(datetime.now(UTC) + timedelta(seconds=100)))
+    assert found is not None and 90 < found <= 100
+
+
+@pytest.mark.parametrize("asked", ["0.05", "60"])
+def test_a_server_that_asks_for_too_long_a_wait_is_not_asked_again(asked: str) -> None:
+    class Busy(FakeUpstream):
+        async def _chat(self, request: Any, body: Any) -> Any:
+            return web.json_response(
+                {"error": {"message": "busy"}}, status=429, headers={"Retry-After": asked}
+            )
+
+    fake = Busy()
+    with pytest.raises(ServerError) as caught:
+        with_client(fake, lambda client: client.chat(question()), longest_wait_s=1.0)
+    assert (caught.value.status, caught.value.retry_after) == (429, float(asked))
+    assert len(fake.seen) == (3 if asked == "0.05" else 1)
+
+
+def test_no_try_begins_after_the_deadline() -> None:
+    fake = FakeUpstream(fault=lambda body: 429)
+
+    async def use(client: OpenAIClient) -> None:
+        await client.chat(question(), until=asyncio.get_running_loop().time() + 0.5)
+
+    with pytest.raises(ServerError) as caught:
+        with_client(fake, use, wait_s=30.0, longest_wait_s=60.0)
+    assert caught.value.status == 429 and len(fake.seen) == 1
 
 
 def test_a_real_refusal_is_not_taken_for_one_of_n() -> None:

@@ -45,6 +45,7 @@ class ServerError(SelfVerifyError):
         code: OpenAI's name of the fault, such as ``model_not_found``.
         retry: Whether the same request may succeed a moment later.
         retry_after: Seconds after which the server wants to be asked again.
+        detail: What only those should read who chose the server, such as its address.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class ServerError(SelfVerifyError):
         code: str | None = None,
         retry: bool = False,
         retry_after: float | None = None,
+        detail: str = "",
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{message} ({detail})" if detail else message)
+        self.message = message
         self.status = status
         self.code = code
         self.retry = retry

@@ -10,8 +10,8 @@ from typing import Any
 from selfverify.core.errors import ServerError
 from selfverify.core.requests import RATE
 from selfverify.core.tags import parse_score
-from selfverify.remote.candidates_of_server import read_choices
 from selfverify.remote.client import OpenAIClient
+from selfverify.remote.growing import read_choices
 from selfverify.remote.server_replies import last_score, soft_score
 from selfverify.remote.usage import Usage
 

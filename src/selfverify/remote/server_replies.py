@@ -25,12 +25,16 @@ class Completion(Candidate):
         logprobs: OpenAI's ``logprobs.content``: one entry per token; empty where there are none.
         tool_calls: OpenAI's ``tool_calls``, as the server gave them.
         rest: The message's other fields, such as ``refusal`` or ``reasoning_content``.
+        about: The choice's other fields, such as ``stop_reason``.
+        head: The reply's other fields, such as ``service_tier``.
     """
 
     finish: str = "stop"
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     rest: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)
 
 
 class Reading(NamedTuple):
@@ -83,10 +87,22 @@ def last_score(text: str) -> float | None:
     return parse_score(written) if opened and closed and not after.strip() else None
 
 
+def text_of(content: Any) -> str:
+    """Return the text of a message's content, which is one text or a list of parts."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
 def read_tool_calls(calls: Sequence[Mapping[str, Any]]) -> tuple[Any, str | None]:
-    """Return tool calls as an answer and its key, equal for the same functions with the same arguments."""
+    """Return tool calls as an answer and its key, equal for the same tools with the same arguments."""
     found = []
     for call in calls:
+        custom = call.get("custom")
+        if isinstance(custom, Mapping) and isinstance(custom.get("name"), str):
+            found.append({"name": custom["name"], "input": custom.get("input")})
+            continue
         function = call.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             return None, None

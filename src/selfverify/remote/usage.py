@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+MOST_DETAILS = 32
+"""The most further counts of an object that are kept."""
 
 
 @dataclass(slots=True)
@@ -17,6 +20,7 @@ class Usage:
         verification_tokens: Tokens written by judges.
         cached_tokens: The prompt tokens that the server says it had cached.
         calls: Calls of the server, or batches of an own model that the request took part in.
+        details: Further counts of servers, such as ``reasoning_tokens``, by the name of their object.
         complete: False if the cost of some call is unknown (a broken stream, a lost reply) and estimated.
     """
 
@@ -25,6 +29,7 @@ class Usage:
     verification_tokens: int = 0
     cached_tokens: int = 0
     calls: int = 0
+    details: dict[str, dict[str, int]] = field(default_factory=dict)
     complete: bool = True
 
     def add(self, usage: Any, estimate: int, judge: bool = False) -> int:
@@ -42,11 +47,20 @@ class Usage:
         self.prompt_tokens += _count(found, "prompt_tokens") or 0
         details = found.get("prompt_tokens_details")
         self.cached_tokens += _count(details, "cached_tokens") or 0 if isinstance(details, Mapping) else 0
+        for name in ("prompt_tokens_details", "completion_tokens_details"):
+            self._add_details(name, found.get(name))
         if judge:
             self.verification_tokens += written
         else:
             self.candidate_tokens += written
         return written
+
+    def _add_details(self, name: str, found: Any) -> None:
+        known = self.details.setdefault(name, {})
+        for kind in found if isinstance(found, Mapping) else ():
+            count = _count(found, kind)
+            if count is not None and (kind in known or len(known) < MOST_DETAILS):
+                known[kind] = known.get(kind, 0) + count
 
     def lost(self, written: int = 0) -> None:
         """Count a call whose cost will never be known."""
@@ -61,8 +75,12 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {
+                **self.details.get("prompt_tokens_details", {}),
+                "cached_tokens": self.cached_tokens,
+            },
             "completion_tokens_details": {
+                **self.details.get("completion_tokens_details", {}),
                 "candidate_tokens": self.candidate_tokens,
                 "verification_tokens": self.verification_tokens,
                 "chosen_tokens": chosen_tokens,

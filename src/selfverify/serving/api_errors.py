@@ -8,6 +8,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from selfverify.core.errors import ConfigError, ServerError
+from selfverify.serving.json_text import json_response
 
 _TYPES = {
     400: "invalid_request_error",
@@ -66,9 +67,11 @@ def api_error(error: Exception) -> ApiError | None:
     if not isinstance(error, ServerError):
         return None
     if error.status in (401, 403):
-        text = f"the model server does not accept the gateway's key: {error}"
+        text = f"the model server does not accept the gateway's key: {error.message}"
         return ApiError(502, text, "upstream_refused_key")
-    return ApiError(error.status, str(error), error.code or "upstream_error", retry_after=error.retry_after)
+    return ApiError(
+        error.status, error.message, error.code or "upstream_error", retry_after=error.retry_after
+    )
 
 
 def invalid_value(param: str, why: str) -> ApiError:
@@ -91,7 +94,7 @@ def error_response(error: ApiError) -> web.Response:
     headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return web.json_response(error.body, status=error.status, headers=headers)
+    return json_response(error.body, status=error.status, headers=headers)
 
 
 def _http_error(error: web.HTTPException) -> ApiError:

@@ -16,12 +16,13 @@ from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.bearer_keys import Keys
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.backend import Ask, Backend, Chunks, Tell
+from selfverify.serving.backend import Ask, Backend, Events, Tell
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import candidate_json, chunks, completion
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ABOUT, ROOM, Entrance, told
 from selfverify.serving.incoming import with_instruction, without_images
+from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.remote_images import RemoteImages
@@ -111,10 +112,8 @@ class Gateway:
             raise invalid_value(param, f"at most {most} candidates may be asked for")
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
-        if asked.stream and chosen is None:
-            passed_on = self.backend.stream(ask.body | _stream_fields(asked))
-            if passed_on is not None:
-                return await self._streamed(request, lambda stream: _pass_on(stream, passed_on, deadline))
+        if chosen is None and self.backend.passes_on():
+            return await self._pass_on(request, raw, ask)
         head = {
             "id": f"chatcmpl-{request[REQUEST_ID][4:]}",
             "created": int(time.time()),
@@ -125,7 +124,23 @@ class Gateway:
                 request, lambda stream: self._answer(stream, request, head, ask, asked)
             )
         outcome = await self._select(request, ask, asked.n)
-        return web.json_response(completion(head, ask, outcome), headers=_figures(ask, outcome))
+        return json_response(completion(head, ask, outcome), headers=_figures(ask, outcome))
+
+    async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
+        """Answer without selection: with what the server says, as it came."""
+        own = {"model": ask.model, "messages": ask.body["messages"]}
+        body = {name: value for name, value in raw.items() if name != "best_of"} | own
+        try:
+            if ask.streams:
+                events = self.backend.stream(body, ask.usage, ask.deadline)
+                return await self._streamed(request, lambda stream: _copy(stream, events, ask.deadline))
+            async with asyncio.timeout_at(ask.deadline):
+                reply = await self.backend.reply_to(body, ask.usage, ask.deadline)
+        except TimeoutError:
+            raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
+        finally:
+            self._count(ask)
+        return web.Response(body=reply, content_type="application/json")
 
     async def _ask(
         self,
@@ -173,20 +188,22 @@ class Gateway:
         self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
     ) -> Selection:
         outcome = await select(self.backend, ask, wanted, self.calibration, tell)
-        count, usage = self.metrics, ask.usage
-        count.candidates.inc(len(outcome.candidates))
+        count, drawn = self.metrics, len(outcome.candidates)
+        count.candidates.inc(drawn)
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
-        count.tokens.labels("prompt").inc(usage.prompt_tokens)
-        count.tokens.labels("candidate").inc(usage.candidate_tokens)
-        count.tokens.labels("verification").inc(usage.verification_tokens)
-        request[ABOUT] = (
-            f" {len(outcome.candidates)} candidates ({outcome.stopped}), {usage.candidate_tokens} tokens"
-        )
+        self._count(ask)
+        request[ABOUT] = f" {drawn} candidates ({outcome.stopped}), {ask.usage.candidate_tokens} tokens"
         if self.settings.log_prompts:
             texts = json.dumps([reply.text for reply in outcome.candidates], ensure_ascii=False)
             logger.info("%s gets %s", request[REQUEST_ID], texts)
         return outcome
+
+    def _count(self, ask: Ask) -> None:
+        count, usage = self.metrics.tokens, ask.usage
+        count.labels("prompt").inc(usage.prompt_tokens)
+        count.labels("candidate").inc(usage.candidate_tokens)
+        count.labels("verification").inc(usage.verification_tokens)
 
     async def _streamed(
         self, request: web.Request, write: Callable[[EventStream], Awaitable[None]]
@@ -242,13 +259,13 @@ class Gateway:
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]
         found = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
         counted = {"usage": ask.usage.as_openai(0), "usage_complete": ask.usage.complete}
-        return web.json_response(found | counted)
+        return json_response(found | counted)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/models``: the backend's models, each also by the name that turns selection off."""
         found = await self.backend.models()
         plain = [{**model, "id": f"{model['id']}@plain"} for model in found]
-        return web.json_response({"object": "list", "data": [*found, *plain]})
+        return json_response({"object": "list", "data": [*found, *plain]})
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/models/NAME``."""
@@ -256,12 +273,12 @@ class Gateway:
         name, _ = split_model(wanted)
         for model in await self.backend.models():
             if model["id"] == name:
-                return web.json_response({**model, "id": wanted})
+                return json_response({**model, "id": wanted})
         raise ApiError(404, f"the model {name!r} does not exist", "model_not_found", "model")
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """``GET /health``: says that this process lives, not whether an upstream does."""
-        return web.json_response({"status": "ok", "backend": self.backend.name, "in_flight": self.in_flight})
+        return json_response({"status": "ok", "backend": self.backend.name, "in_flight": self.in_flight})
 
     async def show_metrics(self, request: web.Request) -> web.StreamResponse:
         """``GET /metrics``: the counters in Prometheus's format."""
@@ -269,22 +286,12 @@ class Gateway:
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-def _stream_fields(asked: ChatRequest) -> dict[str, Any]:
-    """Return the fields that ask an upstream for the stream a client wants."""
-    fields: dict[str, Any] = {"stream": True}
-    if asked.n > 1:
-        fields["n"] = asked.n
-    if asked.include_usage:
-        fields["stream_options"] = {"include_usage": True}
-    return fields
-
-
-async def _pass_on(stream: EventStream, found: Chunks, deadline: float) -> None:
-    """Send a stream without selection: the server's own chunks, as they come."""
+async def _copy(stream: EventStream, events: Events, deadline: float) -> None:
+    """Send a stream without selection: the server's own events, as they come."""
     try:
-        async with asyncio.timeout_at(deadline), aclosing(found):
-            async for chunk in found:
-                await stream.event(chunk)
+        async with asyncio.timeout_at(deadline), aclosing(events):
+            async for event, _ in events:
+                await stream.copy(event)
     except TimeoutError:
         raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None
 

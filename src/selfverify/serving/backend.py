@@ -15,8 +15,8 @@ from selfverify.serving.best_of import BestOf
 if TYPE_CHECKING:  # it imports aiohttp, which `selfverify solve` does without
     from selfverify.serving.request_images import Picture
 
-Chunks = AsyncGenerator[dict[str, Any], None]
-"""A streamed chat completion, as a model server sends it."""
+Events = AsyncGenerator[tuple[bytes, dict[str, Any]], None]
+"""A streamed chat completion: the events as a model server sends them, and the chunks in them."""
 
 Tell = Callable[[int, Completion], None]
 """Told the place of each candidate and the candidate, once it has its score."""
@@ -130,9 +130,25 @@ class Backend(ABC):
         """
         return messages
 
-    def stream(self, body: Mapping[str, Any]) -> Chunks | None:
-        """Return a streamed completion without selection; None if this backend has no such streams."""
-        return None
+    def passes_on(self) -> bool:
+        """Whether requests without selection go through as they are, by `reply_to` and `stream`."""
+        return False
+
+    async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> bytes:
+        """Return a completion without selection, as the model server wrote it.
+
+        Raises:
+            ServerError: The server failed.
+        """
+        raise NotImplementedError
+
+    def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
+        """Yield a streamed completion without selection.
+
+        Raises:
+            ServerError: The server failed.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:

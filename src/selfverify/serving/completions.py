@@ -80,17 +80,37 @@ def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
     return found
 
 
+def logprobs(selected: Selected, settings: BestOf) -> dict[str, Any] | None:
+    """Return the log-probabilities of the text that is returned; None if that is none that was written."""
+    reply, text = selected.reply, visible(selected, settings)
+    start = reply.text.find(text)
+    if selected.abstained or start < 0 or (settings.content == "answer" and text != reply.text):
+        return None
+    place, found = 0, []
+    for entry in reply.logprobs:
+        token = str(entry.get("token", ""))
+        if start < place + len(token) and place < start + len(text):
+            found.append(entry)
+        place += len(token)
+    return {"content": found, "refusal": None}
+
+
 def completion(head: dict[str, Any], ask: Ask, outcome: Selection) -> dict[str, Any]:
-    """Return a chat completion; ``head`` holds its id, time and model."""
+    """Return a chat completion; ``head`` holds its id, time and model.
+
+    What else the server said of the best answer, of its choice and of its reply, is passed on.
+    """
     with_logprobs = bool(ask.body.get("logprobs"))
     return {
+        **outcome.selected[0].reply.head,
         **head,
         "object": "chat.completion",
         "choices": [
             {
+                **chosen.reply.about,
                 "index": i,
                 "message": message(chosen, ask.best_of),
-                "logprobs": {"content": chosen.reply.logprobs, "refusal": None} if with_logprobs else None,
+                "logprobs": logprobs(chosen, ask.best_of) if with_logprobs else None,
                 "finish_reason": chosen.reply.finish,
                 "verification": verification(chosen, outcome),
             }
@@ -103,7 +123,8 @@ def completion(head: dict[str, Any], ask: Ask, outcome: Selection) -> dict[str, 
 
 def chunks(whole: dict[str, Any], include_usage: bool) -> Iterator[dict[str, Any]]:
     """Yield a completion in chunks: of each answer its role, its text in pieces, its end and verification."""
-    head = {name: whole[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    own = ("choices", "usage", "best_of")
+    head = {name: whole[name] for name in whole if name not in own} | {"object": "chat.completion.chunk"}
     bare = {"logprobs": None, "finish_reason": None}
 
     def chunk(choice: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +133,7 @@ def chunks(whole: dict[str, Any], include_usage: bool) -> Iterator[dict[str, Any
     for choice in whole["choices"]:
         index, said = choice["index"], choice["message"]
         rest = {k: v for k, v in said.items() if k not in ("role", "content", "refusal", "tool_calls")}
-        calls = [{"index": k, **call} for k, call in enumerate(said.get("tool_calls", ()))]
+        calls = [{**call, "index": k} for k, call in enumerate(said.get("tool_calls", ()))]
         deltas = [
             {"role": "assistant", "content": ""},
             rest,

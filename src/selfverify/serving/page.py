@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from selfverify.serving.api_errors import ApiError, invalid_value
+from selfverify.serving.json_text import json_response
 from selfverify.serving.serve_settings import GatewaySettings
 
 EXAMPLES = 100
@@ -68,7 +69,7 @@ def add_page(
             "image_bytes": gateway.images.bytes,
             "image_pixels": gateway.images.pixels,
         }
-        return web.json_response(found, headers=_HEADERS)
+        return json_response(found, headers=_HEADERS)
 
     async def show_example(request: web.Request) -> web.Response:
         wanted = request.query.get("index", "0")
@@ -76,7 +77,7 @@ def add_page(
             raise ApiError(404, "there are examples for the built-in model only", "not_found")
         if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < EXAMPLES):
             raise invalid_value("index", f"a number below {EXAMPLES}")
-        return web.json_response(await asyncio.to_thread(example, int(wanted)), headers=_HEADERS)
+        return json_response(await asyncio.to_thread(example, int(wanted)), headers=_HEADERS)
 
     for path in _FILES:
         app.router.add_get(path, show)

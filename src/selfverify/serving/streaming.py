@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from aiohttp import web
+
+from selfverify.serving.json_text import json_bytes
 
 REQUEST_ID = web.RequestKey("request_id", str)
 
@@ -59,6 +60,10 @@ class EventStream:
         """Write an event."""
         await self._write(_event(data))
 
+    async def copy(self, event: bytes) -> None:
+        """Write an event that is one already."""
+        await self._write(event + b"\n\n")
+
     async def done(self) -> None:
         """Write OpenAI's last event."""
         await self._write(b"data: [DONE]\n\n")
@@ -76,4 +81,4 @@ class EventStream:
 
 def _event(data: dict[str, Any], name: str = "") -> bytes:
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"".join([head.encode(), b"data: ", json_bytes(data), b"\n\n"])

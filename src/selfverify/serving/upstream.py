@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Self
 
 from selfverify.core.errors import ConfigError, ServerError
@@ -11,7 +12,8 @@ from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
 from selfverify.remote.server_replies import Completion, soft_score, without_score
-from selfverify.serving.backend import Ask, Backend, Chunks, Drawing
+from selfverify.remote.usage import Usage
+from selfverify.serving.backend import Ask, Backend, Drawing, Events
 from selfverify.serving.incoming import refuse_addresses, with_pictures
 from selfverify.serving.request_images import Picture
 
@@ -54,9 +56,27 @@ class Upstream(Backend):
         refuse_addresses(messages)
         return with_pictures(messages, pictures) if pictures else messages
 
-    def stream(self, body: Mapping[str, Any]) -> Chunks:
+    def passes_on(self) -> bool:
         """See `Backend`."""
-        return self.client.stream(body)
+        return True
+
+    async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> bytes:
+        """See `Backend`."""
+        raw, reply = await self.client.chat_as_it_comes(body, usage.lost, until)
+        usage.add(reply.get("usage"), 0)
+        return raw
+
+    async def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
+        """See `Backend`."""
+        counted, begun = None, False
+        try:
+            async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until)) as events:
+                async for raw, chunk in events:
+                    counted, begun = chunk.get("usage") or counted, True
+                    yield raw, chunk
+        finally:
+            if begun:
+                usage.add(counted, 0)
 
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there."""
@@ -84,7 +104,7 @@ class Upstream(Backend):
 
         async def sample(more: dict[str, Any]) -> ServerError | None:
             mode: Mode = "separate" if self.separate else "stream" if ask.streams else "n"
-            return await self.sampler.draw(ask.body | more, n, deliver, ask.usage, mode, first)
+            return await self.sampler.draw(ask.body | more, n, deliver, ask.usage, mode, first, ask.deadline)
 
         async with asyncio.TaskGroup() as judging:
             try:

@@ -1,0 +1,169 @@
+"""What a server says reaches clients: unknown fields, calls of tools, every byte where nothing is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from selfverify.remote.growing import Growing
+from selfverify.serving.server import start
+from serving_servers import Body, FakeUpstream, open_upstream, question, quick_gateway, tagged
+
+CALLS: list[Body] = [
+    {
+        "index": 0,
+        "id": "a",
+        "type": "function",
+        "function": {"name": "tap", "arguments": "{}"},
+        "extra_content": 1,
+    },
+    {"index": 0, "id": "b", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
+    {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "select 1"}},
+]
+WHOLE: Body = {
+    "id": "x", "object": "chat.completion", "created": 1, "model": "big", "service_tier": "flex",
+    "system_fingerprint": "fp",
+    "choices": [
+        {
+            "index": 0, "finish_reason": "tool_calls", "stop_reason": 7,
+            "message": {"role": "assistant", "content": None, "tool_calls": CALLS, "reasoning": "hm"},
+        }
+    ],
+    "usage": {
+        "prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8,
+        "completion_tokens_details": {"reasoning_tokens": 4},
+    },
+}  # fmt: skip
+
+
+class Bytes(FakeUpstream):
+    """Says these bytes, as JSON or as events."""
+
+    def __init__(self, said: bytes) -> None:
+        super().__init__()
+        self.said = said
+
+    async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
+        kind = "text/event-stream" if self.said.startswith((b"data", b":")) else "application/json"
+        return web.Response(body=self.said, content_type=kind)
+
+
+def asked(said: bytes, model: str, **more: Any) -> bytes:
+    """The body that a client gets, who asks before a server that says ``said``."""
+
+    async def main() -> bytes:
+        async with AsyncExitStack() as stack:
+            gateway = quick_gateway(await open_upstream(Bytes(said), stack))
+            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            async with session.post(url, json=question(**more) | {"model": model}) as response:
+                assert response.status == 200, await response.text()
+                return await response.read()
+
+    return asyncio.run(main())
+
+
+def test_calls_and_unknown_fields_arrive() -> None:
+    reply = json.loads(asked(json.dumps(WHOLE).encode(), "m@bo1"))
+    [choice] = reply["choices"]
+    assert choice["message"]["tool_calls"] == CALLS and choice["message"]["reasoning"] == "hm"
+    assert (choice["stop_reason"], reply["service_tier"], reply["system_fingerprint"]) == (7, "flex", "fp")
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+    assert [call["name"] for call in choice["verification"]["answer"]] == ["tap", "wait", "sql"]
+
+
+def test_calls_and_unknown_fields_arrive_in_streams() -> None:
+    lines = asked(json.dumps(WHOLE).encode(), "m@bo1", stream=True).decode().splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    parts = [chunk["choices"][0] for chunk in chunks]
+    [calls] = [part["delta"]["tool_calls"] for part in parts if "tool_calls" in part["delta"]]
+    assert [call["index"] for call in calls] == [0, 1, 2]
+    assert [call | {"index": None} for call in calls] == [call | {"index": None} for call in CALLS]
+    assert parts[-1]["stop_reason"] == 7 and {chunk["service_tier"] for chunk in chunks} == {"flex"}
+
+
+ODD = b'{ "choices":[{"index":0,"message":{"content":"1\\u00e9"},"finish_reason":"stop"}],"z":1.0e2 }'
+EVENTS = (
+    b'data: {"choices": [{"index": 0, "delta": {"content": "1"}, "finish_reason":"stop"}],  "z":1.0e2}',
+    b'event: x\ndata: {"choices": []}',
+)
+
+
+def test_without_selection_every_byte_arrives() -> None:
+    assert asked(ODD, "m@plain") == ODD
+    for pause in (b"\n\n", b"\r\n\r\n"):
+        said = pause.join([b": hello", *EVENTS, b"data: [DONE]", b""])
+        assert asked(said, "m@plain", stream=True) == b"\n\n".join([*EVENTS, b"data: [DONE]", b""])
+
+
+@pytest.mark.parametrize("model", ["m@plain", "m@bo1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_no_number_becomes_null(model: str, stream: bool) -> None:
+    head = b'{"index":0,"%s":{"content":"9"},"finish_reason":"stop",'
+    logprobs = b'"logprobs":{"content":[{"token":"9","logprob":-Infinity,"top_logprobs":[]}]},"x":NaN}'
+    events = stream and model == "m@plain"  # a single candidate is not asked for in a stream
+    said = b'{"choices":[' + head % (b"delta" if events else b"message") + logprobs + b"]}"
+    said = b"data: " + said + b"\n\ndata: [DONE]\n\n" if events else said
+    got = asked(said, model, stream=stream, logprobs=True)
+    assert b"NaN" not in got and b"Infinity" not in got
+    parts = [line[6:] for line in got.splitlines() if line.startswith(b"data: {")] if stream else [got]
+    choices = [choice for part in parts for choice in json.loads(part)["choices"]]
+    assert {c["x"] for c in choices if "x" in c} == {None}
+    assert any((c.get("logprobs") or {}).get("content", [{}])[0].get("logprob", 0) is None for c in choices)
+
+
+def test_a_content_of_several_parts_is_a_text() -> None:
+    parts = [{"type": "text", "text": tagged("9")[:20]}, {"type": "text", "text": tagged("9")[20:]}]
+    said = {"choices": [{"index": 0, "message": {"content": parts}, "finish_reason": "stop"}]}
+    reply = json.loads(asked(json.dumps(said).encode(), "m@bo1"))
+    assert reply["choices"][0]["verification"]["answer"] == "9"
+
+
+def test_logprobs_are_those_of_the_text_that_is_returned() -> None:
+    text = "9 <score>0.8</score>"
+    entries = [{"token": token, "logprob": -0.5} for token in ("9", " <", "score", ">0.8</score>")]
+    message = {"content": text}
+    said = {"choices": [{"message": message, "logprobs": {"content": entries}, "finish_reason": "stop"}]}
+    for content, count in (("text", 1), ("raw", 4), ("answer", None)):
+        best = {"n": 1, "content": content}
+        reply = json.loads(asked(json.dumps(said).encode(), "m", logprobs=True, best_of=best))
+        found = reply["choices"][0]["logprobs"]
+        assert (found and len(found["content"])) == count
+
+
+def test_calls_grow_in_streams() -> None:
+    """By their index; one that comes with another id is another call, whatever its index."""
+    growing = Growing()
+    pieces: list[Body] = [
+        {
+            "index": 0,
+            "id": "a",
+            "type": "function",
+            "function": {"name": "tap", "arguments": ""},
+            "extra": {"k": 1},
+        },
+        {"index": 0, "function": {"arguments": '{"x":'}},
+        {"index": 1, "id": "b", "type": "custom", "custom": {"name": "sql", "input": "select"}},
+        {"index": 0, "id": "a", "function": {"name": "tap", "arguments": "1}"}},
+        {"index": 1, "custom": {"input": " 1"}},
+        {"index": 0, "id": "c", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
+    ]
+    for piece in pieces:
+        growing.grow({}, {"delta": {"tool_calls": [piece, "noise"]}})
+    assert growing.reply.tool_calls == [
+        {
+            "id": "a",
+            "type": "function",
+            "function": {"name": "tap", "arguments": '{"x":1}'},
+            "extra": {"k": 1},
+        },
+        {"id": "b", "type": "custom", "custom": {"name": "sql", "input": "select 1"}},
+        {"id": "c", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
+    ]
