@@ -14,12 +14,12 @@ from aiohttp import web
 
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
+from selfverify.remote.chat_wire import seconds_of
 from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
 from selfverify.remote.judge import rate
 from selfverify.remote.lacking import MOST_MODELS, Lacking
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
-from selfverify.remote.wire import seconds_of
 from serving_servers import FakeUpstream, open_upstream, question, tagged
 
 T = TypeVar("T")

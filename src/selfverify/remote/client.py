@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from selfverify.core.errors import ConfigError, ServerError
-from selfverify.remote.json_size import has_more_values
-from selfverify.remote.lacking import Lacking
-from selfverify.remote.wire import (
+from selfverify.remote.chat_wire import (
     Event,
     as_chunk,
     as_it_came,
@@ -32,6 +30,8 @@ from selfverify.remote.wire import (
     read_events,
     refusal,
 )
+from selfverify.remote.json_size import has_more_values
+from selfverify.remote.lacking import Lacking
 
 try:
     import aiohttp
