@@ -46,8 +46,12 @@ async def opened(stack: AsyncExitStack, url: str, **settings: Any) -> RemoteEnvi
     return environment
 
 
-async def answering(stack: AsyncExitStack, script: Callable[[web.WebSocketResponse], Awaitable[None]]) -> str:
-    """The address of a server whose sockets follow a script."""
+async def answering(
+    stack: AsyncExitStack,
+    script: Callable[[web.WebSocketResponse], Awaitable[None]],
+    schema: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
+) -> str:
+    """The address of a server whose sockets follow a script; it may say which fields its actions have."""
 
     async def handler(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
@@ -57,6 +61,8 @@ async def answering(stack: AsyncExitStack, script: Callable[[web.WebSocketRespon
 
     app = web.Application()
     app.router.add_get("/ws", handler)
+    if schema is not None:
+        app.router.add_get("/schema", schema)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from selfverify.agents.exhibits import Exhibit
-from selfverify.agents.facts import Listing, Seen, listing, records_of, same
+from selfverify.agents.facts import Listing, Seen, check_facts, listing, records_of, same
 from selfverify.core.environment import Observation
+from selfverify.core.errors import DataError
 
 
 def exhibit(round: int, *facts: tuple[str, str, Any]) -> Exhibit:
@@ -70,3 +73,29 @@ def test_a_record_is_gone_when_its_list_is_later_whole_without_it() -> None:
     assert not Seen([there, gone]).of_kind("contact")
     back = exhibit(6, ("contact/7", "name", "Bob Lee"))
     assert set(Seen([there, gone, back]).of_kind("contact")) == {"7"}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        None,
+        "facts",
+        {"alarm/1": 1},
+        [["alarm/1", "time"]],
+        [None],
+        [["alarm/1", "time", None]],
+        [["alarm/1", "time", ["07:30"]]],
+        [["alarm/1", 5, "07:30"]],
+        [["alarm", "count", "two"]],
+        [["alarm", "count", True]],
+        [["alarm/1", "level", 0.5]],
+    ],
+)
+def test_facts_that_are_none_are_refused(facts: Any) -> None:
+    with pytest.raises(DataError, match="fact"):
+        check_facts(facts)
+
+
+def test_facts_of_all_sorts() -> None:
+    check_facts([("alarm/1", "time", "07:30"), ["alarm/1", "on", True], ["alarm?on=True", "count", 0]])
+    check_facts(())

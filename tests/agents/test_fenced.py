@@ -9,7 +9,7 @@ from PIL import Image
 
 from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission
-from selfverify.agents.fenced import IMAGE, LONGEST_SCREEN, fence_of, render
+from selfverify.agents.fenced import IMAGE, LONGEST_SCREEN, disarmed, fence_of, render
 from selfverify.core.environment import Call, Observation
 
 
@@ -87,3 +87,10 @@ def test_errors_first_screens_and_odd_texts_are_shown() -> None:
 
 def test_no_evidence_is_said_to_be_none() -> None:
     assert "these rounds: none." in render(case()).text
+
+
+def test_disarming_takes_no_longer_for_blanks() -> None:
+    """Blanks between a bracket and a slash that does not come: each is looked at once."""
+    text = ("<" + " " * 11_000) * 2
+    assert disarmed(text, LONGEST_SCREEN) == text
+    assert disarmed("< / verdict>", 100) == "‹ / verdict>" and disarmed("<  Think>", 100) == "‹  Think>"

@@ -129,3 +129,24 @@ def test_goals_are_plain_json() -> None:
 def test_sub_goals_are_said_in_good_words(kind: str, named: str) -> None:
     [finding] = Goal(needs=(Has(kind=kind, match={"label": "Gym"}, new=True),)).shown([]).findings
     assert finding.about == f"there is {named} with label Gym"
+
+
+ALARM = {"type": "has", "kind": "alarm", "values": {"on": True}}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"needs": []}, "done from the start"),
+        ({"needs": [{"type": "listed", "kind": "alarm"}]}, "done from the start"),
+        ({"kind": "query", "needs": [ALARM]}, "a query needs an `answer`"),
+        ({"needs": [ALARM], "answer": {"value": "Yoga"}}, "an `answer` belongs to a query"),
+        (
+            {"kind": "query", "needs": [], "answer": {"form": "yes-no", "value": "Yes"}},
+            "answer: .* yes or no",
+        ),
+    ],
+)
+def test_a_goal_that_is_reached_by_nothing_or_never_is_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=f"row 3: .*{message}"):
+        Goal.read(data, "row 3")

@@ -86,3 +86,21 @@ def test_no_message_raises(message: str, form: str) -> None:
 
 def test_no_message_is_a_long_one() -> None:
     assert not says("Acme " * 200, "Acme")
+
+
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [
+        ("yes-no", "Yes"),  # else a message of "no" would be right
+        ("yes-no", ""),
+        ("number", "many"),
+        ("number", "1,200"),
+        ("time", "soon"),  # else any message with an impossible time would be right
+        ("time", "25:00"),
+        ("digits", "none"),
+        ("text", " -"),
+    ],
+)
+def test_a_value_that_no_message_can_give_is_refused(form: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"of the form {form} has to be"):
+        Answer(form=form, value=value)  # type: ignore[arg-type]

@@ -172,3 +172,9 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["rows"][0]["figures"]["SR"] == 0.3
     done = CliRunner().invoke(app, ["agent", "tables", "gone"])
     assert done.exit_code == 2 and "there is no folder gone" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["{folder}", "{folder}@after", "RL:tiny={folder}", "RL:tiny={folder}@after"])
+def test_a_folder_may_have_an_equals_sign_in_its_name(run: Path, tmp_path: Path, form: str) -> None:
+    folder = run.rename(tmp_path / "lr=1e-6")
+    assert agent_tables([form.format(folder=folder)]).rows[-1].model in ("tiny", "lr=1e-6")

@@ -24,7 +24,9 @@ from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import read_calls, short_name
 from selfverify.tasks.tool_episode import ACTION, shortened
 
-_HEADING = re.compile(r"^(?=\s*#+\s*round\b)", re.IGNORECASE | re.MULTILINE)
+_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+"""What ends a line. Space inside one is looked for without these, else blank lines take quadratic time."""
+_HEADING = re.compile(rf"(?:^|(?<=[{_ENDS}]))(?=[^\S{_ENDS}]*#+\s*round\b)", re.IGNORECASE)
 
 
 class AgentSettings(StrictModel):
@@ -216,11 +218,12 @@ class AgentEpisode(Episode):
         """A round as the agent reads it: its number, why a call was refused, the screen, its pictures."""
         assert self._session is not None
         counted = self._session.history[-1].seen is seen
-        lines = [f"## Round {seen.round}"] * counted + [f"Error: {seen.error}"] * bool(seen.error)
-        over = self._session.over
-        # What a screen says must not look like the number of a round.
-        lines += [_HEADING.sub(r"\\\g<0>", seen.text)] + [f"(The task is over. Call {SUBMIT}.)"] * over
-        words = shortened("\n".join(lines), self.settings.longest_screen)
+        head = [f"## Round {seen.round}"] * counted
+        foot = [f"(The task is over. Call {SUBMIT}.)"] * self._session.over
+        told = "\n".join([f"Error: {seen.error}"] * bool(seen.error) + [seen.text])
+        # What a screen says must not look like the number of a round, also where it goes on behind a gap.
+        told = _HEADING.sub(r"\\", shortened(told, self.settings.longest_screen))
+        words = "\n".join([*head, told, *foot])
         return Reply(_form(words, len(seen.images)), list(seen.images), role)
 
     def _end(self, outcome: Outcome, why: str = "") -> Reply:
@@ -243,14 +246,14 @@ class AgentEpisode(Episode):
         if not last and (session.environment.waits or settled):
             return
         try:
-            state = session.state()
+            facts = session.facts()
         except EnvironmentLost:
             if not last:
                 raise
-            state, self.worked.truth = None, None
-        if state is None:
+            facts, self.worked.truth = None, None
+        if facts is None:
             return
-        self.worked.truth = goal.on_state(state["facts"], self.worked.message)
+        self.worked.truth = goal.on_state(facts, self.worked.message)
         if self.worked.reached is None and goal.kind == "operation" and self.worked.truth.complete:
             self.worked.reached = session.rounds
 

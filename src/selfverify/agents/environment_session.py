@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from selfverify.agents import background
 from selfverify.agents.exhibits import Exhibit
+from selfverify.agents.facts import Fact, check_facts
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.errors import DataError
 
 T = TypeVar("T")
 
@@ -41,7 +43,7 @@ class EnvironmentSession:
         """Carry out a call; see `Environment.act`.
 
         Raises:
-            EnvironmentLost: Also where the environment does not count on.
+            EnvironmentLost: Also where the environment does not count on, or declares facts that are none.
         """
         return self._seen(call, self._run(self.environment.act(call)))
 
@@ -52,6 +54,26 @@ class EnvironmentSession:
     def state(self) -> dict[str, Any] | None:
         """The ground truth; see `Environment.state`."""
         return self._run(self.environment.state())
+
+    def facts(self) -> Sequence[Fact] | None:
+        """All that is so, of the ground truth; None where the environment tells nothing.
+
+        Raises:
+            EnvironmentLost: It is lost.
+            DataError: Its state has no facts, so that no goal can be checked.
+        """
+        state = self.state()
+        if state is None:
+            return None
+        try:
+            check_facts(state.get("facts"))
+        except DataError as error:
+            raise DataError(
+                f"the environment's state cannot tell whether the task's goal is reached: {error}; leave the "
+                "goal out where an environment declares no facts"
+            ) from None
+        found: Sequence[Fact] = state["facts"]
+        return found
 
     def close(self) -> None:
         """Give the environment back; a call that still runs is cancelled first."""
@@ -72,6 +94,10 @@ class EnvironmentSession:
             raise EnvironmentLost(
                 f"the environment has answered round {self.rounds} and numbers the next one {seen.round}"
             )
+        try:
+            check_facts(seen.info.get("facts", ()))
+        except DataError as error:
+            raise EnvironmentLost(f"the environment's round {seen.round}: {error}") from None
         self.over = seen.done or seen.truncated
         self.history.append(Exhibit(call, seen))
         return seen

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from selfverify.agents.exhibits import Exhibit
+from selfverify.core.errors import DataError
 
 Scalar = str | int | bool
 Fact = tuple[str, str, Scalar]
@@ -37,6 +38,31 @@ def same(one: Scalar | None, other: Scalar | None) -> bool:
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
+
+
+def check_facts(facts: object) -> None:
+    """See that an environment has declared facts, whoever has written it.
+
+    Raises:
+        DataError: These are none.
+    """
+    if not isinstance(facts, Sequence) or isinstance(facts, str):
+        raise DataError(f"facts are a list of [subject, attribute, value], not {_short(facts)}")
+    for fact in facts:
+        match fact:
+            case [str(subject), str(), int(value)] if listing(subject) is None or type(value) is int:
+                continue
+            case [str(subject), str(), str()] if listing(subject) is None:
+                continue
+        raise DataError(
+            f"{_short(fact)} is no fact: it has to be [subject, attribute, value] with a text, a whole "
+            "number or true or false as value; of a list it is the number of its records"
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class Listing(NamedTuple):

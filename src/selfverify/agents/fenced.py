@@ -24,7 +24,7 @@ LONGEST_SCREEN = 24_000
 LONGEST_MESSAGE = 4_000
 """Characters of an agent's message or call that a judge reads."""
 
-_OURS = re.compile(r"<(?=\s*/?\s*(?:reasoning|validevidence|verdict|think)\b)", re.IGNORECASE)
+_OURS = re.compile(r"<(?=\s*(?:/\s*)?(?:reasoning|validevidence|verdict|think)\b)", re.IGNORECASE)
 _KEY = b"selfverify evidence"
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.facts import Fact, Scalar, Seen, listing, records_of
-from selfverify.agents.needs import Finding, Has, Need
+from selfverify.agents.needs import Finding, Has, Listed, Need
 from selfverify.agents.query_answers import Answer
 from selfverify.core.errors import DataError
 from selfverify.core.settings import StrictModel
@@ -62,6 +62,19 @@ class Goal(StrictModel):
     kind: Literal["operation", "query"] = "operation"
     needs: tuple[Need, ...]
     answer: Answer | None = None
+
+    @model_validator(mode="after")
+    def _can_be_missed(self) -> Goal:
+        """See that doing nothing does not reach the goal, and that something does."""
+        if self.kind == "query" and self.answer is None:
+            raise ValueError("a query needs an `answer`")
+        if self.kind == "operation" and self.answer is not None:
+            raise ValueError("an `answer` belongs to a query; set `kind` to query")
+        if self.kind == "operation" and all(isinstance(need, Listed) for need in self.needs):
+            raise ValueError(
+                "an operation needs a need of type has or absent; else it is done from the start"
+            )
+        return self
 
     @classmethod
     def read(cls, data: Any, name: str = "goal") -> Goal:

@@ -6,6 +6,8 @@ import re
 import unicodedata
 from typing import Literal
 
+from pydantic import model_validator
+
 from selfverify.core.settings import StrictModel
 
 _NUMBERS = (
@@ -17,6 +19,7 @@ _TIME = re.compile(
     r"(?<![0-9:.])([0-9]{1,2})[:.]([0-9]{2})(?![0-9:])\s*([ap]\.?m\b)?|\b([0-9]{1,2})\s*([ap]\.?m\b)"
 )
 _NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?")
+_PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _YES, _NO = frozenset({"yes", "true", "yeah", "correct"}), frozenset({"no", "false", "nope", "incorrect"})
 LONGEST = 400
 """Longer messages are no answers."""
@@ -38,6 +41,28 @@ class Answer(StrictModel):
     value: str
     others: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _readable(self) -> Answer:
+        """See that a message can give this answer: else a wrong one could count as right, or none could."""
+        match self.form:
+            case "yes-no":
+                fits, form = self.value in ("yes", "no"), "yes or no"
+            case "number":
+                fits, form = (
+                    _PLAIN_NUMBER.fullmatch(self.value) is not None,
+                    "a number in digits, such as -1200.5",
+                )
+            case "time":
+                found = _TIME.fullmatch(self.value)
+                fits, form = _minutes(found) is not None, "a time of day such as 07:30"
+            case "digits":
+                fits, form = re.search("[0-9]", self.value) is not None, "a text with digits"
+            case "text":
+                fits, form = _WORD.search(self.value) is not None, "a text with words"
+        if not fits:
+            raise ValueError(f"the value {self.value[:80]!r} of the form {self.form} has to be {form}")
+        return self
 
     def matches(self, message: str) -> bool:
         """Whether a message gives this answer. It comes from a model: nothing in it raises an error."""

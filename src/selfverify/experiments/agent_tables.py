@@ -162,15 +162,20 @@ def markdown(tables: Tables, paper: bool = False, intervals: bool = False, by: s
 
 
 def _parsed(text: str) -> tuple[tuple[str, str] | None, Path, Stage | None]:
-    """Type and model, folder, and stage."""
-    name, equals, place = text.rpartition("=")
+    """Type and model, folder, and stage. A folder may have an equals sign in its name, as ``lr=1e-6``."""
+    stage: Stage | None = None
+    plain = text
+    for known in get_args(Stage):
+        if plain.endswith(f"@{known}"):
+            plain, stage = plain.removesuffix(f"@{known}"), known
+    name, equals, place = plain.partition("=")
     type, colon, model = name.partition(":")
+    if equals and Path(plain).expanduser().is_dir():
+        equals, place = "", plain
     if equals and not (type and colon and model):
         raise ConfigError(f"{text}: a row is FOLDER or TYPE:MODEL=FOLDER, such as RL:Qwen3-8B=runs/rl")
-    stage: Stage | None = None
-    for known in get_args(Stage):
-        if place.endswith(f"@{known}"):
-            place, stage = place.removesuffix(f"@{known}"), known
+    if not equals:
+        place = plain
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"{text}: there is no folder {folder}")

@@ -216,3 +216,42 @@ def test_a_row_without_a_goal_and_rules(files: Path, counters: str) -> None:
 def test_settings_that_cannot_work(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         EnvironmentAgentsConfig(**{"sources": [{"kind": "android-world", "url": "http://x:1"}], **changed})
+
+
+@pytest.mark.parametrize(
+    ("goal", "message"),
+    [
+        ({"needs": []}, "done from the start"),
+        ({"needs": [{"type": "was", "kind": "alarm"}]}, "needs.0: "),
+        ({"kind": "query", "needs": [], "answer": {"form": "yes-no", "value": "Yes"}}, "answer: "),
+    ],
+)
+def test_a_goal_that_is_none_is_found_before_a_conversation_begins(
+    tmp_path: Path, counters: str, goal: dict[str, Any], message: str
+) -> None:
+    row = {"id": "odd", "instruction": "Count.", "task": {"goal": 1}, "goal": goal}
+    (tmp_path / "odd.jsonl").write_text(json.dumps(row) + "\n")
+    made = task(tmp_path / "odd.jsonl", counters)
+    with pytest.raises(DataError, match=rf"environment/test/odd/odd: goal: .*{message}"):
+        made.problem("test", 0, 0)
+    made._lender.close()
+
+
+class Submitting(Counter):
+    """Has a tool of the same name as the one by which agents hand in."""
+
+    @property
+    def tools(self) -> Any:
+        [first, *_] = super().tools
+        return [first, first | {"function": first["function"] | {"name": "submit"}}]
+
+
+def test_a_tool_that_is_called_as_the_agents_own_is_refused(files: Path) -> None:
+    serving = Serving(counter=Submitting)
+    try:
+        made = task(files, serving.url)
+        with pytest.raises(ConfigError, match="two tools are called 'submit'"):
+            made.check_files("test")
+        made._lender.close()
+    finally:
+        serving.stop()

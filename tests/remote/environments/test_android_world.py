@@ -175,3 +175,13 @@ def test_a_pool_checks_its_health() -> None:
         assert not await source.healthy()
 
     run(use)
+
+
+@pytest.mark.parametrize("goal", [None, "", 5, ["Stop the watch."]])
+def test_a_task_without_a_goal_in_words_loses_the_session(goal: Any) -> None:
+    async def use(world: AndroidWorld, emulator: Emulator) -> None:
+        emulator.faults["task/goal"] = json.dumps({"goal": goal})
+        with pytest.raises(EnvironmentLost, match="the goal of ClockStopWatch is no text"):
+            await world.reset(TASK, seed=0)
+
+    run(use)

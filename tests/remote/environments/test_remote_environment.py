@@ -301,3 +301,30 @@ def test_a_refused_action_is_the_agents_fault() -> None:
             assert (await client.act(ADD)).round == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("parts", "fields"),
+    [
+        (['{"action": {"properties": {"x": ', '{"type": "integer"}, "metadata": {}}}}'], {"x"}),
+        (['{"action": {"properties": [1]}}'], set()),
+        (['{"action": 5}'], set()),
+    ],
+)
+def test_the_fields_of_a_plain_action_come_in_pieces_or_are_none(parts: list[str], fields: set[str]) -> None:
+    async def schema(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part.encode())
+            await asyncio.sleep(0.05)
+        return response
+
+    async def main() -> set[str]:
+        async with AsyncExitStack() as stack:
+            url = await answering(stack, says(FIRST), schema=schema)
+            client = await opened(stack, url, actions="plain")
+            await client.open()
+            return set(client.tools[0]["function"]["parameters"]["properties"])
+
+    assert asyncio.run(main()) == fields

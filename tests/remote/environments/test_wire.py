@@ -144,6 +144,7 @@ def test_observations_of_other_servers_are_read() -> None:
         ({"observation": {}, "metadata": [1]}, "metadata"),
         ({"observation": {}, "metadata": {"round": 5}}, "round 5, and round 4 is due"),
         ({"observation": {}, "metadata": {"round": "4"}}, "round 4"),
+        ({"observation": {}, "metadata": {"round": 4.0}}, "round 4.0"),
         ({"observation": {}, "done": "yes"}, "done"),
         ({"observation": {}, "metadata": {"truncated": 1}}, "truncated"),
         ({"observation": {}, "reward": "1"}, "reward"),
@@ -237,3 +238,9 @@ def test_a_jpeg_is_an_image_too() -> None:
     Image.new("RGB", (6, 5)).save(file, "JPEG")
     block = {"type": "image", "data": base64.b64encode(file.getvalue()).decode(), "mimeType": "image/jpeg"}
     assert from_blocks([block], LIMITS)[1][0].size == (6, 5)
+
+
+@pytest.mark.parametrize(("round", "due"), [(True, 1), (False, 0), (-1, 0)])
+def test_truth_values_and_what_is_before_the_first_are_no_rounds(round: Any, due: int) -> None:
+    with pytest.raises(DataError, match=f"round {due} is due"):
+        read_observation({"observation": {"error": "no"}, "metadata": {"round": round}}, due, LIMITS)

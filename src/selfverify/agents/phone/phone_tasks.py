@@ -113,7 +113,7 @@ def named(template: str) -> Template:
     if template not in TEMPLATES:
         close = difflib.get_close_matches(template[:80], TEMPLATES, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise DataError(f"phone: there is no template {template!r}; {hint}docs/phone.md lists them")
+        raise DataError(f"phone: there is no template {template[:80]!r}; {hint}docs/phone.md lists them")
     return TEMPLATES[template]
 
 
@@ -206,6 +206,9 @@ def _check_state(state: dict[str, Any]) -> None:
     fresh = Phone.fresh({})
     if missing := sorted(fresh.keys() - state.keys()):
         raise DataError(f"phone task: the state has no {missing[0]!r}")
+    if wrong := [name for name, like in fresh.items() if type(state[name]) is not type(like)]:
+        kind = type(fresh[wrong[0]]).__name__
+        raise DataError(f"phone task: the state's {wrong[0]!r} must be of type {kind}")
     data = state["data"]
     for kind, records in model.items():
         if not isinstance(data, dict) or not isinstance(data.get(kind), dict):

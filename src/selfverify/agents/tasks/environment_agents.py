@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, model_validator
 
 from selfverify.agents.agent_episode import AgentSettings
+from selfverify.agents.evidence import SUBMIT
+from selfverify.agents.goals import Goal
 from selfverify.agents.lent import Lender, Lent
 from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
@@ -22,6 +25,7 @@ from selfverify.data.fields import Row
 from selfverify.remote.environments.environment_pool import PoolSettings
 from selfverify.tasks.base import TaskConfig
 from selfverify.tasks.row_task import RowTask, RowTaskConfig
+from selfverify.tasks.tool_calls import short_name
 
 
 class EnvironmentAgentsConfig(AgentTaskConfig, RowTaskConfig):
@@ -87,8 +91,10 @@ class EnvironmentAgents(AgentTask, RowTask):
         """See `RowTask.ask`.
 
         Raises:
-            DataError: Rules are to judge, and the row has no goal.
+            DataError: The row's goal is none, or rules are to judge and there is none.
         """
+        if row["goal"] is not None:
+            Goal.read(row["goal"], f"{id}: goal")
         if row["goal"] is None and self.config.judge.kind == "rules":
             raise DataError(
                 f"{id}: the row has no goal, and rules judge by one; set judge.kind to state (with "
@@ -112,13 +118,21 @@ class EnvironmentAgents(AgentTask, RowTask):
         """See `AgentTask.tools`; a session is asked once.
 
         Raises:
-            ConfigError: No session can be had.
+            ConfigError: No session can be had, or two tools have one name, `SUBMIT` among them.
         """
         if self._known is None:
             try:
-                self._known = self._lender.ask_for_tools()
+                found = self._lender.ask_for_tools()
             except (DataError, EnvironmentLost) as error:
                 raise ConfigError(f"task {self.name}: {error}") from None
+            names = Counter(tool["function"]["name"] for tool in found)
+            names[SUBMIT] += 1
+            if twice := [short_name(name) for name, count in names.items() if count > 1]:
+                raise ConfigError(
+                    f"task {self.name}: two tools are called {twice[0]}, so that no call could say which is "
+                    f"meant; agents hand in with {SUBMIT}"
+                )
+            self._known = found
         return self._known
 
     @property

@@ -103,9 +103,11 @@ class AndroidWorld(Environment):
         self._task = {"task_type": name, "task_idx": str(index)}
         await self._ask("POST", "task/initialize", self._task, slow)
         goal = (await self._ask("GET", "task/goal", self._task, slow)).get("goal")
+        if not isinstance(goal, str) or not goal.strip():
+            await self._lose(f"the goal of {name[:80]} is no text: {str(goal)[:40]}")
         screen = await self._screen()
         self._round, self._over = 0, False
-        return Observation(0, str(goal), [screen], info={**self._task, "instruction": str(goal)})
+        return Observation(0, goal, [screen], info={**self._task, "instruction": goal})
 
     async def act(self, call: Call) -> Observation:
         """See `Environment`."""

@@ -17,6 +17,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.remote.environments.content import ContentLimits, from_blocks
 from selfverify.remote.environments.remote_environment import base_url
 from selfverify.remote.environments.wire import read_tools
+from selfverify.remote.environments.wire_observations import read_reward
 
 try:
     import httpx2
@@ -164,20 +165,20 @@ class McpToolset(Environment):
             raise
 
     async def _read(self, result: Any) -> Observation:
+        told = {k.removeprefix("selfverify/"): v for k, v in (result.meta or {}).items()}
         blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
         try:
             text, images = await asyncio.to_thread(from_blocks, blocks, self.settings.limits)
+            reward = read_reward(told.get("reward"))
         except DataError as error:
             await self._lose(str(error))
-        told = {k.removeprefix("selfverify/"): v for k, v in (result.meta or {}).items()}
-        reward = told.get("reward")
         found = Observation(
             self._round,
             text,
             images,
             done=told.get("done") is True,
             truncated=told.get("truncated") is True,
-            reward=float(reward) if isinstance(reward, int | float) else None,
+            reward=reward,
         )
         if result.is_error:
             found.text, found.error = "", text or "the tool has failed"

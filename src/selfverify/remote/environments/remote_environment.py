@@ -189,14 +189,19 @@ class RemoteEnvironment(Environment):
         try:
             async with asyncio.timeout(self.settings.act_s), self._http.get(self._base / "schema") as reply:
                 reply.raise_for_status()
-                raw = await reply.content.read(most)
-            schema = wire.decode_object(raw).get("action")
+                raw = bytearray()
+                async for part in reply.content.iter_any():
+                    raw += part
+                    if len(raw) > most:
+                        raise DataError(f"it is larger than {most:,} bytes")
+            schema = wire.decode_object(bytes(raw)).get("action")
         except TimeoutError:
             await self._lose(f"no answer to /schema within {self.settings.act_s:g} s")
         except (aiohttp.ClientError, OSError, DataError) as error:
             await self._lose(f"its /schema is of no use: {error}")
         shape = schema if isinstance(schema, dict) else {}
-        own = {k: v for k, v in shape.get("properties", {}).items() if k != "metadata"}
+        fields = shape.get("properties")
+        own = {k: v for k, v in fields.items() if k != "metadata"} if isinstance(fields, dict) else {}
         return wire.read_tools(
             [
                 {

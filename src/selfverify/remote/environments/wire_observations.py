@@ -77,7 +77,8 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -
     if not error and isinstance(result, dict) and (result.get("is_error") or result.get("isError")):
         text, error = "", text or "the tool has failed"
     told = metadata.get("round", due)
-    if told != due and not (error and told == due - 1):
+    # True and 1.0 are equal to 1, and are no numbers of rounds.
+    if type(told) is not int or (told != due and not (error and 0 <= told == due - 1)):
         raise DataError(f"the observation is of round {str(told)[:20]}, and round {due} is due")
     foreign = {name: value for name, value in metadata.items() if name not in ("round", "done", "truncated")}
     info = metadata.get("info", foreign)
@@ -88,7 +89,7 @@ def read_observation(data: Mapping[str, Any], due: int, limits: ContentLimits) -
         error,
         done=_flag(metadata.get("done", data.get("done")), "done"),
         truncated=_flag(metadata.get("truncated"), "truncated"),
-        reward=_reward(data.get("reward")),
+        reward=read_reward(data.get("reward")),
         info=info if isinstance(info, dict) else {"info": info},
     )
 
@@ -126,7 +127,12 @@ def _flag(value: object, name: str) -> bool:
     return bool(value)
 
 
-def _reward(value: object) -> float | None:
+def read_reward(value: object) -> float | None:
+    """Return a reward as a server has sent it; None where nothing was scored.
+
+    Raises:
+        DataError: It is no finite number.
+    """
     if value is None:
         return None
     try:
