@@ -95,6 +95,15 @@ def test_two_runs_do_not_share_a_folder(held: Path, resume: bool) -> None:
     assert {path: path.stat().st_mtime_ns for path in held.rglob("*")} == before
 
 
+def test_verdicts_that_are_not_there_are_missed_before_anything_is_measured(tmp_path: Path) -> None:
+    verdicts = tmp_path / "keep.jsonl"
+    wanted = recipe(tmp_path / "run", steps=1)
+    wanted = wanted.model_copy(update={"learner": wanted.learner.model_copy(update={"keep": str(verdicts)})})
+    with pytest.raises(ConfigError, match=r"keep\.jsonl: there are no verdicts"):
+        train(wanted)
+    assert not list((tmp_path / "run").glob("samples-*"))
+
+
 def test_a_run_that_goes_on_is_measured_again(tmp_path: Path) -> None:
     train(recipe(tmp_path, steps=1))
     before = header(tmp_path / "samples-after.jsonl")

@@ -18,6 +18,7 @@ from selfverify.core.journal import read_rows
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.data.verdicts import read_verdicts
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.shown_problems import write_gallery
 from selfverify.evaluation.steps import IMAGES
@@ -162,12 +163,15 @@ def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
     """Make the policy, the task and the method that a recipe names.
 
     Raises:
-        ConfigError: A data file is missing. This is found before a model is loaded.
+        ConfigError: A data file, or the file of verdicts that ``learner.keep`` names, is missing. This is
+            found before a model is loaded.
     """
     task = recipe_task(recipe)
     method = make_method(recipe.method.name, **recipe.method.options)
     task.check_files("train")
     task.check_files(recipe.evaluation.split)
+    if recipe.learner.keep is not None:
+        read_verdicts(recipe.learner.keep)
     return Policy.load(recipe.policy), task, method
 
 
