@@ -34,6 +34,8 @@ VTS = '{"thought": "The \\"sign\\".", "action_name": "crop", ' + ACTION
         (f"I look.\n```json\n{BODY}\n```", "I look.\n"),
         (f"```json\n{BODY}\n```", "```json\n"),
         (BODY, ""),
+        ("crop 1 1 2 3 4", ""),
+        ("<think>7</think>crop 1 1 2 3 4", "<think>7</think>"),
         ('Closer.<grounding>{"bbox_2d": [1, 2, 3, 4], "source": "original_image"}</grounding>', "Closer."),
     ],
 )
@@ -72,7 +74,18 @@ def test_arguments_of_other_models() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["It is 5.", "", '{"answer": 5}', "```json\n[1]\n```", "<think>" + VTS])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is 5.",
+        "",
+        "crop 1 1 2 3",
+        "I crop 1 1 2 3 4",
+        '{"answer": 5}',
+        "```json\n[1]\n```",
+        "<think>" + VTS,
+    ],
+)
 def test_no_call(text: str) -> None:
     """An answer is no call, and neither is what stands in an unfinished thought."""
     assert read(text) == LookCall()

@@ -10,6 +10,7 @@ from selfverify.agents.tasks.environment_agents import EnvironmentAgents
 from selfverify.agents.tasks.phone_agents import PhoneAgents
 from selfverify.agents.tasks.phone_judging import PhoneJudging
 from selfverify.core.errors import ConfigError
+from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.methods.adapo import AdaPO
 from selfverify.methods.adapo_adpo import AdaPOADPO
 from selfverify.methods.adpo import ADPO
@@ -40,6 +41,7 @@ TASKS: dict[str, type[Task]] = {
         DigitsSum,
         DigitsLocate,
         DigitsMix,
+        DigitsFar,
         WordSums,
         Grounding,
         Mobile,

@@ -17,6 +17,7 @@ _THOUGHT = re.compile(r'\{\s*"thought"\s*:\s*')
 _FENCED = re.compile(r"```(?:json)?\s*(?=[\[{])")
 _SOURCE = re.compile(r"original_image|observation_([0-9]{1,3})")
 _GROUNDING, _GROUNDED = "<grounding>", "</grounding>"
+_TERSE = re.compile(r"\s*([a-z_]{1,40}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4}) ([0-9]{1,4})\s*")
 _RENAMED = {"bbox_2d": "bounding_box", "bbox": "bounding_box", "target_image": "image_index"}
 """Arguments of other models' tools by ours."""
 
@@ -51,6 +52,7 @@ def read_look_call(said: Said, tools: Sequence[Mapping[str, Any]] = (), question
     - Mini-o3: ``<grounding>{"bbox_2d": [...], "source": "original_image" | "observation_2"}</grounding>``, a
       crop of the question's first image, or of the image that was shown second after the question's
     - a block fenced as JSON behind words
+    - terse, ``crop 1 0 0 3 3``: tool, image and box, for small models; it is the whole message
 
     Args:
         said: What the model has said.
@@ -83,6 +85,9 @@ def _in_other_forms(text: str, questions: int) -> tuple[ToolCall, int] | None:
     begin = 0 if thought < 0 else thought + len("</think>")
     if "<think>" in text[begin:] or "<tool_call>" in text[begin:]:
         return None
+    if (terse := _TERSE.fullmatch(text, begin)) is not None:
+        image, *box = (int(number) for number in terse.groups()[1:])
+        return ToolCall(terse[1], {"image_index": image, "bounding_box": box}), begin
     if (start := text.find(_GROUNDING, begin)) >= 0:
         return _grounding(text, start, questions), start
     if (vts := _VTS.search(text, begin)) is not None:

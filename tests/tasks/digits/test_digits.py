@@ -26,7 +26,7 @@ OWN = sorted(
     if "train" not in task.config_class.model_fields and task.demonstrate is not Task.demonstrate
 )
 """The tasks that make their problems and demonstrations of one answer themselves."""
-DIGITS = sorted(name for name in TASKS if name.startswith("digits-"))
+DIGITS = sorted(name for name, task in TASKS.items() if ".tasks.digits." in task.__module__)
 
 
 def answer(text: str) -> Tagged:

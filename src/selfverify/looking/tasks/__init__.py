@@ -1,0 +1,1 @@
+"""Tasks that cannot be answered without looking again."""

@@ -1,0 +1,214 @@
+"""`digits-far`: follow digits that are too far away to be read, by looking closer where they lead.
+
+A canvas has nine cells with a digit in each. The digit in a cell names the next cell; a 0 ends the way, and
+its cell is the answer. The model is shown a thumbnail in which no digit can be read. It crops a cell; in the
+crop a far digit is still too small, and has to be enlarged. So how many looks are needed depends on what they
+show: on the length of the way and on which of its digits are far. The question names the first cell only.
+`benchmarks/far_digits.py` measures what can be read at which scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+from pydantic import Field, model_validator
+
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.core.splits import Split
+from selfverify.core.tags import Tagged
+from selfverify.looking.look_episode import LookEpisode
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.stop_rules import make_stop_rule
+from selfverify.looking.tools.cropping import Crop, ZoomIn
+from selfverify.looking.tools.toolbox import Toolbox
+from selfverify.tasks.base import (
+    Judged,
+    ShownTurn,
+    Task,
+    TaskConfig,
+    judge_integer,
+    problem_rng,
+    user_turn,
+)
+from selfverify.tasks.coordinates import Size
+from selfverify.tasks.digits.canvas import digit_bank, finish, paste
+
+CELLS = 3
+"""Rows and columns; cells are numbered from 1 in reading order."""
+SPLITS = ("train", "validation", "test")
+NINTHS = 9
+"""Places are written in ninths of an image's sides, so that each is one digit."""
+
+
+class DigitsFarConfig(TaskConfig):
+    """Difficulty of `digits-far`."""
+
+    cell: int = Field(192, ge=48, le=384, multiple_of=16, description="Side of a cell in pixels.")
+    shown: int = Field(32, ge=16, le=256, multiple_of=16, description="Side of every image that is shown.")
+    near: tuple[int, int] = Field(
+        (30, 40), description="Smallest and largest side of a near digit in pixels."
+    )
+    far: tuple[int, int] = Field((9, 12), description="Smallest and largest side of a far digit in pixels.")
+    far_share: float = Field(0.4, ge=0, le=1, description="How many of the digits are far, as a share.")
+    longest: int = Field(4, ge=1, le=9, description="Cells on the longest way, the 0's included.")
+    noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
+    max_steps: int = Field(8, ge=1, le=32, description="Looks after which the model is told to answer.")
+    stop: str = Field("never", description="When looking ends before that: `never`, or `after:N` looks.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DigitsFarConfig:
+        for name, (low, high), most in (("near", self.near, CELLS), ("far", self.far, NINTHS)):
+            if not 4 <= low <= high <= self.cell // most:
+                raise ValueError(
+                    f"{name} {[low, high]} has to be [low, high] with 4 <= low <= high <= "
+                    f"{self.cell // most}, 1/{most} of a cell's side"
+                )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class FarDigit:
+    """A digit on the canvas.
+
+    Args:
+        digit: Which.
+        left: Its left edge, in pixels of its cell.
+        top: Its upper edge.
+        size: Its side.
+        far: Whether it is too small to be read in a crop of its cell.
+    """
+
+    digit: int
+    left: int
+    top: int
+    size: int
+    far: bool
+
+
+class DigitsFar(Task):
+    """Follow digits from cell to cell, to the 0."""
+
+    name = "digits-far"
+    summary = "follow far digits by looking closer where they lead (visual tools)"
+    config_class = DigitsFarConfig
+    config: DigitsFarConfig
+    tags = ("think", "answer")
+
+    def __init__(self, config: DigitsFarConfig | None = None) -> None:
+        super().__init__(config)
+        c = self.config
+        self.limits = EpisodeLimits(turns=c.max_steps + 1)
+        self.settings = LookSettings(max_steps=c.max_steps, most_shown=c.shown**2, answer_now="Answer.")
+        self.toolbox, self.rule = Toolbox([Crop(), ZoomIn()]), make_stop_rule(c.stop)
+
+    def problem(self, split: Split, seed: int, index: int) -> Problem:
+        """See `Task.problem`."""
+        c = self.config
+        way, digits = self.scene(split, seed, index)
+        canvas = self.canvas(split, seed, index).convert("L")
+        small = canvas.resize((c.shown, c.shown), Image.Resampling.LANCZOS)
+        rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
+        # The canvas' own noise is averaged out in so small an image.
+        thumbnail = finish(np.asarray(small, dtype=np.float32) / 255, c.noise, rng)
+        question = f"Start in cell {way[0]}. A digit names the next cell. Which cell has the 0?"
+        return Problem(
+            id=f"{self.name}/{split}/{seed}/{index}",
+            messages=user_turn(question),
+            images=[thumbnail],
+            target=way[-1],
+            meta={
+                "question": question,
+                "category": f"{len(way)} cells",
+                "way": list(way),
+                "digits": [digit.digit for digit in digits],
+                "looks": self.looks(way, digits),
+                "made_of": [split, seed, index],
+            },
+        )
+
+    def scene(self, split: Split, seed: int, index: int) -> tuple[Sequence[int], Sequence[FarDigit]]:
+        """The way through a problem's cells, and the digits of cells 1 to 9."""
+        c, rng = self.config, problem_rng(split, seed, index)
+        way = [int(cell) for cell in rng.permutation(CELLS**2)[: rng.integers(1, c.longest + 1)] + 1]
+        named = [int(digit) for digit in rng.integers(0, 10, CELLS**2)]
+        for cell, following in zip(way, [*way[1:], 0], strict=True):
+            named[cell - 1] = following
+        digits = []
+        for digit in named:
+            far = bool(rng.random() < c.far_share)
+            low, high = c.far if far else c.near
+            size = int(rng.integers(low, high + 1))
+            left, top = (int(v) for v in rng.integers(0, c.cell - size + 1, 2))
+            digits.append(FarDigit(digit, left, top, size, far))
+        return way, digits
+
+    def canvas(self, split: Split, seed: int, index: int) -> Image.Image:
+        """The whole canvas, as tools see it."""
+        c = self.config
+        _, digits = self.scene(split, seed, index)
+        # The scene has drawn from the problem's own generator.
+        rng = np.random.default_rng([SPLITS.index(split), seed, index, 1])
+        bank = digit_bank(split)
+        pixels = np.zeros((CELLS * c.cell, CELLS * c.cell), dtype=np.float32)
+        for cell, one in enumerate(digits):
+            left, top = cell % CELLS * c.cell + one.left, cell // CELLS * c.cell + one.top
+            paste(pixels, rng.choice(bank[one.digit]), left, top, one.size, ink=float(rng.uniform(0.7, 1.0)))
+        return finish(pixels, c.noise, rng)
+
+    def looks(self, way: Sequence[int], digits: Sequence[FarDigit]) -> int:
+        """How many looks are needed: one for each cell on the way, and one more where its digit is far."""
+        return sum(1 + digits[cell - 1].far for cell in way)
+
+    def judge(self, problem: Problem, tagged: Tagged) -> Judged:
+        """Reward the number of the cell by 1 if it is right, else by 0."""
+        return judge_integer(problem.target, tagged, largest=CELLS**2)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        """See `Task.open`."""
+        return self.look(problem)
+
+    def look(self, problem: Problem) -> LookEpisode:
+        """The episode of a problem."""
+        originals = [self.canvas(*problem.meta["made_of"])]
+        return LookEpisode(
+            problem, self.tags, self.verdict, self.toolbox, self.settings, _ninths, self.rule, originals
+        )
+
+    def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
+        """Crop each cell on the way, enlarge a digit that is far, answer at the 0.
+
+        Thoughts say what is seen: the digit, or ``?`` where it is too small.
+        """
+        way, digits = self.scene(*problem.meta["made_of"])
+        turns, thought, images = [], str(way[0]), 1
+        for cell in way:
+            column, row = (cell - 1) % CELLS * CELLS, (cell - 1) // CELLS * CELLS
+            box = (column, row, column + CELLS, row + CELLS)
+            turns.append(ShownTurn(_step(thought, "crop", 1, box)))
+            images += 1
+            one = digits[cell - 1]
+            if one.far:
+                turns.append(ShownTurn(_step("?", "zoom_in", images, around(one, self.config.cell))))
+                images += 1
+            thought = str(one.digit)
+        return [*turns, ShownTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")]
+
+
+def around(one: FarDigit, cell: int) -> tuple[int, int, int, int]:
+    """A box of two by two ninths of a cell that holds a far digit."""
+    left, top = (min(place * NINTHS // cell, NINTHS - 2) for place in (one.left, one.top))
+    return left, top, left + 2, top + 2
+
+
+def _step(thought: str, tool: str, image: int, box: tuple[int, int, int, int]) -> str:
+    """A step as terse as `read_look_call` takes one."""
+    return f"<think>{thought}</think>{tool} {image} {' '.join(map(str, box))}"
+
+
+def _ninths(size: Size) -> Size:
+    return NINTHS, NINTHS
