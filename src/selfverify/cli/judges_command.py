@@ -48,8 +48,8 @@ class JudgesSettings(Settings):
     """Evaluations of the task phone, whose sessions are judged again: folders, or their samples.jsonl."""
 
     judge: list[str] = []
-    """A judge: rules, state, or a small judge's folder, with NAME= before it if it is to be called so. It may
-    be repeated. [default: rules]"""
+    """A judge: rules, state, builtin:phone-judge or a small judge's folder, with NAME= before it to call it
+    so. It may be repeated. [default: rules]"""
 
     server: str | None = None
     """An OpenAI-compatible server whose model judges, too: three votes, two of which decide."""
@@ -90,7 +90,7 @@ def judges(
 
     - `selfverify agent judges runs/smartsnap-phone --output judges.json`
 
-    - `selfverify agent judges --judge rules --judge small=runs/judge-phone/model --split test`
+    - `selfverify agent judges --judge rules --judge builtin:phone-judge --split test`
     """
     from selfverify.core.atomic_files import write_json
     from selfverify.experiments.judge_comparison import compare_judges, markdown

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.agents.judges.test_model_judge import FAILURE, SUCCESS, case
 
-from selfverify.agents.judges.judge_settings import OwnJudgeConfig
+from selfverify.agents.judges.judge_settings import SMALL_JUDGE, OwnJudgeConfig
 from selfverify.agents.judges.own_judge import OwnJudge
 from selfverify.agents.prompting import judge_prompt
 from selfverify.core import ranks
@@ -90,6 +91,12 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "count", lambda: 2)
     with pytest.raises(ConfigError, match="one process only"):
         OwnJudge(OwnJudgeConfig(), judge_prompt())
+
+
+def test_the_small_judge_is_asked_in_few_words_only() -> None:
+    with pytest.raises(ValidationError, match=r"builtin:phone-judge reads .* set form=short with it"):
+        OwnJudgeConfig(path=SMALL_JUDGE)
+    assert OwnJudgeConfig(path=SMALL_JUDGE, form="short").temperature > 0
 
 
 def test_a_policy_of_its_own_judges_in_few_words(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ OFTEN: dict[Mistake, int] = {
     "app": 1,
     "left out": 1,
     "early": 2,
-    "value": 5,
-    "row": 3,
+    "value": 6,
+    "row": 6,
     "answer": 6,
     "again": 2,
 }

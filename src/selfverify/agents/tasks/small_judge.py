@@ -1,6 +1,6 @@
 """A small judge with fresh weights, which reads cases in few words (`agents.judges.short_form`).
 
-The recipe `judge-phone` trains it. No trained weights ship yet.
+The recipe `judge-phone` trains it. What it came to ships as `builtin:phone-judge`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 
 PROBLEMS = 1000
 """Cases whose words are learnt, beside those of the phone."""
-WIDTH, LAYERS = 96, 4
+WIDTH, LAYERS = 128, 4
 CONTEXT = 4096
 
 
