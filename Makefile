@@ -5,11 +5,12 @@
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell \
 	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $(p))))
 VENV ?= .venv
+VLLM ?= .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 DECLARED := pyproject.toml constraints.txt
 
-.PHONY: quickstart test slow docs browser lint format clean
+.PHONY: quickstart test slow vllm docs browser lint format clean
 
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
@@ -20,6 +21,10 @@ test: $(VENV)/.stamp-test $(VENV)/.stamp-js
 
 slow: $(VENV)/.stamp-test $(VENV)/.stamp-js $(VENV)/.stamp-docs
 	$(BIN)/python -m pytest -q -m slow
+
+# What takes a real vLLM, here its build for CPUs, in an environment of its own: it needs an older transformers.
+vllm: $(VLLM)/.stamp
+	$(VLLM)/bin/python -m pytest -q -m slow tests/with_vllm
 
 # The pages under docs/ as a site in site/index.html; a broken link is an error.
 docs: $(VENV)/.stamp-docs
@@ -66,6 +71,15 @@ $(VENV)/.stamp-test: $(DECLARED) $(VENV)/.stamp-core
 $(VENV)/.stamp-js: tests/serving/js/package-lock.json | $(BIN)/python
 	@if ! command -v npm >/dev/null; then echo "npm is not installed: the JavaScript client is not tested"; \
 	elif npm ci --silent --prefix $(<D); then touch $@; else echo "npm failed: the JavaScript client is not tested"; fi
+
+# torch with what it needs, then exactly the listed packages, since vLLM asks for more than is used here.
+$(VLLM)/.stamp: constraints-vllm.txt tests/with_vllm/sitecustomize.py
+	@test -n "$(PYTHON)" || { echo "selfverify needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check -c constraints-vllm.txt torch
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	cp tests/with_vllm/sitecustomize.py "$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
 
 $(VENV)/.stamp-agents: $(DECLARED) $(VENV)/.stamp-core
 	$(PIP) -e '.[agents]'

@@ -1,0 +1,67 @@
+"""One run with vLLM in its process: ``colocated.py OUTPUT METHOD TRAIN_VISION``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import learn
+from selfverify.policy.policy import Policy
+from selfverify.policy.vllm import VLLMEngine
+
+SAMPLING = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=32, engine="vllm",
+                          vllm=VLLMSettings(max_model_length=512))  # fmt: skip
+CONFIG = LearnerConfig(steps=4, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
+TASK = make_task("digits-pick")
+
+
+def farthest(policy: Policy) -> float:
+    """The largest difference of a sampled token's log-probability, on always the same images."""
+    prompts = policy.encode([TASK.problem("train", 0, index) for index in range(4)])
+    groups = policy.sample(prompts, SAMPLING, seeds=[0] * 4)
+    ours = policy.logprobs(prompts, [[sample.tokens for sample in group] for group in groups])
+    return max(
+        (row[: len(sample.tokens)] - torch.tensor(sample.logprobs)).abs().max().item()
+        for rows, group in zip(ours.detach(), groups, strict=True)
+        for row, sample in zip(rows, group, strict=True)
+    )
+
+
+def moved_towers(policy: Policy) -> list[float]:
+    """`farthest` of the policy, after a change of its tower, and after one that vLLM is not told of."""
+    policy.engine = engine = VLLMEngine(policy, Accelerator(cpu=True), SAMPLING)
+    found = []
+    for told in (True, True, False):
+        engine.stale, engine._knows_images = True, told
+        found.append(farthest(policy))
+        with torch.no_grad():
+            for parameter in policy.loaded.family.vision_parameters(policy.model):
+                parameter *= 1.02
+    return found
+
+
+def main(output: Path, method: str, train_vision: bool) -> None:
+    """Write what was found to ``output``: the rows of a run's metrics, or the differences."""
+    policy = Policy.load("builtin:digits", device="cpu", train_vision=train_vision)
+    if method == "towers":
+        output.write_text(json.dumps(moved_towers(policy)))
+        return
+    options = {
+        "adpo": {"verification_credit": "expected"},
+        "adapo": {"second_turn": "Check the answer.", "zero_advantage": "adaptive"},
+    }
+    folder = output.with_suffix("")
+    learn(policy, TASK, make_method(method, **options[method]), CONFIG, SAMPLING, output=folder)
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    output.write_text(json.dumps([json.loads(row) for row in rows]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "True")

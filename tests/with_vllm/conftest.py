@@ -1,0 +1,96 @@
+"""A real vLLM on the CPU. Without it (`make vllm` installs it) the tests of this folder are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import requests
+
+from selfverify.policy.loading import BUILTIN
+from serving_servers import Loop
+
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_SERVER_DEV_MODE": "1",
+       "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+"""What vLLM needs to share a small machine, to be told to forget, and to stay off the network."""
+START_S = 400
+PROGRAMS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of them take minutes, and need vLLM."""
+    missing = importlib.util.find_spec("vllm") is None
+    for item in items:
+        if PROGRAMS in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.skipif(missing, reason="vLLM is not installed: make vllm"))
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@dataclass
+class Serving:
+    """A vLLM server: its address, and the folder that it serves under the name ``m``."""
+
+    url: str
+    folder: Path
+
+    def metric(self, name: str) -> float:
+        """The sum over all labels of one of its Prometheus metrics."""
+        lines = requests.get(f"{self.url}/metrics", timeout=10).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0] == name)
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """vLLM before a copy of `builtin:digits`, in float32."""
+    home = tmp_path_factory.mktemp("vllm")
+    folder = shutil.copytree(BUILTIN / "digits", home / "digits")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Not `vllm serve`: it asks for its version by a name that the CPU's package does not have.
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "m"]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32"]
+    words += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-model-len", "1024"]
+    log = home / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            stdout=out, stderr=subprocess.STDOUT, env=os.environ | CPU, start_new_session=True,
+        )  # fmt: skip
+        try:
+            url = f"http://127.0.0.1:{port}"
+            for _ in range(START_S):
+                assert process.poll() is None, log.read_text()[-3000:]
+                try:
+                    requests.get(f"{url}/health", timeout=2).raise_for_status()
+                    break
+                except requests.RequestException:
+                    time.sleep(1)
+            yield Serving(url, folder)
+        finally:
+            # Its engine is a process of its own.
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture
+def servers() -> Iterator[Loop]:
+    """Closed after the test, with everything that was opened in it."""
+    loop = Loop()
+    yield loop
+    loop.close()

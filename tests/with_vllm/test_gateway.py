@@ -1,0 +1,120 @@
+"""The gateway before a real vLLM server, asked by OpenAI's client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from selfverify.core.problem import Problem
+from selfverify.experiments.registry import make_task
+from selfverify.policy.policy import Policy
+from selfverify.remote.messages import openai_messages
+from selfverify.tasks.base import user_turn
+from serving_servers import Loop, quick_gateway
+from with_vllm.conftest import Serving
+
+TASK = make_task("digits-pick")
+MOST = 40
+
+
+@pytest.fixture
+def client(vllm_server: Serving, servers: Loop) -> Iterator[openai.OpenAI]:
+    address = servers.gateway(quick_gateway(vllm_server.url, timeout_s=60.0))
+    with openai.OpenAI(base_url=address, api_key="x", max_retries=0, timeout=120) as found:
+        yield found
+
+
+def asked(problem: Problem, **settings: Any) -> dict[str, Any]:
+    """The arguments of a request."""
+    # The task's problems say themselves how to answer.
+    best_of = {"n": 6, "samples": True, "instruction": False} | settings.pop("best_of", {})
+    messages = openai_messages(problem)
+    more = {"model": "m", "max_tokens": MOST, "temperature": 1.0, "extra_body": {"best_of": best_of}}
+    return {"messages": messages, **more, **settings}
+
+
+def expected_score(policy: Policy, problem: Problem, text: str) -> float:
+    """The mean of all scores behind ``text``, weighted by their probabilities."""
+    heads, scores = tokens(policy, text), [tokens(policy, f"{value / 10:.1f}") for value in range(11)]
+    with torch.no_grad():
+        values = policy.logprobs(policy.encode([problem]), [[heads + score for score in scores]])[0]
+    shares = values[:, len(heads) :].sum(1).softmax(0)
+    return float(shares @ (torch.arange(11) / 10))
+
+
+def tokens(policy: Policy, text: str) -> list[int]:
+    ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def check(found: dict[str, Any], usage: Any, drawn: int) -> None:
+    """Six candidates that share what the server has counted, none longer than it was allowed to be."""
+    tokens = [sample["tokens"] for sample in found["samples"]]
+    assert (found["samples_used"], found["samples_missing"]) == (6, 0) and len(tokens) == 6
+    assert min(tokens) > 0 and max(tokens) <= drawn
+    assert usage is not None and sum(tokens) == usage.completion_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_image_in_one_call(client: openai.OpenAI, stream: bool) -> None:
+    """The model reads the digits: its sums are of digits that are shown, more often than not."""
+    problem = TASK.problem("test", 0, 0)
+    if stream:
+        whole = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks: Any = list(client.chat.completions.create(**asked(problem, n=2, **whole)))
+        found, usage = chunks[-2].best_of if chunks[-1].usage else chunks[-1].best_of, chunks[-1].usage
+        texts = [
+            "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == i)
+            for i in range(2)
+        ]
+    else:
+        reply: Any = client.chat.completions.create(**asked(problem, n=2))
+        found, usage, texts = reply.best_of, reply.usage, [c.message.content for c in reply.choices]
+    check(found, usage, MOST)
+    assert found["calls"] == 1
+    assert all("<answer>" in text and "<score>" not in text for text in texts)
+    shown = set(problem.meta["digits"])
+    answers = [set(map(int, s["answer"].split())) for s in found["samples"] if s["answer"]]
+    assert sum(answer <= shown for answer in answers) >= 3
+
+
+def test_a_text_is_cut_at_its_limit(client: openai.OpenAI) -> None:
+    """What the model says to a question without an image is of no length of its own."""
+    problem = Problem("text", user_turn("Say 7 and 2 again and again.", images=0))
+    reply: Any = client.chat.completions.create(**asked(problem, max_tokens=5))
+    check(reply.best_of, reply.usage, 5)
+    assert {sample["finish_reason"] for sample in reply.best_of["samples"]} == {"length"}
+    assert [sample["tokens"] for sample in reply.best_of["samples"]] == [5] * 6
+
+
+def test_soft_scores_are_those_of_the_policy(client: openai.OpenAI) -> None:
+    """From the alternatives that vLLM reports at the score's tokens, as from the model's own logits."""
+    problem = TASK.problem("test", 0, 1)
+    reply: Any = client.chat.completions.create(**asked(problem, best_of={"verifier": "soft"}))
+    check(reply.best_of, reply.usage, MOST)
+    policy, compared = Policy.load("builtin:digits", device="cpu"), 0
+    for sample in reply.best_of["samples"]:
+        head, opening, written = sample["text"].partition("<score>")
+        # Where 1.0 was written, the server has not said which scores below 1 were likely.
+        if written.startswith("0"):
+            assert expected_score(policy, problem, head + opening) == pytest.approx(sample["score"], abs=1e-3)
+            compared += 1
+    assert compared >= 2
+
+
+def test_a_client_that_leaves_stops_what_it_asked_for(client: openai.OpenAI, vllm_server: Serving) -> None:
+    long = {"max_tokens": 900, "extra_body": {"best_of": {"n": 6}, "ignore_eos": True}}
+    before = vllm_server.metric("vllm:generation_tokens_total")
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=2.0).chat.completions.create(**asked(TASK.problem("test", 0, 2)) | long)
+    for _ in range(100):
+        if vllm_server.metric("vllm:num_requests_running") == 0:
+            break
+        time.sleep(0.1)
+    assert vllm_server.metric("vllm:num_requests_running") == 0
+    assert vllm_server.metric("vllm:generation_tokens_total") - before < 6 * 900

@@ -1,0 +1,105 @@
+"""Training with a real vLLM server, and problems that it answers.
+
+NCCL, by which TRL sends weights, needs CUDA. Here a file takes its place: the served folder gets the weights,
+and the server loads them again. All other requests are TRL's own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from selfverify.core.errors import ConfigError
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import learn
+from selfverify.policy.loading import BUILTIN
+from selfverify.policy.policy import Policy
+from selfverify.serving.asking import solve_on_server
+from selfverify.serving.solve_settings import SolveSettings
+from with_vllm.conftest import Serving
+
+TASK = make_task("digits-pick")
+CONFIG = LearnerConfig(steps=2, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
+
+
+@pytest.fixture
+def by_file(vllm_server: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[SamplingConfig]:
+    """Sampling on the server, which gets weights by a file; it has those of `builtin:digits` afterwards."""
+    from trl.generation.vllm_client import VLLMClient
+
+    file = vllm_server.folder / "model.safetensors"
+
+    def reload(client: Any) -> None:
+        client.session.post(
+            f"{vllm_server.url}/collective_rpc", json={"method": "reload_weights"}
+        ).raise_for_status()
+        client.reset_prefix_cache()
+        client.session.post(f"{vllm_server.url}/reset_encoder_cache").raise_for_status()
+
+    def update(client: Any, metadata: Any, named: Any) -> None:
+        save_file({name: value.detach().clone() for name, value in named}, file, metadata={"format": "pt"})
+        client.session.post(
+            f"{vllm_server.url}/collective_rpc", json={"method": "reload_weights"}
+        ).raise_for_status()
+
+    monkeypatch.setattr(VLLMClient, "init_communicator", lambda client, device: None)
+    monkeypatch.setattr(VLLMClient, "close_communicator", lambda client: None)
+    monkeypatch.setattr(VLLMClient, "update_named_params", update)
+    where = VLLMSettings(mode="server", server_base_url=vllm_server.url, server_timeout_s=10)
+    yield SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=32, engine="vllm", vllm=where)
+    shutil.copyfile(BUILTIN / "digits" / "model.safetensors", file)
+    reload(VLLMClient(vllm_server.url))
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("train_vision", [False, True])
+def test_a_run_on_a_server(by_file: SamplingConfig, tmp_path: Path, train_vision: bool) -> None:
+    """Its weights are the learner's after every update. The second run begins where another one has ended."""
+    policy = Policy.load("builtin:digits", device="cpu", train_vision=train_vision)
+    learn(policy, TASK, make_method("adpo"), CONFIG, by_file, output=tmp_path)
+    found = rows(tmp_path)
+    assert [row["step"] for row in found] == [1, 2]
+    assert all(0 < row["mismatch/max"] < 2e-3 and row["format/answer"] > 0.5 for row in found)
+
+
+def test_second_turns_on_a_server(by_file: SamplingConfig, tmp_path: Path) -> None:
+    policy = Policy.load("builtin:digits", device="cpu")
+    method = make_method("adapo", second_turn="Check the answer.", zero_advantage="adaptive")
+    learn(policy, TASK, method, CONFIG.model_copy(update={"steps": 1}), by_file, output=tmp_path)
+    [row] = rows(tmp_path)
+    assert row["turns/missing"] < 1 and row["mismatch/max"] < 1e-2
+
+
+def test_a_server_of_another_precision_is_refused(by_file: SamplingConfig, tmp_path: Path) -> None:
+    policy = Policy.load("builtin:digits", device="cpu", dtype="bfloat16")
+    with pytest.raises(ConfigError, match="computes in float32 and not in bfloat16"):
+        learn(policy, TASK, make_method("adpo"), CONFIG, by_file, output=tmp_path)
+
+
+def test_problems_are_answered_through_it(vllm_server: Serving) -> None:
+    """`builtin:digits` alone is right in about half of its answers."""
+    right, answers = 0, list[bool]()
+    for index in range(8):
+        asked = {"task": "digits-pick", "index": index}
+        settings = SolveSettings.model_validate(
+            {"asked": asked, "answerer": {"server": vllm_server.url, "model": "m"},
+             "choosing": {"n": 8, "verifier": "soft"}, "drawing": {"max_new_tokens": 40}}
+        )  # fmt: skip
+        problem = TASK.problem("test", 0, index)
+        solution = solve_on_server(settings, TASK, problem)
+        right += bool(solution.correct)
+        assert len(solution.candidates) == 8 and all(c.tokens <= 40 for c in solution.candidates)
+        assert solution.tokens == sum(c.tokens for c in solution.candidates)
+        answers += [c.answer is not None for c in solution.candidates]
+    assert sum(answers) >= 60 and right >= 2
