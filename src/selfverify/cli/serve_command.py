@@ -33,6 +33,8 @@ def serve(settings: ServeSettings) -> None:
 
     def say(port: int) -> None:
         name = settings.backend.model or settings.backend.upstream
-        typer.echo(f"http://{settings.listening.host}:{port}/v1 serves {name}; Ctrl-C stops it", err=True)
+        host = settings.listening.host
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        typer.echo(f"http://{address}/v1 serves {name}; Ctrl-C stops it", err=True)
 
     run(lambda: run_gateway(gateway, settings.listening, say))

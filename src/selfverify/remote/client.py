@@ -53,6 +53,9 @@ TOP_LOGPROBS = 20
 _LOST = {"timeout", "cut_off", "bad_reply"}
 """Faults after which the server may still have done its work, so that the call has to be counted."""
 
+_OWN_CODES = _LOST | {"unreachable"}
+"""The faults that have names of ours. A server may name its own as it likes, and as many as it likes."""
+
 Found = TypeVar("Found")
 
 OnLost = Callable[[], None]
@@ -270,7 +273,7 @@ class OpenAIClient:
                 on_lost()
             raise
         except ServerError as error:
-            self.on_try(error.code or "refused")
+            self.on_try(error.code if error.code in _OWN_CODES else "refused")
             if on_lost and error.code in _LOST:
                 on_lost()
             raise

@@ -85,7 +85,7 @@ async def rate_all(
             try:
                 return await rate(client, model, messages, answer, usage)
             except ServerError as error:
-                logger.warning("%s: %s", name, error)
+                logger.warning("%s: the judge failed (%d, %s)", name, error.status, error.code)
                 faults.append(error)
                 return None
 

@@ -21,7 +21,7 @@ from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import candidate_json, chunks, completion
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ABOUT, ROOM, Entrance, told
-from selfverify.serving.incoming import with_instruction, without_images
+from selfverify.serving.incoming import wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
@@ -51,6 +51,9 @@ class Gateway:
 
     keep_alive_s = 5.0
     """Seconds between signs of life in a stream."""
+
+    stall_s = 10.0
+    """Seconds for which a stream waits for a client that does not read."""
 
     def __init__(
         self,
@@ -156,7 +159,10 @@ class Gateway:
         for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: "5" is 5
             body[name] = getattr(asked, name)
         pictures, messages = await self._take(asked.messages, deadline)
-        body |= {"model": model, "messages": with_instruction(messages) if settings.instruction else messages}
+        body |= {
+            "model": model,
+            "messages": with_instruction(messages) if wants_instruction(settings, body) else messages,
+        }
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
         ask = Ask(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
@@ -209,7 +215,7 @@ class Gateway:
         self, request: web.Request, write: Callable[[EventStream], Awaitable[None]]
     ) -> web.StreamResponse:
         """Return a stream that ``write`` fills. An error after its beginning is its last event."""
-        stream = EventStream(request)
+        stream = EventStream(request, self.stall_s)
         try:
             await write(stream)
             await stream.done()

@@ -182,7 +182,7 @@ class Batcher:
             try:
                 verify(list(groups.values()), verifier)
             except ServerError as error:  # candidates without scores are better than none
-                logger.warning("the verifier %s failed: %s", verifier.name, error)
+                logger.warning("the verifier %s failed (%d, %s)", verifier.name, error.status, error.code)
         for job, group in groups.items():
             results[job] = ([job.make(row) for row in group.trajectories], len(prompts[job].ids))
         return results

@@ -69,7 +69,8 @@ class Choosing(RequestDefaults):
         return self._stopping(2, None)
 
     def _stopping(self, start: int, step: int | None) -> Stopping:
-        start = self.n if self.stop == "never" else min(start, self.n)
+        at_once = self.stop == "never" and self.budget_tokens is None
+        start = self.n if at_once else min(start, self.n)
         return Stopping(
             self.stop, self.confidence, start, step or max(1, self.n // 8), self.n, self.budget_tokens
         )

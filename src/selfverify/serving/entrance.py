@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import secrets
 import time
+import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -49,6 +52,8 @@ class Entrance:
         self.rate = RateLimit(settings.rate_limit)
         self.intake = Intake(settings)
         self.in_flight = 0
+        self.on_loopback = False
+        """Whether only programs on this machine reach the port, among them browsers with foreign pages."""
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -93,6 +98,8 @@ class Entrance:
     def _admit(self, request: web.Request) -> None:
         """Raise `ApiError` if the caller may not ask now."""
         settings = self.settings
+        if self.on_loopback and not self.keys:
+            self._check_host(request.headers.get("Host"))
         if request.path in OPEN_PATHS:
             return
         caller = request.remote or "unknown"
@@ -112,12 +119,56 @@ class Entrance:
             text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
             raise ApiError(503, text, "overloaded", retry_after=1.0)
 
+    def _check_host(self, host: str | None) -> None:
+        """Raise `ApiError` if a page asks that had a name of its own point here."""
+        name = "localhost" if host is None else name_of(host)
+        if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
+            text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
+            raise ApiError(403, text, "host_refused")
+
+
+def name_of(host: str) -> str:
+    """Return the name in a ``Host`` header, without its port."""
+    name, _, port = host.rpartition(":")
+    name = name if name and port.isdigit() and ("]" in name or ":" not in name) else host
+    return name.strip("[]").rstrip(".").lower()
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a name or an address is one of this machine's own."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
+
+
+def _where(error: BaseException) -> str:
+    """Return the type of an error and where it was raised; its text may quote a request."""
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    return " ".join([type(error).__name__, *(f"{Path(f.filename).name}:{f.lineno}" for f in frames)])
+
+
+class HideRequests(logging.Filter):
+    """Takes everything out of aiohttp's messages that may quote a request: they hold keys and prompts."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep what kind of error it was, and where."""
+        error = record.exc_info[1] if record.exc_info else None
+        record.msg, record.args = "a connection failed: %s", (_where(error) if error else record.levelname,)
+        record.exc_info = record.exc_text = None
+        return True
+
+
+http_logger = logging.getLogger("selfverify.serving.http")
+"""What aiohttp logs to."""
+http_logger.addFilter(HideRequests())
+
 
 def told(request: web.Request, error: Exception) -> ApiError:
     """Return the error that a client is told. The details of a fault of our own go to the log only."""
     known = api_error(error)
     if known is not None:
         return known
-    logger.error("request %s failed", request[REQUEST_ID], exc_info=error)
+    logger.error("request %s failed: %s", request[REQUEST_ID], _where(error))
     text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
     return ApiError(500, text, "internal_error")

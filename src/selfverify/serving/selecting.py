@@ -83,7 +83,7 @@ async def select(
     verifier = settings.verifier or backend.default_verifier
     strict = backend.strict and settings.instruction
     drawing = Drawing(verifier, read or partial(read_text, kind=settings.answers, strict=strict), tell)
-    greedy = ask.body.get("temperature") == 0 and wanted == 1
+    greedy = wanted if ask.body.get("temperature") == 0 else None
     stopped, missing = await _draw_until_sure(backend, ask, drawing, greedy)
     candidates = drawing.candidates
     fits = calibration is not None and not missing and stopped == "samples"
@@ -96,20 +96,26 @@ async def select(
     return Selection(selected, candidates, stopped, missing, verifier, calibration is not None)
 
 
-async def _draw_until_sure(backend: Backend, ask: Ask, drawing: Drawing, greedy: bool) -> tuple[str, int]:
-    """Draw; return why that ended, and how many candidates are missing."""
+async def _draw_until_sure(
+    backend: Backend, ask: Ask, drawing: Drawing, greedy: int | None
+) -> tuple[str, int]:
+    """Draw; return why that ended, and how many candidates are missing.
+
+    ``greedy`` candidates are drawn where all would be the same.
+    """
     settings, candidates = ask.best_of, drawing.candidates
     stopping = settings.stopping
-    if greedy:
-        stopping = replace(stopping, start=1, max_samples=1)
+    if greedy is not None:
+        most = min(greedy, settings.n)
+        stopping = replace(stopping, start=most, max_samples=most)
     asked_for = 0
     try:
         async with asyncio.timeout_at(ask.deadline):
             while True:
                 n, stopped = next_draw(candidates, stopping)
                 if not n:
-                    alone = greedy and stopped == "samples" and settings.n > 1
-                    return "greedy" if alone else stopped, 0
+                    alike = stopped == "samples" and stopping.max_samples < settings.n
+                    return "greedy" if alike else stopped, 0
                 asked_for = len(candidates) + n
                 fault = await backend.draw(ask, n, len(candidates), drawing)
                 if fault and not candidates:

@@ -117,6 +117,9 @@ class GatewaySettings(Settings):
     max_in_flight: int = Field(1024, ge=1)
     """The most requests that are worked on at once; others are told to come back."""
 
+    allowed_host: list[str] = []
+    """On the loopback and without keys: also answer requests to this name, such as a reverse proxy's."""
+
     remote_images: bool = False
     """Also take images that a request names by address; they are fetched from public addresses only."""
 

@@ -18,6 +18,7 @@ from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.backend import Backend
 from selfverify.serving.counters import Metrics
+from selfverify.serving.entrance import http_logger, is_loopback
 from selfverify.serving.page import digits_example
 from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
 from selfverify.serving.upstream import Upstream
@@ -84,12 +85,14 @@ async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, g
     Raises:
         ConfigError: The port cannot be opened.
     """
+    gateway.entrance.on_loopback = is_loopback(host)
     await stack.enter_async_context(gateway.backend)
     runner = web.AppRunner(
         gateway.application(),
         handler_cancellation=True,
         shutdown_timeout=grace_s,
         access_log=None,
+        logger=http_logger,
         auto_decompress=False,
         keepalive_timeout=75,
     )
@@ -101,6 +104,8 @@ async def run_gateway(
 ) -> None:
     """Serve until SIGINT or SIGTERM; `start` says what happens then."""
     stop = stop_asked()
+    if not gateway.keys and not is_loopback(listening.host):
+        logger.warning("everybody who reaches %s may ask: set keys with --api-keys", listening.host)
     async with AsyncExitStack() as stack:
         on_ready(await start(gateway, listening.host, listening.port, stack, listening.grace))
         await stop.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 from aiohttp import web
@@ -19,10 +20,16 @@ _HEADERS = {
 
 
 class EventStream:
-    """A response of events. It begins with the first one, so that an early error can still set the status."""
+    """A response of events. It begins with the first one, so that an early error can still set the status.
 
-    def __init__(self, request: web.Request) -> None:
+    Args:
+        request: What it responds to.
+        stall_s: The seconds for which a client may stop reading.
+    """
+
+    def __init__(self, request: web.Request, stall_s: float) -> None:
         self._request = request
+        self._stall_s = stall_s
         self._response = web.StreamResponse(headers=_HEADERS | {"x-request-id": request[REQUEST_ID]})
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -70,13 +77,27 @@ class EventStream:
 
     async def end(self) -> web.StreamResponse:
         """End the stream and return the response."""
-        await self._response.write_eof()
+        await self._read_by_client(self._response.write_eof())
         return self._response
 
     async def _write(self, part: bytes) -> None:
         if not self._response.prepared:
             await self._response.prepare(self._request)
-        await self._response.write(part)
+        await self._read_by_client(self._response.write(part))
+
+    async def _read_by_client(self, writing: Awaitable[None]) -> None:
+        """Wait for a client to read, but not for one that has stopped reading: it would keep its slot.
+
+        Raises:
+            ConnectionResetError: It has, and its connection is closed.
+        """
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await writing
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client does not read") from None
 
 
 def _event(data: dict[str, Any], name: str = "") -> bytes:

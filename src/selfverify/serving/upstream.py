@@ -103,7 +103,9 @@ class Upstream(Backend):
             drawing.ready(reply)
 
         async def sample(more: dict[str, Any]) -> ServerError | None:
-            mode: Mode = "separate" if self.separate else "stream" if ask.streams else "n"
+            # In a stream each candidate counts as soon as it is there, in one reply only all together.
+            streams = ask.streams or ask.best_of.timeout_s is not None
+            mode: Mode = "separate" if self.separate else "stream" if streams else "n"
             return await self.sampler.draw(ask.body | more, n, deliver, ask.usage, mode, first, ask.deadline)
 
         async with asyncio.TaskGroup() as judging:

@@ -1,0 +1,236 @@
+"""What a stranger may try on a gateway, and what servers do that answer oddly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from selfverify.core.requests import SCORE_INSTRUCTION
+from selfverify.serving.app import Gateway
+from selfverify.serving.entrance import is_loopback, name_of
+from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.server import start
+from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, tagged
+
+
+async def opened(
+    stack: AsyncExitStack, fake: FakeUpstream, settings: GatewaySettings | None = None, **more: Any
+) -> tuple[Gateway, str]:
+    """A gateway and its address."""
+    gateway = quick_gateway(await open_upstream(fake, stack), settings, **more)
+    return gateway, f"http://127.0.0.1:{await start(gateway, '127.0.0.1', 0, stack, grace_s=2)}"
+
+
+def ask(
+    fake: FakeUpstream, body: Body, settings: GatewaySettings | None = None, **more: Any
+) -> tuple[int, Body]:
+    """Status and JSON of one chat completion."""
+
+    async def main() -> tuple[int, Body]:
+        async with AsyncExitStack() as stack:
+            _, url = await opened(stack, fake, settings, **more)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            return await post(session, f"{url}/v1/chat/completions", body)
+
+    return asyncio.run(main())
+
+
+ADDRESS = "http://169.254.169.254/latest"
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "?", "images": [ADDRESS]},
+        {"role": "user", "content": "?", "images": ["iVBORw0KGgo="]},
+        {"role": "user", "content": [{"type": "file", "file": {"file_data": ADDRESS}}]},
+        {"role": "user", "content": [{"type": "file", "file": {"file_data": "data:image/png;base64,AA=="}}]},
+        {"role": "user", "content": [{"type": "tool_result", "content": [IMAGE]}]},
+        {
+            "role": "tool",
+            "content": [{"type": "tool_result", "content": [{"source": {"url": ADDRESS}}]}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "?", "more": {"deep": [{"image_url": ADDRESS}]}}],
+        },
+        {"role": "assistant", "content": None, "thing": {"source_uri": ADDRESS}},
+    ],
+)
+def test_no_address_passes_however_deep(message: Body) -> None:
+    fake = FakeUpstream()
+    status, reply = ask(fake, {"model": "m", "messages": [message, {"role": "user", "content": "?"}]})
+    assert (status, reply["error"]["code"]) == (400, "remote_content_refused") and not fake.seen
+
+
+def test_files_in_the_request_pass() -> None:
+    parts = [{"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}}]
+    fake = FakeUpstream()
+    assert ask(fake, {"model": "m@plain", "messages": [{"role": "user", "content": parts}]})[0] == 200
+    assert fake.seen[0]["messages"][0]["content"] == parts
+
+
+@pytest.mark.parametrize(
+    ("more", "asks"),
+    [
+        ({}, True),
+        ({"response_format": {"type": "text"}, "tools": []}, True),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"response_format": {"type": "json_object"}, "best_of": {"instruction": True}}, True),
+        ({"best_of": {"instruction": False}}, False),
+    ],
+)
+def test_the_format_is_not_asked_for_beside_another(more: Body, asks: bool) -> None:
+    fake = FakeUpstream()
+    assert ask(fake, question(**more))[0] == 200
+    assert (SCORE_INSTRUCTION in fake.seen[0]["messages"][0]["content"]) == asks
+
+
+def test_a_budget_holds_without_early_stopping() -> None:
+    status, reply = ask(FakeUpstream(), question(best_of={"n": 8, "budget_tokens": 25}))
+    assert status == 200 and (reply["best_of"]["samples_used"], reply["best_of"]["stopped"]) == (3, "tokens")
+
+
+def test_at_temperature_zero_no_more_are_drawn_than_answers() -> None:
+    fake = FakeUpstream(write=lambda body, i: tagged("9"))
+    status, reply = ask(fake, question(n=3, temperature=0))
+    assert status == 200 and len(reply["choices"]) == 3
+    assert fake.seen[0]["n"] == 3 and reply["best_of"]["stopped"] == "greedy"
+
+
+def test_at_the_deadline_what_was_finished_is_chosen_from() -> None:
+    """Also where nobody watches a stream: seven of eight are there, the last one hangs."""
+
+    class Hangs(FakeUpstream):
+        async def _stream(self, request: web.Request, texts: list[str], fault: Any) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            for i, text in enumerate(texts[:-1]):
+                choice = {"index": i, "delta": {"content": text}, "finish_reason": "stop"}
+                await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            await asyncio.sleep(60)
+            return response
+
+    status, reply = ask(Hangs(), question(best_of={"n": 8, "timeout_s": 1.0}))
+    assert status == 200 and reply["best_of"]["stopped"] == "deadline"
+    assert (reply["best_of"]["samples_used"], reply["best_of"]["samples_missing"]) == (7, 1)
+
+
+def test_a_client_that_does_not_read_loses_its_slot() -> None:
+    fake = FakeUpstream(write=lambda body, i: "x" * 30_000_000)
+
+    async def main() -> float:
+        async with asyncio.timeout(60), AsyncExitStack() as stack:
+            gateway, url = await opened(stack, fake)
+            gateway.stall_s = 0.2
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", int(url.rpartition(":")[2]), limit=1024
+            )
+            data = json.dumps(question(stream=True) | {"model": "m@plain"}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+            writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
+            await writer.drain()
+            await reader.readline()
+            writer.transport.pause_reading()
+            while gateway.in_flight:
+                await asyncio.sleep(0.02)
+            writer.close()
+            return gateway.metrics.cancelled._value.get()
+
+    assert asyncio.run(main()) == 1
+
+
+def test_nothing_of_a_request_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Not from aiohttp, which quotes what it cannot read, nor from faults of our own."""
+    caplog.set_level(logging.DEBUG)
+
+    async def main() -> None:
+        async with asyncio.timeout(60), AsyncExitStack() as stack:
+            gateway, url = await opened(stack, FakeUpstream())
+
+            def broken(*args: Any) -> None:
+                raise ValueError("my-secret")
+
+            gateway.backend.check = broken  # type: ignore[assignment]
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            status, _ = await post(session, f"{url}/v1/chat/completions", question("my-secret"))
+            assert status == 500
+            for line in (
+                b"POST /v1/x HTTP/1.1\r\nAuthorization: Bearer my-secret\r\nmy-secret\r\n\r\n",
+                b"my-secret my-secret my-secret\r\n\r\n",
+                b"GET / HTTP/1.1\r\nHost: my-secret\r\nContent-Length: my-secret\r\n\r\n",
+                b"POST /v1/verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\nmy-secret\r\n",
+            ):
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+                writer.write(line)
+                assert b" 400 " in await reader.readline()
+                writer.close()
+
+    asyncio.run(main())
+    told = [record.getMessage() + str(record.exc_info) for record in caplog.records]
+    assert any("failed: ValueError" in line for line in told)
+    assert not [line for line in told if "my-secret" in line] and "my-secret" not in caplog.text
+
+
+def test_names_of_hosts() -> None:
+    for host, name in {
+        "localhost:80": "localhost", "[::1]:80": "::1", "::1": "::1", "[::1]": "::1", "A.b.": "a.b", "x": "x",
+    }.items():  # fmt: skip
+        assert name_of(host) == name
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "::1", "a.localhost", "127.9.9.9")))
+    assert not any(map(is_loopback, ("localhost.evil", "0.0.0.0", "10.0.0.1", "evil", "")))
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "status"),
+    [
+        ("localhost:1", None, 200), ("[::1]:1", None, 200), ("evil.example", None, 403),
+        ("evil.example", ["k"], 200), ("Known.example:443", None, 200),
+    ],
+)  # fmt: skip
+def test_a_page_cannot_lend_the_loopback_its_name(host: str, keys: list[str] | None, status: int) -> None:
+    async def main() -> list[int]:
+        async with AsyncExitStack() as stack:
+            _, url = await opened(
+                stack, FakeUpstream(), GatewaySettings(allowed_host=["known.example"]), keys=keys
+            )
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            found = []
+            for path in ("/", "/v1/models"):
+                headers = {"Host": host, "Authorization": "Bearer k"}
+                async with session.get(url + path, headers=headers) as response:
+                    found.append(response.status)
+            return found
+
+    assert asyncio.run(main()) == [status] * 2
+
+
+def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
+    class Odd(FakeUpstream):
+        async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
+            error = {"message": "no", "code": f"made-up-{len(self.seen)}"}
+            return web.json_response({"error": error}, status=400)
+
+    async def main() -> tuple[str, Body]:
+        async with AsyncExitStack() as stack:
+            gateway, url = await opened(stack, Odd())
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            await post(session, f"{url}/v1/chat/completions", question())
+            gone, gone_url = await opened(stack, FakeUpstream())
+            gone.backend.client.base = gone.backend.client.base.with_port(9)  # type: ignore[attr-defined]
+            _, reply = await post(session, f"{gone_url}/v1/chat/completions", question())
+            return gateway.metrics.text().decode(), reply
+
+    metrics, reply = asyncio.run(main())
+    assert "made-up" not in metrics and 'outcome="refused"' in metrics
+    assert reply["error"]["code"] == "unreachable" and "127.0.0.1" not in reply["error"]["message"]
