@@ -130,7 +130,7 @@ def test_a_judge_that_fails(servers: Loop, caplog: pytest.LogCaptureFixture) -> 
     fake = FakeUpstream(write=write, fault=fault, knows_logprobs=False)
     judge = ServerJudge(ServerSettings(servers.upstream(fake), wait_s=0.01), "m")
     assert judge.score(groups()) == [[0.9, None, None]]
-    assert "answer 1 of problem question" in caplog.text and "told to fail" in caplog.text
+    assert "answer 1 of problem question" in caplog.text and "the judge failed (400" in caplog.text
     judge = ServerJudge(ServerSettings("http://127.0.0.1:9", wait_s=0.01), "m")
     with pytest.raises(ServerError, match="reached"):
         judge.score(groups())
