@@ -182,6 +182,17 @@ def test_a_cut_off_file_is_read_as_far_as_it_goes(make: Make, tmp_path: Path) ->
     assert len(path.read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("answer", [{}, {"text": 5, "finish": "stop"}, {"text": "x", "finish": None}])
+def test_what_is_no_answer_in_a_file_is_asked_for_again(make: Make, tmp_path: Path, answer: Any) -> None:
+    fake = FakeUpstream(write=lambda body, i: SUCCESS)
+    path = tmp_path / "votes.jsonl"
+    url = (judge := make(fake, cache=path)).config.url
+    votes(judge, count=1)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"answer": answer}) + "\n")
+    assert votes(make(fake, cache=path, url=url), count=1)[0].vote is not None
+    assert len(fake.seen) == 2
+
+
 def test_requests_at_the_same_time_are_limited(make: Make) -> None:
     lock, open_now, most = threading.Lock(), 0, 0
 

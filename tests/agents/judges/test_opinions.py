@@ -7,7 +7,7 @@ import pytest
 from selfverify.agents.cases import Case
 from selfverify.agents.exhibits import Exhibit, Submission
 from selfverify.agents.fenced import Rendered, render
-from selfverify.agents.judges.opinions import LONGEST, Quotations, read_opinion
+from selfverify.agents.judges.opinions import LONGEST, Opinion, Quotations, read_opinion
 from selfverify.core.environment import Call, Observation
 
 SCREENS = {2: "Alarm 7:30 ; checked", 5: 'Label "gym"\n   Round 9 of 12'}
@@ -163,3 +163,15 @@ def test_long_nonsense_is_read_in_no_time() -> None:
     for filler in ("Rounds 1, ", "rounds " + "1" * 60_000, '"', "<Reasoning>", "</Reasoning>", " ", "round "):
         read_opinion(answer(filler * (90_000 // len(filler))), CASE)
         read_opinion(filler * (99_000 // len(filler)), CASE)
+
+
+@pytest.mark.parametrize("named", ["rounds 1-9", "Rounds 1 – 9", "rounds #1 to #9", "rounds 1 through 9"])
+def test_both_ends_of_a_range_of_rounds_are_named(named: str) -> None:
+    def said(words: str) -> Opinion:
+        text = f"<Reasoning>{words}</Reasoning><ValidEvidence>True</ValidEvidence><Verdict>SUCCESS</Verdict>"
+        return read_opinion(text, Rendered("", [], frozenset({1, 2})))
+
+    assert said(named).missing == "it names round 9, which it was not shown"
+    vote = said(named.replace("9", "2")).vote
+    assert vote is not None and vote.rounds == (1, 2)
+    assert said("Round 1 - 9 alarms are shown").vote is not None

@@ -309,3 +309,21 @@ def test_requests_that_are_none(body: str) -> None:
             return int((await reply.json())["error"]["code"])
 
     assert with_rpc(use) in (-32700, -32600)
+
+
+def test_an_environment_that_cannot_be_made_is_said() -> None:
+    def none() -> Counter:
+        raise OSError("no display")
+
+    async def use(url: str, server: EnvironmentServer) -> None:
+        said = "none: no environment can be made: OSError; the server's log says more"
+        async with aiohttp.ClientSession() as http:
+            async with http.ws_connect(url + "/ws") as socket:
+                reply = await socket.receive_json(timeout=20)
+                assert reply["data"] == {"message": said, "code": "SESSION_ERROR"}
+            ask = Rpc(http, f"{url}/mcp")
+            assert (await ask("initialize"))["error"] == {"code": -32000, "message": said}
+            assert ask.status == 503
+        assert len(server.tables["none"]) == 0
+
+    with_server(use, none=none)

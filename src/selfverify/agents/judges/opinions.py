@@ -30,6 +30,7 @@ _ONE_ROUND = re.compile(r"\bround\s*#?(\d{1,9})\b", re.IGNORECASE)
 _MORE_ROUNDS = re.compile(
     r"\brounds\s*((?:#?\d{1,9}(?:\s*,\s*|\s*&\s*|\s*(?:,\s*)?and\s+|\b))+)", re.IGNORECASE
 )
+_FROM_TO = re.compile(r"\brounds\s*#?(\d{1,9})\s*(?:-|–|—|to\b|through\b)\s*#?(\d{1,9})\b", re.IGNORECASE)
 _LEFT_OUT = re.compile(r"\.\.\.|…|\[…\]|\[\.\.\.\]")
 
 
@@ -84,6 +85,7 @@ def read_opinion(text: str, case: Rendered, quotations: Quotations = "warn") -> 
 def _named_rounds(words: str) -> set[int]:
     plain = _QUOTED.sub(" ", words)
     lists = " ".join(match[1] for match in _MORE_ROUNDS.finditer(plain))
+    lists += "".join(f" {match[1]} {match[2]}" for match in _FROM_TO.finditer(plain))
     return {int(match[1]) for match in _ONE_ROUND.finditer(plain)} | {
         int(number) for number in re.findall(r"\d+", lists)
     }

@@ -33,6 +33,8 @@ class VoteCache:
     def keep(self, path: Path, others: Iterable[Path] = ()) -> None:
         """Know the answers in a file, and keep those that come from now on there.
 
+        What is no answer is left out, so that it is asked for again.
+
         Args:
             path: A file of JSON lines; it is made if it is not there. Several processes may append to one
                 file; each knows what stood in it when it began.
@@ -41,8 +43,9 @@ class VoteCache:
         self._journal = Journal(path)
         for file in {path, *others}:
             for row in read_rows(file, skip_corrupt=True):
-                if isinstance(row.get("key"), str) and isinstance(row.get("answer"), dict):
-                    self._known[row["key"]] = row["answer"]
+                match row:
+                    case {"key": str(key), "answer": {"text": str(), "finish": str()} as answer}:
+                        self._known[key] = answer
 
     @staticmethod
     def key(asked: Mapping[str, Any]) -> str:

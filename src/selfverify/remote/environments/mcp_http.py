@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from selfverify.core.environment import EnvironmentLost
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.mcp_rpc import (
@@ -45,7 +46,7 @@ class McpEndpoint:
                 return _reply(await answer_rpc(session, data), session=session.id)
             if str(data.get("method")).startswith("openenv/"):
                 return _reply(await self._own(data))
-        except NoRoom as error:
+        except (NoRoom, EnvironmentLost) as error:
             return _reply(rpc_error(data, LOST, str(error)), 503)
         except DataError as error:
             return _reply(rpc_error(data, INVALID_PARAMS, str(error)), 400)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from aiohttp import WSMsgType, web
 
+from selfverify.core.environment import EnvironmentLost
 from selfverify.core.errors import DataError
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.session_replies import answer
@@ -33,7 +34,7 @@ class SocketEndpoint:
         name = request.query.get("session_id")
         try:
             session = self._attach(name) if name else self.table.open()
-        except (NoRoom, DataError) as error:
+        except (NoRoom, DataError, EnvironmentLost) as error:
             code = wire.CAPACITY_REACHED if isinstance(error, NoRoom) else wire.SESSION_ERROR
             await _say(socket, str(error), code)
             session = None

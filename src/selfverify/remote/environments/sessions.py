@@ -174,10 +174,18 @@ class SessionTable:
 
         Raises:
             NoRoom: There are as many as may be.
+            EnvironmentLost: No environment can be made.
         """
         if len(self._open) >= self.limits.sessions:
             raise NoRoom(f"{self.name}: all {self.limits.sessions} sessions are in use")
-        session = Session(self.factory(), self.limits, begins, task)
+        try:
+            made = self.factory()
+        except Exception as error:
+            logger.exception("%s: no environment can be made", self.name)
+            raise EnvironmentLost(
+                f"{self.name}: no environment can be made: {type(error).__name__}; the server's log says more"
+            ) from None
+        session = Session(made, self.limits, begins, task)
         self._open[session.id] = session
         return session
 
