@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.trajectory import Segment, Trajectory
+from selfverify.looking.look_episode import LookStep
 from selfverify.serving.solve import steps_of
 from selfverify.tasks.judged import Judged
 from serving_servers import Body, FakeUpstream, Loop, tagged
@@ -104,10 +106,10 @@ def test_a_model_that_runs_here() -> None:
 
 def test_steps_of_a_trajectory() -> None:
     """Steps are what the episode has kept of turns; a verdict is none."""
-    step, verdict = {"step": 1, "tool": "crop"}, Judged(1.0, True)
+    step, verdict = asdict(LookStep(1, "crop")), Judged(1.0, True)
     segments = [
         Segment("plan", [1], [0.0], "a", parsed=step),
-        Segment("action", [1], [0.0], "b"),
+        Segment("action", [1], [0.0], "b", parsed={"call": "of an agent"}),
         Segment("observation", [1], [0.0], "c", author="environment", parsed={"role": "user"}),
         Segment("answer", [1], [0.0], "d", parsed=verdict),
     ]

@@ -208,11 +208,7 @@ class LookEpisode(AnswerOnce):
         parts, images = [_text(shortened(words, LONGEST_RESULT))] if words else [], []
         for number in made:
             picture = self.gallery.picture(number)
-            wide, high = picture.shown.size
-            parts += [
-                _text(f"\nImage {number} ({picture.label}, {wide} x {high} pixels):"),
-                {"type": "image"},
-            ]
+            parts += [_text(self._about(number)), {"type": "image"}]
             images.append(picture.shown)
         return parts or [_text("Nothing was found.")], images
 
@@ -235,6 +231,14 @@ class LookEpisode(AnswerOnce):
                 continue
             step.sources.append(_origin(made))
         return words, step.images
+
+    def _about(self, number: int) -> str:
+        """What is said before an image that a tool has made."""
+        if self.settings.announce == "number":
+            return f"{number}:"
+        picture = self.gallery.picture(number)
+        wide, high = picture.shown.size
+        return f"\nImage {number} ({picture.label}, {wide} x {high} pixels):"
 
     def _measured(self, step: LookStep) -> dict[str, float]:
         values = {TOOL_ERRORS: bool(step.error), DUPLICATES: step.duplicate > 0, SHOWN: len(step.images)}

@@ -72,5 +72,9 @@ class LookSettings(ToolModels):
     smallest: int = Field(4, ge=1)
     """Pixels of the shortest side of a part that is looked at."""
 
+    announce: Literal["described", "number"] = "described"
+    """What is said before an image that a tool has made: its number, what it is and its size, or its number
+    alone, which is cheaper for small models."""
+
     answer_now: str = ANSWER_NOW
     """What the model is told when looking ends."""

@@ -11,6 +11,7 @@ from typing import Any
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
+from selfverify.looking.look_episode import LookStep
 from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
@@ -47,7 +48,7 @@ class Solution:
         tokens: The number of tokens written in all.
         seconds: How long it took.
         correct: Whether the chosen answer is right; None where nobody knows.
-        looks: By candidate what it looked at, step by step (`LookStep`); empty without looking.
+        looks: By candidate what it looked at, step by step (`LookStep`).
     """
 
     choice: Choice
@@ -148,13 +149,15 @@ def solve(
     found = Selection([selected], candidates, stopped, 0, verifier.name, calibration is not None)
     correct = bool(trajectories[choice.index].rewards["correct"]) if task.judges else None
     tokens = sum(candidate.tokens for candidate in candidates)
-    looks = [steps_of(trajectory) for trajectory in trajectories] if isinstance(task, LookingTask) else []
+    looks = [steps_of(trajectory) for trajectory in trajectories]
     return Solution.of(found, tokens, begun, correct, looks)
 
 
 def steps_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
-    """What a conversation looked at, step by step."""
-    return [s.parsed for s in trajectory.segments if s.author == "policy" and isinstance(s.parsed, Mapping)]
+    """What a conversation looked at, step by step; nothing for conversations of other kinds."""
+    names = {field.name for field in fields(LookStep)}
+    records = [segment.parsed for segment in trajectory.segments]
+    return [record for record in records if isinstance(record, Mapping) and record.keys() == names]
 
 
 def solve_here(

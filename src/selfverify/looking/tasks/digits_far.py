@@ -103,7 +103,9 @@ class DigitsFar(Task):
         super().__init__(config)
         c = self.config
         self.limits = EpisodeLimits(turns=c.max_steps + 1)
-        self.settings = LookSettings(max_steps=c.max_steps, most_shown=c.shown**2, answer_now="Answer.")
+        self.settings = LookSettings(
+            max_steps=c.max_steps, most_shown=c.shown**2, announce="number", answer_now="Answer."
+        )
         self.toolbox, self.rule = Toolbox([Crop(), ZoomIn()]), make_stop_rule(c.stop)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
