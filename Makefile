@@ -10,10 +10,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 DECLARED := pyproject.toml constraints.txt
 
-.PHONY: quickstart test slow vllm docs browser lint format clean
+.PHONY: quickstart smartsnap test slow vllm docs browser lint format clean
 
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
+
+# An agent of 1.3 million parameters learns to prove what it did on a phone; the report shows it before and after.
+smartsnap: $(VENV)/.stamp-core
+	$(BIN)/selfverify train smartsnap-phone --resume
+	$(BIN)/selfverify report runs/smartsnap-phone
 
 # Two files at a time, each on one thread: small models gain nothing from more.
 test: $(VENV)/.stamp-test $(VENV)/.stamp-js

@@ -70,6 +70,16 @@ def test_recipes_are_those_of_the_paper() -> None:
         assert (recipe.policy.template_options == {"enable_thinking": False}) == ("qwen3" in name)
 
 
+def test_the_papers_evaluation_has_a_judge_of_its_own() -> None:
+    """Section 4.2: it reads the whole trajectory; all else is as in training."""
+    for name in ("smartsnap-qwen3-8b", "smartsnap-llama3.1-8b"):
+        recipe = load_recipe(name)
+        trained, measured = recipe.task.options, recipe.measured_task.options
+        assert (trained["agent"]["evidence"]["judged"], measured["agent"]["evidence"]["judged"]) == (None, "all")
+        del trained["agent"]["evidence"]["judged"], measured["agent"]["evidence"]["judged"]
+        assert trained == measured
+
+
 def test_the_cold_start_is_that_of_the_paper() -> None:
     """Sections 4.1 and 4.2: 100,000 turns, batch 32, 5 epochs, 1e-5 with cosine decay, 32K tokens."""
     recipe = load_recipe("smartsnap-cold-start")

@@ -34,7 +34,7 @@ def summary(success: float, name: str = "SR", **more: float) -> dict[str, Any]:
     }
 
 
-PHONE = ("smartsnap-phone", "task.apps=[clock]")
+PHONE = ("smartsnap-phone-qwen3", "task.apps=[clock]")
 
 
 def write(folder: Path, recipe_of: tuple[str, ...] = PHONE, **stages: dict[str, Any]) -> Path:

@@ -43,7 +43,7 @@ def loop() -> Iterator[Loop]:
 
 
 def recipe(*more: str) -> Recipe:
-    return load_recipe("smartsnap-phone", [*SHORT, *more])
+    return load_recipe("smartsnap-phone-qwen3", [*SHORT, *more])
 
 
 def policy_for(folder: Path, task: Any, problems: int = 8) -> Policy:
@@ -137,7 +137,7 @@ def test_what_a_teacher_loses_is_counted_and_failures_are_left_out(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "teacher", "output", "message"),
     [
-        ("smartsnap-phone", EXPERT, "x.csv", "written as .parquet or .jsonl"),
+        ("smartsnap-phone-qwen3", EXPERT, "x.csv", "written as .parquet or .jsonl"),
         ("quickstart", EXPERT, "x.jsonl", "over after the first answer"),
     ],
 )
@@ -230,7 +230,7 @@ def test_the_commands(tmp_path: Path, loop: Loop) -> None:
     expert = str(tmp_path / "expert.jsonl")
     done = run(
         app,
-        ["agent", "collect", "smartsnap-phone", *SHORT, "--expert", "--problems", "2", "--output", expert],
+        ["agent", "collect", "smartsnap-phone-qwen3", *SHORT, "--expert", "--problems", "2", "--output", expert],
     )
     assert done.exit_code == 0 and "2 conversations, 2 of them right; 2 written" in done.stdout.replace(
         "\n", " "

@@ -233,6 +233,18 @@ def test_a_recipe_changes_the_limits_of_conversations(good: Path, monkeypatch: p
     assert "method pairs are as long as it says itself" in refusal(good, "episode.turns=4")
 
 
+def test_a_recipe_measures_on_another_variant_of_its_task(good: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(good, ["evaluation_task.digits=9"])
+    assert recipe.task.options["digits"] == 4 and recipe.measured_task.options["digits"] == 9
+    assert recipe_task(recipe).config.digits == 4 and recipe_task(recipe, measured=True).config.digits == 9
+    again = tmp_path / "again.yaml"
+    again.write_text(to_yaml(recipe))
+    assert load_recipe(again) == recipe
+    assert load_recipe(good).measured_task == load_recipe(good).task
+    with pytest.raises(ConfigError, match=r"evaluation_task\.digitz .*did you mean evaluation_task\.digits"):
+        load_recipe(good, ["evaluation_task.digitz=9"])
+
+
 def test_all_faults_are_reported_at_once(good: Path) -> None:
     assert len(refusal(good, "learner.steps=0", "sampling.top_p=7", "polcy.path=x").splitlines()) == 3
     first, second = refusal(good, "learner.best_metric=best@8", "learner.warmup_steps=11").splitlines()

@@ -51,7 +51,7 @@ def test_the_interval_is_over_seeds_and_tasks() -> None:
 
 
 def test_a_study_without_models_says_what_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="study-smartsnap-phone-small makes them"):
+    with pytest.raises(ConfigError, match="study-smartsnap-phone makes them"):
         models_of(tmp_path)
 
 

@@ -46,7 +46,7 @@ def collect(
 
     Examples:
 
-    - `selfverify agent collect smartsnap-phone --expert --problems 1000 --output expert.parquet`
+    - `selfverify agent collect smartsnap-phone-qwen3 --expert --problems 1000 --output expert.parquet`
 
     - `selfverify agent collect smartsnap-qwen3-8b --server http://127.0.0.1:8000
       --model deepseek-ai/DeepSeek-V3.1 --problems 726 --samples 8 --keep judged`

@@ -106,6 +106,11 @@ class Recipe(StrictModel):
     evaluation: EvaluationConfig = Field(
         default_factory=EvaluationConfig, description="How the result is measured."
     )
+    evaluation_task: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the task that differ in evaluations, such as a judge apart from training's; "
+        "what is not named here is as in `task`.",
+    )
 
     @field_validator("output")
     @classmethod
@@ -116,6 +121,22 @@ class Recipe(StrictModel):
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.output)
+
+    @property
+    def measured_task(self) -> NamedOptions:
+        """The task as evaluations have it."""
+        options = _laid_over(self.task.options, self.evaluation_task)
+        return self.task.model_copy(update={"options": options})
+
+
+def _laid_over(options: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options`` with those of ``changed``, section by section."""
+    merged = dict(options)
+    for key, value in changed.items():
+        below = merged.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = _laid_over(below, value) if both else value
+    return merged
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -190,6 +211,8 @@ def _forget_other(section: str, overrides: Sequence[str], document: Document) ->
     renamed, written = overridden_name(section, overrides), document.data.get(section)
     if renamed is not None and renamed != (written.get("name") if isinstance(written, dict) else written):
         document.data[section] = {}
+        if section == "task":
+            document.data.pop("evaluation_task", None)
 
 
 def build_recipe(document: Document) -> Recipe:
@@ -211,6 +234,7 @@ def build_recipe(document: Document) -> Recipe:
             "method": _complete("method", recipe.method, registry.METHODS, document),
         }
     )
+    _complete("task", recipe.measured_task, registry.TASKS, document, "evaluation_task")
     method = registry.make_method(recipe.method.name, **recipe.method.options)
     faults = contradictions(recipe) + method.faults(recipe.learner, recipe.sampling, recipe.evaluation)
     if unknown := sorted(recipe.learner.channel_rates.keys() - set(method.channels)):
@@ -288,9 +312,16 @@ def _locate(path_or_name: str | Path) -> Path:
 
 
 def _complete(
-    section: str, choice: NamedOptions, registry: Mapping[str, type[Task] | type[Method]], document: Document
+    section: str,
+    choice: NamedOptions,
+    registry: Mapping[str, type[Task] | type[Method]],
+    document: Document,
+    written_in: str | None = None,
 ) -> NamedOptions:
-    """Return a task or method with all its options, after a check that there are such a name and options."""
+    """Return a task or method with all its options, after a check that there are such a name and options.
+
+    ``written_in`` is the section of the document that faults are looked for in, if it is another.
+    """
     if choice.name not in registry:
         close = difflib.get_close_matches(choice.name, registry, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -303,7 +334,7 @@ def _complete(
         options = model.model_validate(choice.options)
     except ValidationError as error:
         about = f" ({section} {choice.name})"
-        raise ConfigError("\n".join(complaints(error, model, document, (section,), about))) from None
+        raise ConfigError("\n".join(complaints(error, model, document, (written_in or section,), about))) from None
     return NamedOptions(name=choice.name, options=options.model_dump())
 
 

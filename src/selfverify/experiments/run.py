@@ -152,9 +152,13 @@ def _later(on_step: StepCallback, before: int, step: int, *figures: Any) -> None
     on_step(before + step, *figures)
 
 
-def recipe_task(recipe: Recipe) -> Task:
-    """Return the task that a recipe names, with the limits that it sets to conversations."""
-    task = make_task(recipe.task.name, **recipe.task.options)
+def recipe_task(recipe: Recipe, measured: bool = False) -> Task:
+    """Return the task that a recipe names, with the limits that it sets to conversations.
+
+    ``measured`` asks for the task as evaluations have it.
+    """
+    chosen = recipe.measured_task if measured else recipe.task
+    task = make_task(chosen.name, **chosen.options)
     task.limits = recipe.episode.changed(task.limits)
     return task
 
@@ -169,10 +173,15 @@ def build(recipe: Recipe) -> tuple[Policy, Task, Method]:
     task = recipe_task(recipe)
     method = make_method(recipe.method.name, **recipe.method.options)
     task.check_files("train")
-    task.check_files(recipe.evaluation.split)
+    _exam(recipe, task).check_files(recipe.evaluation.split)
     if recipe.learner.keep is not None:
         read_verdicts(recipe.learner.keep)
     return Policy.load(recipe.policy), task, method
+
+
+def _exam(recipe: Recipe, task: Task) -> Task:
+    """Return the task as evaluations have it; data that training has read is not read again."""
+    return recipe_task(recipe, measured=True) if recipe.evaluation_task else task
 
 
 def measure(
@@ -244,13 +253,14 @@ def _train(
         ranks.on_first(lambda: _check_replay(replay, folder))
     ranks.on_first(lambda: _prepare(folder, recipe, resume))
     policy, task, method = build(recipe)
+    exam = _exam(recipe, task)
     evaluated = method.measured or before is not None
 
     def progress(phase: str) -> Callable[[int, int], None] | None:
         return None if on_phase is None else lambda done, total: on_phase(phase, done, total)
 
     if evaluated and before is None:
-        before = measure(policy, task, recipe, folder / "samples-before.jsonl", "before", progress("before"))
+        before = measure(policy, exam, recipe, folder / "samples-before.jsonl", "before", progress("before"))
     learn(
         policy,
         task,
@@ -267,8 +277,8 @@ def _train(
     )
     if evaluated:
         weights = policy.whole(policy.fingerprint)
-        ranks.on_first(lambda: _after_training(folder, recipe, task, weights))
-        after = measure(policy, task, recipe, folder / "samples-after.jsonl", "after", progress("after"))
+        ranks.on_first(lambda: _after_training(folder, recipe, exam, weights))
+        after = measure(policy, exam, recipe, folder / "samples-after.jsonl", "after", progress("after"))
         found = {"before": before, "after": after, "settings": recipe.model_dump(mode="json")}
         ranks.on_first(lambda: write_json(folder / "metrics.json", found))
     return folder
@@ -338,7 +348,7 @@ def evaluate_recipe(
 
 def _evaluate(recipe: Recipe, settings: PolicyConfig, folder: Path) -> dict[str, Any]:
     policy = Policy.load(settings)
-    task = recipe_task(recipe)
+    task = recipe_task(recipe, measured=True)
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
     found = {"after": summary, "settings": recipe.model_dump(mode="json")}
 

@@ -1,7 +1,7 @@
 """What SmartSnap's training on the phone is worth: every model of the study on the same unseen tasks.
 
-    selfverify study study-smartsnap-phone-small --jobs 2
-    python -m selfverify.experiments.smartsnap_gains runs/smartsnap-phone-small docs/results/smartsnap.json
+    selfverify study study-smartsnap-phone --jobs 2
+    python -m selfverify.experiments.smartsnap_gains runs/study-smartsnap-phone docs/results/smartsnap.json
 
 The study trains one model for each variant and seed. This measures them, and the model that all began from,
 on `SETS`: contents that nobody was trained or tuned on, of trained kinds of tasks, of held-out kinds and of
@@ -25,7 +25,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import measure, recipe_task
 from selfverify.policy.policy import Policy
 
-RECIPE, VARIANT, BEFORE = "smartsnap-phone-small", "smartsnap", "before"
+RECIPE, VARIANT, BEFORE = "smartsnap-phone", "smartsnap", "before"
 TUNED = 128
 """Settings were chosen on the first validation tasks; they count nowhere here."""
 UNSEEN = [f"evaluation.problems={TUNED + 512}"]
@@ -62,7 +62,7 @@ class Measured:
 def measured(model: str, store: Path, overrides: Sequence[str]) -> Measured:
     """Sample what is missing of a store, and read it."""
     recipe = load_recipe(RECIPE, [f"policy.path={model}", *overrides])
-    policy, task = Policy.load(recipe.policy), recipe_task(recipe)
+    policy, task = Policy.load(recipe.policy), recipe_task(recipe, measured=True)
     store.parent.mkdir(parents=True, exist_ok=True)
     measure(policy, task, recipe, store, model)
     _, samples = read_samples(store)

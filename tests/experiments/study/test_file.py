@@ -103,3 +103,26 @@ def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.Monkey
     ]  # fmt: skip
     assert methods["no-dynamic-kl"].options["kl_scale"] == 0
     assert {m.options.get("second_turn") for m in methods.values()} == {None, "Check the answer."}
+
+
+def test_smartsnaps_study_measures_all_arms_alike() -> None:
+    """Whoever judges in training, evaluations ask the same judge about the same evidence."""
+    runs = plan(load_study("study-smartsnap-phone"), Path("out"))
+    assert {run.variant: sum(r.variant == run.variant for r in runs) for run in runs} == {
+        "smartsnap": 5, "true-state": 3, "all-screens": 3, "flipped-one-vote": 3, "flipped-three-votes": 3,
+        "no-conciseness": 3, "no-validity": 3, "self-imitation": 3,
+    }  # fmt: skip
+    judges = {run.variant: run.recipe.task.options["judge"] for run in runs}
+    assert judges["true-state"]["kind"] == "state" and judges["flipped-one-vote"]["flipped"] == 0.1
+    measured = [run.recipe.measured_task.options for run in runs]
+    assert all(options == measured[0] for options in measured)
+    assert measured[0]["judge"]["kind"] == "rules" and measured[0]["agent"]["evidence"]["judged"] == "chosen"
+
+
+def test_a_variant_may_run_with_the_first_seeds_only(file: Path) -> None:
+    study = load_study(file)
+    label, *others = study.variants
+    variants = study.variants | {label: study.variants[label].model_copy(update={"seeds": 1})}
+    runs = plan(study.model_copy(update={"variants": variants}), Path("out"))
+    assert {run.seed for run in runs if run.variant == label} == {0}
+    assert {run.seed for run in runs if run.variant == others[0]} == {0, 1}

@@ -85,6 +85,9 @@ class Variant(StrictModel):
     tasks: list[str] | None = Field(
         None, description="The labels of the tasks that the variant runs on; null means all."
     )
+    seeds: int | None = Field(
+        None, ge=1, description="With how many of the study's seeds, the first ones; null means all."
+    )
 
 
 class Study(StrictModel):
@@ -223,14 +226,16 @@ def plan(study: Study, output: Path) -> list[Run]:
                 }
             ),
         )
-        for seed in study.seeds
+        for number, seed in enumerate(study.seeds)
         for (task, variant), recipe in recipes.items()
+        if number < (study.variants[variant].seeds or len(study.seeds))
     ]
 
 
 def measured_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that an evaluation before training depends on."""
-    settings = recipe.model_dump(mode="json", include={"policy", "task", "evaluation"})
+    settings = recipe.model_dump(mode="json", include={"policy", "evaluation"})
+    settings["task"] = recipe.measured_task.model_dump(mode="json")
     return settings | {"sampling": {"max_new_tokens": recipe.sampling.max_new_tokens}}
 
 
@@ -241,8 +246,9 @@ def _refuse_incomparable(recipes: dict[tuple[str, str], Recipe], task: str, vari
     if changed:
         raise ConfigError(
             f"variants.{variant} on tasks.{task} cannot be compared with variants.{first}: {changed[0]}. "
-            "Variants of a task share the policy they start from, the task and the evaluation; put such an "
-            "override under `tasks` or the study's `overrides`"
+            "Variants of a task share the policy they start from, the task that they are measured on, and the "
+            "evaluation; put such an override under `tasks` or the study's `overrides`, or say by "
+            "`evaluation_task` how all are measured"
         )
 
 
