@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,3 +69,13 @@ def test_a_policy_of_it_speaks_and_continues(tmp_path: Path) -> None:
     (samples,) = policy.sample([prompt], SamplingConfig(group_size=3, max_new_tokens=5), seeds=[0])
     found = policy.logprobs([prompt], [[sample.tokens for sample in samples]])
     assert found[0, 0, : len(samples[0].tokens)].tolist() == pytest.approx(samples[0].logprobs, abs=1e-4)
+
+
+def test_attention_begins_by_copying(tmp_path: Path) -> None:
+    """Values go through a rotation and back: where all heads look at one place, its state comes out."""
+    words = text_tokenizer(["a few words"])
+    model = Policy.load(str(write_tiny_text(tmp_path / "fresh", words, hidden=64, layers=2))).model
+    for layer in model.model.layers:
+        state = torch.randn(5, 64)
+        out = layer.self_attn.o_proj(layer.self_attn.v_proj(state))
+        torch.testing.assert_close(out, state, rtol=0, atol=1e-5)

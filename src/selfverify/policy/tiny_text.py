@@ -102,6 +102,11 @@ def write_tiny_text(
 ) -> Path:
     """Write a fresh small language model to ``folder`` and return it; its weights depend on the seed alone.
 
+    Each layer's attention begins by copying: what comes out of it is the mean of what it looked at. Where
+    input and output embeddings are one matrix, as here, that makes the words it looked at likelier.
+    (Weights that begin near the identity: Trockman and Kolter, "Mimetic Initialization of Self-Attention
+    Layers", arXiv:2305.09828, with the sign that suits copying.)
+
     Args:
         folder: Gets the model and the tokenizer.
         tokenizer: Of `text_tokenizer`.
@@ -129,9 +134,20 @@ def write_tiny_text(
     with kept_generators(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+        _let_attention_copy(model)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@torch.no_grad()
+def _let_attention_copy(model: Qwen3ForCausalLM) -> None:
+    """Give each layer a random rotation into its heads' values, and back out of them."""
+    for layer in model.model.layers:
+        values, output = layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight
+        rotation, _ = torch.linalg.qr(torch.randn_like(values))
+        values.copy_(rotation)
+        output.copy_(rotation.T)
