@@ -75,7 +75,10 @@ def test_the_papers_evaluation_has_a_judge_of_its_own() -> None:
     for name in ("smartsnap-qwen3-8b", "smartsnap-llama3.1-8b"):
         recipe = load_recipe(name)
         trained, measured = recipe.task.options, recipe.measured_task.options
-        assert (trained["agent"]["evidence"]["judged"], measured["agent"]["evidence"]["judged"]) == (None, "all")
+        assert (trained["agent"]["evidence"]["judged"], measured["agent"]["evidence"]["judged"]) == (
+            None,
+            "all",
+        )
         del trained["agent"]["evidence"]["judged"], measured["agent"]["evidence"]["judged"]
         assert trained == measured
 

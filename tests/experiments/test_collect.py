@@ -230,7 +230,17 @@ def test_the_commands(tmp_path: Path, loop: Loop) -> None:
     expert = str(tmp_path / "expert.jsonl")
     done = run(
         app,
-        ["agent", "collect", "smartsnap-phone-qwen3", *SHORT, "--expert", "--problems", "2", "--output", expert],
+        [
+            "agent",
+            "collect",
+            "smartsnap-phone-qwen3",
+            *SHORT,
+            "--expert",
+            "--problems",
+            "2",
+            "--output",
+            expert,
+        ],
     )
     assert done.exit_code == 0 and "2 conversations, 2 of them right; 2 written" in done.stdout.replace(
         "\n", " "

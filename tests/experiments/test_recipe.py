@@ -28,6 +28,7 @@ from selfverify.experiments.recipe import (
     builtin_recipes,
     load_recipe,
     recipe_summary,
+    refuse_hidden,
     to_yaml,
 )
 from selfverify.experiments.recipe_yaml import _load, dump_yaml
@@ -241,6 +242,10 @@ def test_a_recipe_measures_on_another_variant_of_its_task(good: Path, tmp_path: 
     again.write_text(to_yaml(recipe))
     assert load_recipe(again) == recipe
     assert load_recipe(good).measured_task == load_recipe(good).task
+    refuse_hidden(recipe, ["task.sizes=[1, 3]", "task=other", "learner.steps=3", "evaluation_task.digits=8"])
+    refuse_hidden(load_recipe(good), ["task.digits=4"])
+    with pytest.raises(ConfigError, match=r"says 9; write evaluation_task\.digits=5"):
+        refuse_hidden(recipe, ["task.digits=5"])
     with pytest.raises(ConfigError, match=r"evaluation_task\.digitz .*did you mean evaluation_task\.digits"):
         load_recipe(good, ["evaluation_task.digitz=9"])
 

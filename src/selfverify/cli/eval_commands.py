@@ -59,10 +59,11 @@ def evaluate(
     - `selfverify eval ./my-model --recipe quickstart`
     """
     from selfverify.cli.run_folders import resolve_target
-    from selfverify.experiments.recipe import load_recipe
+    from selfverify.experiments.recipe import load_recipe, refuse_hidden
 
     source, found = resolve_target(target, settings.recipe)
     loaded, model = load_recipe(source, overrides or []), settings.model or found
+    refuse_hidden(loaded, overrides or [])
     from selfverify.core import ranks
     from selfverify.experiments.run import evaluate_recipe
 

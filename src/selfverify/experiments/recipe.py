@@ -134,9 +134,30 @@ def _laid_over(options: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[s
     merged = dict(options)
     for key, value in changed.items():
         below = merged.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _laid_over(below, value) if both else value
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = _laid_over(below, value)
+        merged[key] = value
     return merged
+
+
+def refuse_hidden(recipe: Recipe, overrides: Sequence[str]) -> None:
+    """Refuse overrides of the task that an evaluation would not heed, as `evaluation_task` says otherwise.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for override in overrides:
+        section, *parts = (part.strip() for part in override.partition("=")[0].split("."))
+        if section != "task" or not parts:
+            continue
+        inner: Any = recipe.evaluation_task
+        while parts and isinstance(inner, Mapping):
+            inner = inner.get(parts.pop(0))
+        if not parts and inner is not None:
+            raise ConfigError(
+                f"override {override!r} changes nothing in an evaluation, as the recipe's evaluation_task "
+                f"says {inner}; write evaluation_{override}"
+            )
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -334,7 +355,9 @@ def _complete(
         options = model.model_validate(choice.options)
     except ValidationError as error:
         about = f" ({section} {choice.name})"
-        raise ConfigError("\n".join(complaints(error, model, document, (written_in or section,), about))) from None
+        raise ConfigError(
+            "\n".join(complaints(error, model, document, (written_in or section,), about))
+        ) from None
     return NamedOptions(name=choice.name, options=options.model_dump())
 
 

@@ -246,8 +246,8 @@ def _refuse_incomparable(recipes: dict[tuple[str, str], Recipe], task: str, vari
     if changed:
         raise ConfigError(
             f"variants.{variant} on tasks.{task} cannot be compared with variants.{first}: {changed[0]}. "
-            "Variants of a task share the policy they start from, the task that they are measured on, and the "
-            "evaluation; put such an override under `tasks` or the study's `overrides`, or say by "
+            "Variants of a task share the policy they start from, the task that they are measured on, and "
+            "the evaluation; put such an override under `tasks` or the study's `overrides`, or say by "
             "`evaluation_task` how all are measured"
         )
 
