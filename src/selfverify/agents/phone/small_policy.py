@@ -1,6 +1,7 @@
 """A small text policy with fresh weights, with which the cold start of agents on the phone begins.
 
-The recipes `cold-start-phone-1-work` and `cold-start-phone` train it.
+The recipes `cold-start-phone-1-copy`, `cold-start-phone-2-work` and `cold-start-phone` train it; what
+comes out is `builtin:phone`.
 
 Its tokenizer knows the words of the phone's screens, tasks and calls as one token each. Calls are plain JSON;
 the fixed part of each is one token, so that a call costs three to eight.
