@@ -178,6 +178,34 @@ def test_a_batch_has_a_limit(policy: Policy, monkeypatch: pytest.MonkeyPatch) ->
     assert max(sizes) <= 2 and sum(sizes) == 6
 
 
+def test_sampling_does_not_wait_for_a_judges_server(policy: Policy, writes: list[str], servers: Loop) -> None:
+    """While one request's judge says nothing, another request is answered."""
+    go = threading.Event()
+    writes += lines("1") * 8
+    slow = FakeUpstream(
+        write=lambda body, i: "<score>0.9</score>", knows_logprobs=False, fault=lambda body: gate()
+    )
+
+    def gate() -> int | None:
+        return None if go.is_set() else 503
+
+    judge = ServerJudge(ServerSettings(servers.upstream(slow), tries=1000, wait_s=0.02), "m", "judge:far")
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
+        url = f"{url}/chat/completions"
+        body = ask(best_of={"verifier": "judge:far", "strategy": "best"})
+        waiting = asyncio.ensure_future(post(session, url, body))
+        while not slow.seen:
+            await asyncio.sleep(0.01)
+        status, _ = await post(session, url, ask("Another?"))
+        assert status == 200 and not waiting.done()
+        go.set()
+        return await waiting
+
+    status, reply = served(policy, use, judges={"judge:far": judge})
+    assert status == 200 and reply["choices"][0]["verification"]["score"] == 0.9
+
+
 def test_images_wait_encoded(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are decoded when their batch begins, and a batch has so many pixels at most."""
     go, decoded, sizes = threading.Event(), list[int](), list[int]()

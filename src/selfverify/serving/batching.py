@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from selfverify.core.errors import DataError, ServerError
 from selfverify.core.problem import Problem
@@ -21,8 +21,11 @@ from selfverify.rollouts.converse import recite
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.verifiers.base import Verifier, verify
+from selfverify.verifiers.server_judge import ServerJudge
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +60,14 @@ class Job:
         return (self.sampling, id(self.verifier))
 
 
-Results = dict[Job, tuple[list[Completion], int] | Exception]
+class Unjudged(NamedTuple):
+    """Candidates, without images, that a server is still to judge, and how many tokens their prompt has."""
+
+    rows: list[Trajectory]
+    tokens: int
+
+
+Results = dict[Job, tuple[list[Completion], int] | Unjudged | Exception]
 """What `Batcher.run` returns or raises for each job."""
 
 
@@ -83,6 +93,9 @@ class Batcher:
         self.most_pixels = most_pixels
         self.on_batch = on_batch
         self._thread = ThreadPoolExecutor(1, "sampling")
+        self._judging = ThreadPoolExecutor(8, "judging")
+        """For verifiers that only wait for a server: the model works meanwhile."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: list[Job] = []
         self._working: asyncio.Task[None] | None = None
 
@@ -101,13 +114,18 @@ class Batcher:
             if job in self._waiting:
                 self._waiting.remove(job)
 
-    async def call(self, work: Callable[[], Any]) -> Any:
-        """Return ``work()``, run in the worker thread: the model is used in no other."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def call(self, work: Callable[[], T], verifier: Verifier | None = None) -> T:
+        """Return ``work()``, run in the worker thread: the model is used in no other.
+
+        Work for a ``verifier`` that asks a server is run in a thread beside it.
+        """
+        thread = self._judging if isinstance(verifier, ServerJudge) else self._thread
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._judging.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self) -> None:
         await asyncio.sleep(0)  # requests that came at the same moment belong together
@@ -121,20 +139,29 @@ class Batcher:
     async def _done(self, batch: Sequence[Job]) -> bool:
         """Sample a batch and tell each job what became of it; return False if a batch of several failed."""
         results: Results = {}
+        judged = isinstance(batch[0].verifier, ServerJudge)
         try:
-            results = await self.call(lambda: self._sample(batch))
+            results = await self.call(lambda: self._sample(batch, judged))
         except Exception as error:
             if len(batch) > 1:
                 return False
             results = dict.fromkeys(batch, error)
         for job, result in results.items():
-            if job.done.done():
-                continue
-            if isinstance(result, Exception):
-                job.done.set_exception(result)
+            if isinstance(result, Unjudged):
+                task = asyncio.create_task(self._judge(job, result))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             else:
-                job.done.set_result(result)
+                _tell(job, result)
         return True
+
+    async def _judge(self, job: Job, drawn: Unjudged) -> None:
+        """Have a server judge a job's candidates, and tell the job of them."""
+        try:
+            await self.call(lambda: _verify([Group(job.ask(), drawn.rows)], job.verifier), job.verifier)
+            _tell(job, ([job.make(row) for row in drawn.rows], drawn.tokens))
+        except Exception as error:
+            _tell(job, error)
 
     def _next(self) -> list[Job]:
         """Take the oldest job and those that can be sampled with it."""
@@ -150,8 +177,13 @@ class Batcher:
         self._waiting = [job for job in self._waiting if job not in batch]
         return batch
 
-    def _sample(self, jobs: Sequence[Job]) -> Results:
-        """Return what became of each job that somebody still waits for. Runs in the worker thread."""
+    def _sample(self, jobs: Sequence[Job], unjudged: bool = False) -> Results:
+        """Return what became of each job that somebody still waits for. Runs in the worker thread.
+
+        Args:
+            jobs: The batch.
+            unjudged: Leave the judging to others.
+        """
         results: Results = {}
         problems: dict[Job, Problem] = {}
         prompts: dict[Job, Prompt] = {}
@@ -177,12 +209,12 @@ class Batcher:
             for job, samples in zip(alive, sampled, strict=True)
             if not job.done.done()
         }
-        verifier = alive[0].verifier
-        if groups and verifier is not None:
-            try:
-                verify(list(groups.values()), verifier)
-            except ServerError as error:  # candidates without scores are better than none
-                logger.warning("the verifier %s failed (%d, %s)", verifier.name, error.status, error.code)
+        if unjudged:
+            return results | {
+                job: Unjudged(group.trajectories, len(prompts[job].ids)) for job, group in groups.items()
+            }
+        if groups:
+            _verify(list(groups.values()), alive[0].verifier)
         for job, group in groups.items():
             results[job] = ([job.make(row) for row in group.trajectories], len(prompts[job].ids))
         return results
@@ -190,3 +222,23 @@ class Batcher:
     def _told(self, job: Job, problem: Problem, sample: Sample) -> Trajectory:
         """One sampled answer, judged by the job's task."""
         return recite(self.policy, problem, job.task.open(problem, job.seed), [sample])
+
+
+def _verify(groups: Sequence[Group], verifier: Verifier | None) -> None:
+    """Score candidates. If a server fails, they have no scores: that is better than no candidates."""
+    if verifier is None:
+        return
+    try:
+        verify(groups, verifier)
+    except ServerError as error:
+        logger.warning("the verifier %s failed (%d, %s)", verifier.name, error.status, error.code)
+
+
+def _tell(job: Job, result: tuple[list[Completion], int] | Exception) -> None:
+    """Tell a job what became of it, if somebody still waits."""
+    if job.done.done():
+        return
+    if isinstance(result, Exception):
+        job.done.set_exception(result)
+    else:
+        job.done.set_result(result)

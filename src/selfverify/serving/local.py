@@ -177,7 +177,8 @@ class Local(Backend):
             raise invalid_value("verifier", text)
         rows = [given_answer(text) for text in answers]
         try:
-            [scores] = await self.batcher.call(lambda: verifier.score([Group(_problem(ask), rows)]))
+            work = partial(_scores, ask, rows, verifier)
+            scores = await self.batcher.call(work, verifier)
         except DataError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from None
         ask.usage.lost()
@@ -191,6 +192,11 @@ class Local(Backend):
 def _problem(ask: Ask) -> Problem:
     """Return the question with its images decoded, which takes many times the memory that they came in."""
     return Problem(ask.id or "request", ask.body["messages"], [picture.decode() for picture in ask.pictures])
+
+
+def _scores(ask: Ask, rows: list[Trajectory], verifier: Verifier) -> list[float | None]:
+    [scores] = verifier.score([Group(_problem(ask), rows)])
+    return scores
 
 
 def given_answer(text: str) -> Trajectory:
