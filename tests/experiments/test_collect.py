@@ -134,6 +134,21 @@ def test_what_a_teacher_loses_is_counted_and_failures_are_left_out(tmp_path: Pat
         collect(recipe("task.apps=[settings]"), teacher, tmp_path / "b.jsonl", problems=2)
 
 
+def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path, loop: Loop) -> None:
+    """The first problem's expert, but for its last call."""
+    found = recipe("task.calls=json", "task.react=false")
+    phone = recipe_task(found)
+    shown = phone.demonstrate_turns(phone.problem("train", found.seed, 0), np.random.default_rng(0))
+    server = AgentServer()
+    server.turns = [turn.text for turn in shown[:-1]] + ["It is done."]
+    teacher = TeacherSettings(server=loop.upstream(server), model="m")
+    with pytest.raises(DataError, match=r"held: 1 conversations, 0 of them right\. "):
+        collect(found, teacher, tmp_path / "a.jsonl", problems=1)
+    assert collect(found, teacher, tmp_path / "a.jsonl", problems=1, keep="all").written == 1
+    [line] = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert json.loads(line)["reward"] == -1.0
+
+
 @pytest.mark.parametrize(
     ("name", "teacher", "output", "message"),
     [
@@ -223,6 +238,18 @@ def test_stores_are_exported_and_read_back(tmp_path: Path) -> None:
         assert not any("<|" in text for text in texts)
     with pytest.raises(DataError, match="because they are wrong"):
         export_conversations(store, tmp_path / "right.parquet", keep="correct")
+    for format_error, why in ((-1.0, "because they came to no proper end"), (0.0, "")):
+        lines = [json.loads(line) for line in store.read_text().splitlines()]
+        for sample in (sample for line in lines for sample in line.get("samples", ())):
+            sample["correct"] = True
+            sample["rewards"] |= {"truth": 1.0, "format_error": format_error}
+        store.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if why:
+            with pytest.raises(DataError, match=why):
+                export_conversations(store, tmp_path / "right.parquet", keep="correct")
+        else:
+            kept = export_conversations(store, tmp_path / "right.parquet", keep="correct")
+            assert kept.conversations == done.conversations
 
 
 def test_the_commands(tmp_path: Path, loop: Loop) -> None:

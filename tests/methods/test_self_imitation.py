@@ -44,3 +44,10 @@ def test_a_group_of_failures_teaches_nothing(policy: Policy) -> None:
     for trajectory in found.trajectories:
         trajectory.rewards["judged_success"] = 0.0
     assert kept(found) == [False] * len(found.trajectories)
+
+
+def test_a_success_that_was_never_handed_in_is_not_learnt(policy: Policy) -> None:
+    found = group(policy)
+    for trajectory in found.trajectories:
+        trajectory.rewards |= {"correct": 1.0, "answer_format": 0.0}
+    assert not any(kept(found, keep="correct"))

@@ -30,6 +30,7 @@ from selfverify.policy.sampling import derived_seed
 from selfverify.remote.client import ServerSettings
 from selfverify.serving.agent_speakers import OnServer, Script, Speaker, hold
 from selfverify.tasks.base import Task
+from selfverify.tasks.judged import worth_imitating
 
 AT_ONCE = 16
 """Conversations at the same time, where the task does not say how many there may be."""
@@ -231,7 +232,7 @@ def _written(task: Task, recipe: Recipe, rows: Sequence[Lessons], output: Path, 
     found = Collection()
     wanted: Callable[[Taught], bool] = {
         "all": lambda told: True,
-        "correct": lambda told: told.rewards.get("correct", 0) > 0,
+        "correct": lambda told: worth_imitating(told.rewards),
         "judged": lambda told: told.rewards.get("judged_success", 0) > 0,
     }[keep]
 
@@ -239,7 +240,7 @@ def _written(task: Task, recipe: Recipe, rows: Sequence[Lessons], output: Path, 
         for row in rows:
             for number, told in enumerate(row.conversations):
                 found.conversations += 1
-                found.correct += told.rewards.get("correct", 0) > 0
+                found.correct += worth_imitating(told.rewards)
                 if told.lost:
                     found.lost, found.reason = found.lost + 1, found.reason or told.lost
                 elif wanted(told) and _whole(told):

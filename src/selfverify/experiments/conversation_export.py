@@ -83,6 +83,9 @@ def _unwanted(sample: StoredSample, keep: Keep) -> str:
     """Why a sample is not wanted; empty where it is."""
     if keep == "correct" and not sample.correct:
         return "they are wrong"
+    # An agent that reaches its goal and hands in nothing proper, or is cut off, is no example.
+    if keep == "correct" and sample.rewards.get("truth") and sample.rewards.get("format_error", -1.0) < 0:
+        return "they came to no proper end"
     if keep == "judged" and not sample.rewards.get("judged_success"):
         return "no judge found them a success"
     return "" if sample.steps or sample.text else "nothing was said"

@@ -18,6 +18,7 @@ from selfverify.core.credit import Credit
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import conversation_metrics, group_metrics
+from selfverify.tasks.judged import worth_imitating
 from selfverify.tasks.tool_episode import ACTION
 
 
@@ -27,7 +28,7 @@ class SelfImitationConfig(MethodConfig):
     keep: Literal["judged", "correct"] = Field(
         "judged",
         description="`judged`: those that the task's judges found a success, which is what the reward of "
-        "reinforcement learning knows; `correct`: those that are right by ground truth.",
+        "reinforcement learning knows; `correct`: those that are right by ground truth, with a proper end.",
     )
 
 
@@ -56,8 +57,9 @@ class SelfImitation(Method):
         return [Credit(ACTION, kept.double(), valid=valid & kept)]
 
     def _kept(self, trajectory: Trajectory) -> bool:
-        name = "judged_success" if self.config.keep == "judged" else "correct"
-        return trajectory.rewards.get(name, 0.0) > 0
+        if self.config.keep == "correct":
+            return worth_imitating(trajectory.rewards)
+        return trajectory.rewards.get("judged_success", 0.0) > 0
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """The figures of agents (`SmartSnap.metrics`), and the share of conversations that are kept."""

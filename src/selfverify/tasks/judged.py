@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,14 @@ class Judged:
 
 
 UNREADABLE = Judged(reward=0.0, correct=False)
+
+
+def worth_imitating(rewards: Mapping[str, float]) -> bool:
+    """Whether rewards (`answer_rewards`) are those of what is right and came to a proper end.
+
+    An agent may reach its goal and hand in nothing proper, or be cut off: it is no example to learn from.
+    """
+    return rewards.get("correct", 0.0) > 0 and rewards.get("answer_format", 1.0) > 0
 
 
 def answer_rewards(tagged: Tagged, judged: Judged) -> dict[str, float]:
