@@ -52,6 +52,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
         (["--judge", str(tmp_path / "nobody")], "nobody"),
         (["--server", "http://127.0.0.1:9"], "--server and --server-model go together"),
         (["--sessions", "0"], "--sessions"),
+        (["--judge", ""], "names no judge"),
+        (["--judge", "mine="], "names no judge"),
+        (["--judge", "a=rules", "--judge", "a=state"], "two judges are called 'a'"),
+        (["--judge", "m=rules", "--server", "http://127.0.0.1:9", "--server-model", "m"], "two judges"),
         ([str(tmp_path / "nowhere")], "there is no folder and no file"),
     ):
         found = CliRunner().invoke(app, ["agent", "judges", "--sessions", "2", *arguments])

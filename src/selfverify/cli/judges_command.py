@@ -144,14 +144,23 @@ def _panels(settings: JudgesSettings) -> dict[str, Panel]:
     """The judges by name, each with what it needs to vote."""
     from selfverify.agents.judges.make_judge import JudgeConfig, make_jury
     from selfverify.agents.prompting import hint_names
+    from selfverify.core.errors import ConfigError
 
     asked: dict[str, dict[str, Any]] = {}
     for said in settings.judge or ["rules"]:
         name, _, path = said.rpartition("=")
+        if not path:
+            raise ConfigError(
+                f"--judge {said!r} names no judge: it is rules, state, or a small judge's folder"
+            )
+        if (name or path) in asked:
+            raise ConfigError(f"two judges are called {name or path!r}; give one another name: NAME={path}")
         small = {"path": path, "form": "short", "temperature": 0.0, "max_new_tokens": 160}
         own = {"kind": "own", "own": {**small, "device": settings.device}}
         asked[name or path] = {"kind": path} if path in ("rules", "state") else own
     if settings.server is not None:
+        if settings.server_model in asked:
+            raise ConfigError(f"two judges are called {settings.server_model!r}; give --judge another name")
         server = {"url": settings.server, "model": settings.server_model}
         asked[str(settings.server_model)] = {"kind": "model", "server": server}
     made = {
