@@ -234,3 +234,49 @@ def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
     metrics, reply = asyncio.run(main())
     assert "made-up" not in metrics and 'outcome="refused"' in metrics
     assert reply["error"]["code"] == "unreachable" and "127.0.0.1" not in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "name", ["temprature", "bestof", "best-of", "max_token", "Temperature", "responseformat"]
+)
+def test_a_misspelt_field_is_refused(name: str) -> None:
+    fake = FakeUpstream()
+    status, reply = ask(fake, question(**{name: 1}))
+    assert (status, reply["error"]["code"], reply["error"]["param"]) == (400, "unknown_parameter", name)
+    assert not fake.seen
+    assert ask(fake, question(**{name: 1}) | {"model": "m@plain"})[0] == 200
+
+
+def test_fields_of_servers_pass() -> None:
+    own = {
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "length_penalty": 1.0,
+        "min_tokens": 1,
+        "use_beam_search": False,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "guided_json": "{}",
+        "chat_template_kwargs": {},
+        "prompt_logprobs": 1,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "echo": False,
+        "priority": 0,
+        "stop_regex": "x",
+        "no_stop_trim": True,
+        "lora_path": "x",
+        "session_params": {},
+        "structured_outputs": {},
+        "mm_processor_kwargs": {},
+        "truncate_prompt_tokens": 9,
+        "spaces_between_special_tokens": True,
+        "documents": [],
+        "return_token_ids": True,
+        "cache_salt": "x",
+        "logprob_token_ids": [1],
+        "allowed_token_ids": [1],
+    }
+    fake = FakeUpstream()
+    assert ask(fake, question(**own))[0] == 200 and {name: fake.seen[0][name] for name in own} == own

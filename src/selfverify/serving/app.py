@@ -21,6 +21,7 @@ from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import candidate_json, chunks, completion
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ABOUT, ROOM, Entrance, told
+from selfverify.serving.field_names import refuse_misspelt
 from selfverify.serving.incoming import wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
@@ -114,6 +115,8 @@ class Gateway:
         if settings.n > most:
             raise invalid_value(param, f"at most {most} candidates may be asked for")
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
+        if chosen is not None:
+            refuse_misspelt(raw)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
         if chosen is None and self.backend.passes_on():
             return await self._pass_on(request, raw, ask)
