@@ -36,6 +36,12 @@ def test_a_task_counts_as_done_only_where_work_was_submitted() -> None:
     assert found.figures["submitted"] == pytest.approx(0.75)
 
 
+def test_a_conversation_that_was_cut_off_counts_as_not_done() -> None:
+    cut_off = StoredSample("a", 1, "", None, None, False, {"truth": 1.0}, {}, 1, None, "length", 0)
+    found = figures_of([sample("a", truth=1.0, evidence=2.0), cut_off])
+    assert found.sr.tolist() == [0.5] and found.figures["submitted"] == 0.5
+
+
 def test_the_interval_is_over_seeds_and_tasks() -> None:
     rng = np.random.default_rng(0)
     before = rng.uniform(0.2, 0.4, size=200)

@@ -77,7 +77,7 @@ def figures_of(samples: Sequence[StoredSample]) -> Measured:
     """
     tasks: dict[str, list[float]] = {}
     for sample in samples:
-        done = sample.rewards.get("truth", 0.0) > 0 and sample.rewards["format_error"] >= 0
+        done = sample.rewards.get("truth", 0.0) > 0 and _submitted(sample.rewards)
         tasks.setdefault(sample.problem, []).append(float(done))
     found = [sample.rewards for sample in samples]
 
@@ -86,7 +86,7 @@ def figures_of(samples: Sequence[StoredSample]) -> Measured:
         return float(np.mean(values)) if values else None
 
     figures = {
-        "submitted": float(np.mean([of["format_error"] >= 0 for of in found])),
+        "submitted": float(np.mean([_submitted(of) for of in found])),
         "reward": mean("answer"),
         "exhibits": mean("evidence"),
         "completeness": mean("sufficient"),
@@ -98,6 +98,11 @@ def figures_of(samples: Sequence[StoredSample]) -> Measured:
     }
     sr = np.array([np.mean(values) for values in tasks.values()])
     return Measured(sr, np.array([max(values) for values in tasks.values()]), figures)
+
+
+def _submitted(rewards: Mapping[str, float]) -> bool:
+    """Whether something proper was handed in; a conversation that was cut off has no reward for its form."""
+    return rewards.get("format_error", -1.0) >= 0
 
 
 def gain(before: np.ndarray, after: Sequence[np.ndarray], seed: int = 0) -> tuple[float, list[float]]:
