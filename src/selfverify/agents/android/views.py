@@ -14,6 +14,7 @@ from selfverify.agents.android.adb_device import AdbDevice, CommandFailed
 from selfverify.agents.android.hierarchy import UnreadableScreen, read_hierarchy
 from selfverify.agents.screens import Screen, describe
 from selfverify.core.environment import EnvironmentLost
+from selfverify.core.rgb import to_rgb
 
 TRIES = 3
 """How often a dump is tried; uiautomator refuses while a screen moves."""
@@ -163,4 +164,4 @@ class Viewer:
 
 
 def _decoded(png: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(png), formats=["PNG"]).convert("RGB")
+    return to_rgb(Image.open(io.BytesIO(png), formats=["PNG"]))

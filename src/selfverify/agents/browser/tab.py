@@ -16,6 +16,7 @@ from PIL import Image
 
 from selfverify.agents.browser.chromium import Chromium, first_line
 from selfverify.core.environment import EnvironmentLost
+from selfverify.core.rgb import to_rgb
 
 BEGIN = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """What the clock of every page shows at first: sessions of one seed are alike on any day."""
@@ -125,7 +126,7 @@ class Tab:
         """A screenshot of the upper left part of the page, in CSS pixels; animations are shown ended."""
         clip = {"x": 0, "y": 0, "width": width, "height": height}
         png = await self._within(self._open.screenshot(clip=clip, animations="disabled", type="png"))
-        return Image.open(io.BytesIO(png)).convert("RGB")
+        return to_rgb(Image.open(io.BytesIO(png)))
 
     async def close(self) -> None:
         """Close the page and forget its profile."""

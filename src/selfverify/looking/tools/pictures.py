@@ -181,7 +181,7 @@ class Gallery:
         wide, high = made.image.size
         if wide * high > MOST_PIXELS or min(wide, high) < 1 or max(wide, high) > SLIMMEST * min(wide, high):
             raise ToolError(f"an image of {wide} x {high} pixels cannot be shown")
-        full = made.image.convert("RGB")
+        full = to_rgb(made.image)
         shown = smaller(full, self.most_shown)
         self.pictures.append(SeenImage(full, shown, made.source, made.region, made.label))
         return len(self.pictures)
