@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfverify.cli.eval_commands import MOST, by_category
+from selfverify.cli.eval_commands import by_category
+from selfverify.evaluation.breakdown import MOST_VALUES
 
 
 def found(value: float) -> dict[str, Any]:
@@ -13,7 +14,7 @@ def found(value: float) -> dict[str, Any]:
 
 
 def test_long_categories_and_empty_columns_are_left_out() -> None:
-    kinds = {f"kind-{number}": found(0.5) for number in range(MOST + 1)}
+    kinds = {f"kind-{number}": found(0.5) for number in range(MOST_VALUES + 1)}
     metrics = {
         "problems": 4,
         "samples_per_problem": 1,

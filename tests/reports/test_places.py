@@ -148,6 +148,13 @@ def test_figures_and_categories_are_tabulated(tmp_path: Path) -> None:
     assert table["category: short", "accuracy"]["problems"] == 1
     assert table["all", "box_giou"]["best@2"] == pytest.approx((1 / 3 + 0.5) / 2)
     assert tabulate(summarise(rows, boxes)) == []
+    # What has too many values for people stands in metrics.json, and columns of nothing are left out.
+    many = {str(n): summary["categories"]["category"]["short"] for n in range(21)}
+    crowded = tabulate(summary | {"categories": summary["categories"] | {"place": many}})
+    assert crowded == tabulate(summary)
+    alone = {"pass@1": [0.5], "majority": [None], "best": [None], "oracle": [0.5]}
+    [row] = tabulate({"metrics": {"SR": {"curves": alone}}, "problems": 4, "samples_per_problem": 1})
+    assert [*row] == ["part", "problems", "figure", "pass@1", "oracle@1"]
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "LA"])

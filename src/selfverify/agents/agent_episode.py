@@ -22,7 +22,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.settings import StrictModel
 from selfverify.core.trajectory import Finish
 from selfverify.tasks.tool_calls import read_calls, short_name
-from selfverify.tasks.tool_episode import ACTION, shortened
+from selfverify.tasks.tool_episode import ACTION, TOOL_ERRORS, shortened
 
 _ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 """What ends a line. Space inside one is looked for without these, else blank lines take quadratic time."""
@@ -117,7 +117,14 @@ class AgentEpisode(Episode):
         return self._shown(first, role="user")
 
     def reply(self, said: Said) -> Reply:
-        """See `Episode`."""
+        """See `Episode`. A turn whose call was refused has ``tool_errors`` in `Said.values`."""
+        refused = self.worked.refused
+        reply = self._answered(said)
+        if self.worked.refused > refused:
+            said.values[TOOL_ERRORS] = 1.0
+        return reply
+
+    def _answered(self, said: Said) -> Reply:
         self.worked.turn = said.turn
         self.worked.turns[said.turn] = {}
         if said.finish != Finish.STOP:

@@ -29,10 +29,6 @@ class EvaluateSettings(Settings):
     """The folder for samples and metrics. By default `eval` in the run's folder."""
 
 
-MOST = 20
-"""Values of a category that are printed; those of a longer one are left to the JSON."""
-
-
 @settings_as_options
 def evaluate(
     target: Annotated[
@@ -83,18 +79,17 @@ def evaluate(
 
 def by_category(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
     """The columns, rows and title of the table of a task's figures; there are no rows without figures."""
-    from selfverify.evaluation.breakdown import tabulate
+    from selfverify.evaluation.breakdown import crowded, tabulate
 
-    crowded = [name for name, values in (metrics.get("categories") or {}).items() if len(values) > MOST]
-    left_out = tuple(f"{name}: " for name in crowded)
-    rows = [row for row in tabulate(metrics) if not row["part"].startswith(left_out)]
-    columns = [key for key in (rows[0] if rows else {}) if any(row[key] is not None for row in rows)]
+    rows = tabulate(metrics)
+    columns = list(rows[0]) if rows else []
     cells, before = [], None
     for row in rows:
         again = {"part": "", "problems": ""} if row["part"] == before else {}
         cells.append([(row | again)[key] for key in columns])
         before = row["part"]
-    rest = f", and every {' and '.join(crowded)}" if crowded else ""
+    left_out = crowded(metrics)
+    rest = f", and every {' and '.join(left_out)}" if left_out else ""
     return columns, cells, f"the task's figures, and by category; --json has every N{rest}"
 
 

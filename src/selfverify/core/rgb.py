@@ -39,9 +39,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def is_rgb(image: Image.Image) -> bool:
-    """Whether an image in memory is already as `to_rgb` would make it; its copy takes 4 bytes a pixel."""
+    """Whether this is an image in memory, as `to_rgb` would make it; its copy takes 4 bytes a pixel."""
+    if type(image) is not Image.Image:
+        return False
     told = [key for key in (*_TELLING, "transparency") if key in image.info]
-    return type(image) is Image.Image and image.mode == "RGB" and not told
+    return image.mode == "RGB" and not told
 
 
 def upright(image: Image.Image) -> Image.Image:

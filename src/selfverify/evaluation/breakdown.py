@@ -241,19 +241,29 @@ def _statistic(parts: Mapping[str, Expected], metric: Metric, mask: NDArray[np.b
     return ratio_statistic(part.value[mask], (over.value if metric.over else part.present)[mask])
 
 
+MOST_VALUES = 20
+"""Values of a category that are shown to people; a column of more is left to metrics.json."""
 SHOWN = tuple(STRATEGIES[name] for name in ("first", "majority", "best", "oracle"))
 """Strategies in tables for people; `breakdown` has the others, and every N."""
+
+
+def crowded(summary: Mapping[str, Any]) -> list[str]:
+    """Return the category columns with more than `MOST_VALUES` values, which tables for people leave out."""
+    return [column for column, of in (summary.get("categories") or {}).items() if len(of) > MOST_VALUES]
 
 
 def tabulate(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return rows for people: ``part``, ``problems``, ``figure``, and the figure of each of `SHOWN` at N = G.
 
-    The parts are all problems and the categories, ``COLUMN: VALUE``. There are no rows without a `breakdown`.
+    The parts are all problems and the categories, ``COLUMN: VALUE``, but for `crowded` ones. A column in
+    which no row has anything is left out. There are no rows without a `breakdown`.
     """
     parts = {"all": (summary.get("metrics") or {}) | {"problems": summary.get("problems")}}
+    left_out = crowded(summary)
     for column, values in (summary.get("categories") or {}).items():
-        parts |= {f"{column}: {value}": found for value, found in values.items()}
-    return [
+        if column not in left_out:
+            parts |= {f"{column}: {value}": found for value, found in values.items()}
+    rows = [
         {
             "part": part,
             "problems": found.get("problems"),
@@ -267,3 +277,5 @@ def tabulate(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, figure in found.items()
         if name != "problems"
     ]
+    empty = {key for key in (rows[0] if rows else ()) if all(row[key] is None for row in rows)}
+    return [{key: value for key, value in row.items() if key not in empty} for row in rows]

@@ -12,6 +12,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, TURN_2, Group
 from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.extraction import Extractor, make_extractor, read_again
@@ -156,10 +157,11 @@ def _stored(
     last = trajectory.segments[-1].turn
     answers = [s for s in trajectory.segments if s.channel in (ANSWER, TURN_2) and s.turn == last]
     logprobs = [value for segment in answers for value in segment.logprobs]
+    formats = ["answer_format", *(["score_format"] if SCORE_TAG in task.tags else [])]
     figures = {
         **(judged.parts if judged else {}),
         "answer": rewards.get("answer", 0.0),
-        "format": min(rewards.get("answer_format", 0.0), rewards.get("score_format", 0.0)),
+        "format": min(rewards.get(name, 0.0) for name in formats),
     }
     figures |= {name: rewards[name] for name in (CORRECT_1, *TOOL_COUNTS) if name in rewards}
     return StoredSample(

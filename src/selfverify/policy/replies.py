@@ -114,7 +114,8 @@ class ReplyEncoder:
         tokens = 0
         for image in shown:
             # A copy: an environment may go on drawing on its screen, or close it, before it is learnt from.
-            pictures.append(self.encoder.rgb(image, named))
+            rgb = self.encoder.rgb(image, named)
+            pictures.append(rgb.copy() if rgb is image else rgb)
             images.append(self.encoder.image(pictures[-1], named, several=True))
             tokens += images[-1].placeholders
             if limit is not None and tokens > limit:

@@ -76,6 +76,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                     "tiles": tiles(run),
                     "table": table(run),
                     "breakdown": _breakdown(run),
+                    "scored": any(of.get("score_mean") is not None for of in run.summaries.values()),
                     "turn_categories": turn_categories(run),
                     "gallery": [] if has_agents(run) else gallery(run),
                     "trajectories": trajectory_cards(run.path, run.trajectories, drawings),
@@ -182,9 +183,10 @@ def _breakdown(run: RunData) -> dict[str, Any] | None:
     for stage in reversed(STAGES):
         if rows := tabulate(run.summaries.get(stage, {})):
             total = run.summaries[stage].get("samples_per_problem", 0)
-            names = [strategy.title.format(n=total) for strategy in SHOWN]
+            names = {rule.at(total): rule.title.format(n=total) for rule in SHOWN}
+            names |= {"part": stage_title(run, stage), "problems": "Problems", "figure": "Figure"}
             cells = [[_cell(value) for value in row.values()] for row in rows]
-            return {"heads": [stage_title(run, stage), "Problems", "Figure", *names], "rows": cells}
+            return {"heads": [names[key] for key in rows[0]], "rows": cells}
     return None
 
 

@@ -95,12 +95,21 @@ def test_what_a_judge_should_say(given: Case, verdict: str) -> None:
          [TIME, LABEL], "alarm 06:10 2 yes ¶ label yoga yoga 2 yes"),
         ({"type": "absent", "kind": "song", "match": {"title": "River"}},
          [("song?title~river", "count", 0)], "no song river 2 yes"),
-        ({"type": "listed", "kind": "alarm"}, [("alarm", "count", 1), TIME], "every alarm 2 yes"),
     ],
 )  # fmt: skip
 def test_how_demands_are_said(need: dict[str, Any], facts: Any, said: str) -> None:
     goal = Goal.read({"needs": [{"type": "has", **need}]})
     assert short_verdict(case(("", facts), goal=goal)) == f" {said} § success"
+
+
+def test_what_has_to_be_listed_is_said() -> None:
+    """A goal of nothing else would be done from the start."""
+    needs = [
+        {"type": "has", "kind": "alarm", "key": "1", "values": {"time": "06:10"}},
+        {"type": "listed", "kind": "alarm"},
+    ]
+    said = short_verdict(case(("", [("alarm", "count", 1), TIME]), goal=Goal.read({"needs": needs})))
+    assert "¶ every alarm 2 yes §" in said
 
 
 def test_an_answer_comes_after_what_it_rests_on() -> None:

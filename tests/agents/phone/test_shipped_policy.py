@@ -18,4 +18,7 @@ def test_it_does_some_tasks_and_hands_in_more_than_it_needs() -> None:
     # 39 % of 1,024 samples at T = 1 are done; see docs/cold-start.md.
     assert 0.2 <= figures["SR"] <= 0.7
     assert figures["evidence"] > 2.5
+    # Nobody asked for a score, so that a proper submission is all of the format.
+    assert found["format_rate"] > 0.8
+    assert (found["conversations"]["failed_turns"] > 0) == (found["rewards"]["tool_errors"] > 0)
     assert sum(p.numel() for p in policy.model.parameters()) < 2e6
