@@ -85,7 +85,7 @@ class Batcher:
         self,
         policy: Policy,
         most: int = 64,
-        most_pixels: int = 25_000_000,
+        most_pixels: int = 20_000_000,
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.policy = policy

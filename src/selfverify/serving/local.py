@@ -62,7 +62,7 @@ class Local(Backend):
         judges: Mapping[str, Verifier] | None = None,
         max_tokens: int = 256,
         max_batch: int = 64,
-        max_pixels: int = 25_000_000,
+        max_pixels: int = 20_000_000,
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.policy = policy

@@ -25,7 +25,7 @@ class ImageLimits:
     """
 
     bytes: int = 20 * 2**20
-    pixels: int = 25_000_000
+    pixels: int = 20_000_000
     count: int = 16
 
 
@@ -107,7 +107,7 @@ class GatewaySettings(Settings):
     max_image_mb: float = Field(20.0, ge=0.001)
     """The largest image, in MiB."""
 
-    max_megapixels: float = Field(25.0, ge=0.001)
+    max_megapixels: float = Field(20.0, ge=0.001)
     """The most megapixels that the images of a request have together. A model that runs here also decodes at
     most so many at a time, for all requests."""
 
