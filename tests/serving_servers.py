@@ -60,6 +60,8 @@ class FakeUpstream:
     fault: Callable[[Body], str | int | None] = lambda body: None
     knows_n: bool | None = True
     knows_logprobs: bool = True
+    knows_streams: bool = True
+    """False answers whole to who asks for a stream."""
     delay_s: float = 0.0
     seen: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -108,7 +110,7 @@ class FakeUpstream:
         texts = [self.write(body, i) for i in range(n)]
         if fault == "half":
             texts = texts[: (n + 1) // 2]
-        if body.get("stream"):
+        if body.get("stream") and self.knows_streams:
             return await self._stream(request, texts, fault)
         usage = {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}
         choices = [
@@ -144,7 +146,10 @@ class FakeUpstream:
                 return response
             for piece in (text[:9], text[9:]):
                 await send({"choices": [{"index": i, "delta": {"content": piece}, "finish_reason": None}]})
-            await send({"choices": [{"index": i, "delta": {}, "finish_reason": "stop"}]})
+            last: Body = {"index": i, "delta": {}, "finish_reason": "stop"}
+            if (await request.json()).get("logprobs"):
+                last["logprobs"] = {"content": token_logprobs(text)}
+            await send({"choices": [last]})
         await send({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}})
         await response.write(b"data: [DONE]\n\n")
         return response

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfverify.core.score_tree import SCORE_TEXTS
+from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import (
     Completion,
     finish_reading,
     mean_logprob,
     read_text,
     read_tool_calls,
-    soft_score,
     without_score,
 )
 from serving_servers import tagged

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from selfverify.core.requests import SCORE_INSTRUCTION
+from selfverify.serving import upstream
 from selfverify.serving.app import Gateway
 from selfverify.serving.entrance import is_loopback, name_of
 from selfverify.serving.serve_settings import GatewaySettings
@@ -120,9 +121,28 @@ def test_at_the_deadline_what_was_finished_is_chosen_from() -> None:
             await asyncio.sleep(60)
             return response
 
-    status, reply = ask(Hangs(), question(best_of={"n": 8, "timeout_s": 1.0}))
-    assert status == 200 and reply["best_of"]["stopped"] == "deadline"
-    assert (reply["best_of"]["samples_used"], reply["best_of"]["samples_missing"]) == (7, 1)
+    for best_of, settings in [({"timeout_s": 1.0}, GatewaySettings()), ({}, GatewaySettings(timeout=1.0))]:
+        status, reply = ask(Hangs(), question(best_of={"n": 8} | best_of), settings)
+        assert status == 200 and reply["best_of"]["stopped"] == "deadline"
+        assert (reply["best_of"]["samples_used"], reply["best_of"]["samples_missing"]) == (7, 1)
+
+
+def test_a_quick_model_is_asked_for_one_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it is quick: after a slow reply the next one is a stream."""
+    fake = FakeUpstream()
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            _, url = await opened(stack, fake)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            for share in (1.0, 0.0, 1.0, 1.0):
+                monkeypatch.setattr(upstream, "_QUICK", share)
+                body = question(best_of={"n": 4})
+                status, reply = await post(session, f"{url}/v1/chat/completions", body)
+                assert status == 200 and reply["best_of"]["samples_used"] == 4
+
+    asyncio.run(main())
+    assert [body.get("stream", False) for body in fake.seen] == [True, False, True, False]
 
 
 def test_a_client_that_does_not_read_loses_its_slot() -> None:

@@ -80,7 +80,7 @@ def test_the_best_is_returned_and_everything_counted() -> None:
     [body] = fake.seen
     assert body["messages"][0]["content"] == f"7+2? {SCORE_INSTRUCTION}"
     assert (body["n"], body["seed"], body["model"]) == (3, 3, "m")
-    assert "best_of" not in body and "stream" not in body
+    assert "best_of" not in body
 
 
 def test_standard_fields_reach_the_upstream() -> None:
@@ -204,7 +204,7 @@ def test_soft_scores_of_a_server_and_of_one_without_probabilities() -> None:
 
 def test_tools_are_chosen_by_vote() -> None:
     """Calls of tools arrive whole, and the same call counts as the same answer."""
-    fake = FakeUpstream()
+    fake = FakeUpstream(knows_streams=False)
     real = fake._chat
 
     async def chat(request: Any, body: Body) -> Any:
@@ -321,7 +321,7 @@ def test_bad_bodies_and_paths() -> None:
     ],
 )
 def test_an_upstream_that_fails(fault: Any, status: int, code: str) -> None:
-    fake = FakeUpstream(fault=lambda body: fault)
+    fake = FakeUpstream(fault=lambda body: fault, knows_streams=False)
     found, reply = ask(fake, question(), GatewaySettings(timeout=1.0), timeout_s=0.3)
     assert (found, reply["error"]["code"]) == (status, code)
 

@@ -12,7 +12,8 @@ from selfverify.core.requests import RATE
 from selfverify.core.tags import parse_score
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.growing import read_choices
-from selfverify.remote.server_replies import last_score, soft_score
+from selfverify.remote.score_shares import soft_score
+from selfverify.remote.server_replies import last_score
 from selfverify.remote.usage import Usage
 
 logger = logging.getLogger(__name__)

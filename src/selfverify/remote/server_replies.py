@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from selfverify.core.score_tree import SCORE_TEXTS, ScoreTree
 from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged
+from selfverify.remote.score_shares import OPENING
 from selfverify.selection.candidates import Candidate
 from selfverify.selection.free_answers import Kind, read_answer
 
-OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
+CLOSING = f"</{SCORE_TAG}>"
 
 
 @dataclass(slots=True)
@@ -138,55 +138,3 @@ def mean_logprob(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
     if not values or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in values):
         return None
     return float(sum(values)) / len(values)  # type: ignore[arg-type]
-
-
-def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
-    """The expected score from the alternatives (``top_logprobs``) at the tokens behind the last ``<score>``.
-
-    At each written token, the alternatives that begin or go on one of the scores 0.0, 0.1, ..., 1.0 share the
-    probability. The server shows no alternatives behind a token that was not written: it counts as the mean
-    of the scores that it can still become.
-
-    Returns:
-        None where no score was opened at a token's end, or there are no alternatives.
-    """
-    tokens = [str(entry.get("token", "")) for entry in logprobs]
-    text, start = "", None
-    for place, token in enumerate(tokens):
-        text += token
-        if text.endswith(OPENING):
-            start = place + 1
-    if start is None:
-        return None
-    tree, shares, path = ScoreTree[str](), dict[tuple[str, ...], dict[str, float]](), tuple[str, ...]()
-    for token, entry in zip(tokens[start:], logprobs[start:], strict=True):
-        found = _alternatives(entry, "".join(path))
-        total = sum(found.values())
-        if not total > 0:
-            break
-        shares[path] = {token: share / total for token, share in found.items()}
-        path = (*path, token)
-        if token not in found or len(_values("".join(path))) == 1:
-            break
-    for path, found in shares.items():
-        for token in found:
-            for value in _values("".join((*path, token))) if (*path, token) not in shares else ():
-                tree.add((*path, token, str(value)), value)
-    return tree.expectation(shares) if shares else None
-
-
-def _alternatives(entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """Return the probabilities of those alternatives of a token that begin or continue a score."""
-    found: dict[str, float] = {}
-    options = entry.get("top_logprobs")
-    for option in options if isinstance(options, list) else ():
-        token, value = (option.get("token"), option.get("logprob")) if isinstance(option, Mapping) else (0, 0)
-        if isinstance(token, str) and isinstance(value, (int, float)) and _values(prefix + token):
-            found[token] = found.get(token, 0.0) + math.exp(min(float(value), 0.0))
-    return found
-
-
-def _values(prefix: str) -> list[float]:
-    """Return the scores that begin with ``prefix``, without what follows a ``<`` in it."""
-    prefix = prefix.split("<")[0]
-    return [float(text) for text in SCORE_TEXTS if prefix and text.startswith(prefix)]

@@ -11,13 +11,19 @@ from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
-from selfverify.remote.server_replies import Completion, soft_score, without_score
+from selfverify.remote.lacking import Lacking
+from selfverify.remote.score_reading import ScoreReader
+from selfverify.remote.score_shares import soft_score
+from selfverify.remote.server_replies import Completion, without_score
 from selfverify.remote.usage import Usage
 from selfverify.serving.backend import Ask, Backend, Drawing, Events
 from selfverify.serving.incoming import refuse_addresses, with_pictures
 from selfverify.serving.request_images import Picture
 
 VERIFIERS = "inline, soft, judge, judge:MODEL, none"
+
+_QUICK = 0.1
+"""The share of a request's time in which candidates of a quick model are there."""
 
 
 class Upstream(Backend):
@@ -36,6 +42,9 @@ class Upstream(Backend):
         self.client = client
         self.separate = separate
         self.sampler = ServerSampler(client)
+        self.reader = ScoreReader(client)
+        self.without_haste = Lacking(after=1)
+        """Models that were quick: their candidates need no stream to be there in time."""
 
     async def __aenter__(self) -> Self:
         await self.client.__aenter__()
@@ -79,8 +88,15 @@ class Upstream(Backend):
                 usage.add(counted, 0)
 
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
-        """See `Backend`. A judge judges each distinct answer once, as soon as it is there."""
+        """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
+
+        ``soft`` reads the score of each distinct candidate in a call of its own where the server continues
+        messages, and else from alternatives for all tokens.
+        """
         judge = judge_of(drawing.verifier, ask.model)
+        soft, reader, until = drawing.verifier == "soft", self.reader, ask.deadline
+        reads = soft and await reader.can_read(ask.model, ask.usage, until)
+        readings: dict[str, asyncio.Task[float | None]] = {}
         known = {reply.key or reply.text: reply.score for reply in drawing.candidates}
         ratings: dict[str, asyncio.Task[float | None]] = {}
 
@@ -91,8 +107,20 @@ class Upstream(Backend):
             reply.score = await ratings[key]
             drawing.ready(reply)
 
+        async def soften(reply: Completion) -> None:
+            text = reply.text
+            if text not in readings:
+                readings[text] = judging.create_task(reader.read(ask.body, reply, ask.usage, until))
+            read = await readings[text]
+            reply.score = reply.score if read is None else read
+            drawing.ready(reply)
+
         def deliver(reply: Completion) -> None:
             written, key = drawing.arrived(reply), reply.key or reply.text
+            if reads and written is not None:
+                reply.score = written  # counts if time ends before the reading
+                judging.create_task(soften(reply))
+                return
             if judge is None:
                 reply.score = own_score(reply, drawing.verifier, written)
             elif reply.answer is not None:
@@ -103,18 +131,31 @@ class Upstream(Backend):
             drawing.ready(reply)
 
         async def sample(more: dict[str, Any]) -> ServerError | None:
-            # In a stream each candidate counts as soon as it is there, in one reply only all together.
-            streams = ask.streams or ask.best_of.timeout_s is not None
-            mode: Mode = "separate" if self.separate else "stream" if streams else "n"
-            return await self.sampler.draw(ask.body | more, n, deliver, ask.usage, mode, first, ask.deadline)
+            body = ask.body | more
+            return await self.sampler.draw(body, n, deliver, ask.usage, self._mode(ask), first, ask.deadline)
 
+        now = asyncio.get_running_loop().time
+        begun, is_quick = now(), False
         async with asyncio.TaskGroup() as judging:
             try:
-                if drawing.verifier == "soft":
-                    return await self.client.with_logprobs(ask.model, sample)
-                return await sample({})
+                if soft and not reads:
+                    fault = await self.client.with_logprobs(ask.model, sample)
+                else:
+                    fault = await sample({})
+                is_quick = fault is None and now() - begun < _QUICK * (ask.deadline - begun)
+                return fault
             except ServerError as error:
                 return error
+            finally:
+                (self.without_haste.odd if is_quick else self.without_haste.has)(ask.model)
+
+    def _mode(self, ask: Ask) -> Mode:
+        """Return how to ask. In a stream each candidate counts as soon as it is there, so that those that are
+        there at the deadline are not lost; a reply to all is cheaper, and enough where the model is quick."""
+        if self.separate:
+            return "separate"
+        needed = ask.streams or ask.best_of.timeout_s is not None or ask.model not in self.without_haste
+        return "stream" if needed else "n"
 
     async def _rating(self, ask: Ask, judge: str, text: str) -> float | None:
         try:

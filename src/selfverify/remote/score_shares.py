@@ -1,0 +1,124 @@
+"""The probabilities that a server shows of a score's tokens, and the expected score under them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selfverify.core.score_tree import SCORE_TEXTS
+from selfverify.core.tags import SCORE_TAG
+
+OPENING = f"<{SCORE_TAG}>"
+
+
+class ScoreShares:
+    """Of beginnings of the scores 0.0, 0.1, ..., 1.0: what may follow them, with which probability.
+
+    What is no score counts for nothing: the alternatives that begin or go on a score share the probability.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[str, dict[str, float]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._next)
+
+    def follow(self, logprobs: Sequence[Mapping[str, Any]], prefix: str = "") -> None:
+        """Take in tokens that were written behind the beginning ``prefix``, each with its alternatives.
+
+        Args:
+            logprobs: Entries of OpenAI's ``logprobs.content``.
+            prefix: Empty where they are the score's first tokens.
+        """
+        for entry in logprobs:
+            found, token = _alternatives(entry, prefix), str(entry.get("token", ""))
+            if not sum(found.values()) > 0:
+                return
+            self._next[prefix] = found
+            prefix += token
+            if token not in found or len(_values(prefix)) == 1:
+                return
+
+    def seen(self) -> float:
+        """Return the probability that a score begins at all, as far as alternatives are shown."""
+        return sum(self._next.get("", {}).values())
+
+    def unknown(self, least: float) -> list[str]:
+        """Return the beginnings, each as long as it is certain, of which nobody knows how they go on.
+
+        Args:
+            least: The least probability of a beginning that is worth knowing.
+        """
+        found, rest = dict[str, None](), [("", 1.0)]
+        while rest:
+            prefix, share = rest.pop()
+            shown = self._shown(prefix)
+            if shown is not None:
+                total = sum(self._next[shown].values())
+                rest += [(shown + t, share * p / total) for t, p in self._next[shown].items()]
+            elif share >= least and len(_values(prefix)) > 1:
+                found[_certain(prefix)] = None
+        return list(found)
+
+    def expectation(self, prefix: str = "") -> float:
+        """Return the expected score. What is unknown counts as the mean of the scores that it can become."""
+        shown = self._shown(prefix)
+        if shown is None:
+            values = _values(prefix)
+            return sum(values) / len(values)
+        options = self._next[shown]
+        total = sum(options.values())
+        return sum(share / total * self.expectation(shown + token) for token, share in options.items())
+
+    def _shown(self, prefix: str) -> str | None:
+        """Return the beginning of which it is known what follows ``prefix``; None if that is unknown."""
+        return next((p for p in (prefix, _certain(prefix)) if p in self._next), None)
+
+
+def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
+    """The expected score from the alternatives (``top_logprobs``) at the tokens behind the last ``<score>``.
+
+    The server shows no alternatives behind a token that was not written: it counts as the mean of the scores
+    that it can still become.
+
+    Returns:
+        None where no score was opened at a token's end, or there are no alternatives.
+    """
+    text, start = "", None
+    for place, entry in enumerate(logprobs):
+        text += str(entry.get("token", ""))
+        if text.endswith(OPENING):
+            start = place + 1
+    if start is None:
+        return None
+    shares = ScoreShares()
+    shares.follow(logprobs[start:])
+    return shares.expectation() if shares else None
+
+
+def _alternatives(entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Return the probabilities of those alternatives of a token that begin or continue a score."""
+    found: dict[str, float] = {}
+    options = entry.get("top_logprobs")
+    for option in options if isinstance(options, list) else ():
+        token, value = (option.get("token"), option.get("logprob")) if isinstance(option, Mapping) else (0, 0)
+        if isinstance(token, str) and token and isinstance(value, (int, float)) and _values(prefix + token):
+            found[token] = found.get(token, 0.0) + math.exp(min(float(value), 0.0))
+    return found
+
+
+def _texts(prefix: str) -> list[str]:
+    """Return the scores' texts that begin with ``prefix``, without what follows a ``<`` in it."""
+    begun = prefix.split("<")[0]
+    return [text for text in SCORE_TEXTS if begun and text.startswith(begun)]
+
+
+def _values(prefix: str) -> list[float]:
+    return [float(text) for text in _texts(prefix)]
+
+
+def _certain(prefix: str) -> str:
+    """Return ``prefix`` with what every score goes on with that begins so: a point behind 0."""
+    return os.path.commonprefix(_texts(prefix)) or prefix

@@ -1,0 +1,140 @@
+"""Scores that a server's model is likely to write, read by letting it go on behind ``<score>``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from selfverify.remote.client import OpenAIClient, ServerSettings
+from selfverify.remote.score_reading import ScoreReader
+from selfverify.remote.server_replies import Completion
+from selfverify.remote.usage import Usage
+from selfverify.serving.best_of import BestOf
+from selfverify.serving.serve_settings import GatewaySettings
+from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, question, tagged
+
+DIGITS = {str(d): (d + 1) ** 2 / 385 for d in range(10)}
+BELOW = sum(share * int(d) / 10 for d, share in DIGITS.items())
+UNTIL = math.inf
+
+
+class Continues(FakeUpstream):
+    """Goes on from the assistant's last message, one character a token; ``one`` is how likely it says 1.0."""
+
+    one = 0.7
+    refuses = False
+
+    def _options(self, begun: str) -> dict[str, float]:
+        if begun == "":
+            return {"1": self.one, "0": 0.9 - self.one, "maybe": 0.1}
+        return (
+            DIGITS
+            if begun == "0."
+            else {".": 1.0}
+            if len(begun) == 1
+            else {"0" if len(begun) == 2 else "<": 1.0}
+        )
+
+    async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
+        last = body["messages"][-1]
+        if last["role"] != "assistant":
+            return await super()._chat(request, body)
+        if self.refuses:
+            return web.json_response({"error": {"message": "unknown field"}}, status=422)
+        assert body["continue_final_message"] and not body["add_generation_prompt"]
+        begun, entries = last["content"].rpartition("<score>")[2], []
+        for _ in range(body["max_tokens"]):
+            options = self._options(begun)
+            token = max(options, key=lambda t: options[t])
+            top = [{"token": t, "logprob": math.log(p)} for t, p in options.items() if p > 0]
+            entries.append({"token": token, "logprob": math.log(options[token]), "top_logprobs": top})
+            begun += token
+        message = {"role": "assistant", "content": "".join(e["token"] for e in entries)}
+        choice = {"index": 0, "message": message, "finish_reason": "length", "logprobs": {"content": entries}}
+        usage = {"prompt_tokens": 20, "completion_tokens": len(entries)}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+
+def read(fake: FakeUpstream, *texts: str, **rest: Any) -> tuple[list[float | None], Usage]:
+    """The scores of candidates; None where the server cannot be asked."""
+
+    async def main() -> tuple[list[float | None], Usage]:
+        async with AsyncExitStack() as stack:
+            settings = ServerSettings(await open_upstream(fake, stack), tries=1)
+            client = await stack.enter_async_context(OpenAIClient(settings))
+            reader, usage, found = ScoreReader(client), Usage(), list[float | None]()
+            for text in texts:
+                able = await reader.can_read("m", usage, UNTIL)
+                reply = Completion(text=text, rest=rest)
+                found.append(await reader.read(question(stop=["x"]), reply, usage, UNTIL) if able else None)
+            return found, usage
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("one", [0.2, 0.7])
+@pytest.mark.parametrize("written", ["0.8", "1.0"])
+def test_the_expectation_whatever_was_written(one: float, written: str) -> None:
+    """p(1) + p(0) * sum_d p(d | "0.") d / 10, also where the model most likely writes 1.0."""
+    fake = Continues()
+    fake.one = one
+    [found], usage = read(fake, tagged("9", written))
+    assert found == pytest.approx((one + (0.9 - one) * BELOW) / 0.9)
+    _, first, *second = fake.seen
+    assert first["messages"][-1]["content"] == "<think>.</think><answer>9</answer><score>"
+    assert [body["messages"][-1]["content"][-2:] for body in second] == (["0."] if one > 0.5 else [])
+    assert all(body["max_tokens"] <= 3 and "stop" not in body for body in fake.seen)
+    assert usage.verification_tokens == (1 + 3 if one < 0.5 else 1 + 2 + 2)
+
+
+def test_what_is_hardly_likely_is_not_asked_for() -> None:
+    fake = Continues()
+    fake.one = 0.8999
+    [found], _ = read(fake, tagged("9", "1.0"))
+    assert found == pytest.approx(1.0, abs=1e-3) and len(fake.seen) == 2
+
+
+@pytest.mark.parametrize("kind", ["begins anew", "refuses"])
+def test_a_server_that_does_not_continue_is_asked_once(kind: str) -> None:
+    fake: FakeUpstream = FakeUpstream()
+    if kind == "refuses":
+        fake = Continues()
+        fake.refuses = True  # type: ignore[attr-defined]
+    found, _ = read(fake, *[tagged("9", "0.8")] * 3)
+    assert found == [None] * 3 and len(fake.seen) == 1
+
+
+def test_thoughts_that_cannot_be_sent_back() -> None:
+    fake = Continues()
+    assert read(fake, *[tagged("9")] * 2, reasoning_content="7+2")[0] == [None, None]
+    assert len(fake.seen) == 1
+
+
+def test_candidates_are_drawn_without_alternatives() -> None:
+    """All that is read beside the candidates is a few tokens of each distinct one."""
+    fake = Continues(write=lambda body, i: tagged(str(i % 3), "0.8").replace(".", "many words " * 60, 1))
+    servers = Loop()
+    try:
+        address, _ = servers.before(fake, GatewaySettings())
+        body = question(best_of=BestOf(n=8, verifier="soft", samples=True).model_dump(exclude_none=True))
+
+        async def ask() -> tuple[int, Body]:
+            async with aiohttp.ClientSession() as session:
+                return await post(session, f"{address}/chat/completions", body)
+
+        status, reply = asyncio.run(ask())
+    finally:
+        servers.close()
+    assert status == 200, json.dumps(reply)
+    expected = (0.7 + 0.2 * BELOW) / 0.9
+    assert [s["score"] for s in reply["best_of"]["samples"]] == pytest.approx([expected] * 8, abs=1e-3)
+    drawn = [body for body in fake.seen if body["messages"][-1]["role"] == "user"]
+    assert len(drawn) == 1 and "logprobs" not in drawn[0] and "top_logprobs" not in drawn[0]
+    assert len(fake.seen) == 1 + 1 + 2 * 3  # whether it can, the draw, and two looks at each distinct one
