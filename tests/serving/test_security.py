@@ -79,6 +79,7 @@ def bomb(width: int, height: int) -> bytes:
         ("data:image/png,abc", "invalid_image", 400),
         ("data:text/html;base64,YQ==", "invalid_image", 400),
         (data_url(bomb(10_000, 10_000)), "image_too_large", 413),
+        (data_url(bomb(4480, 4480)), "image_too_large", 413),  # over 20 million pixels
         (data_url(bomb(60_000, 60_000)), "image_too_large", 413),
         (data_url(png() + b"0" * 200_000), "image_too_large", 413),
         (data_url(png() + b"0" * 900_000), "image_too_large", 413),

@@ -57,7 +57,8 @@ def check(found: dict[str, Any], usage: Any, drawn: int) -> None:
     tokens = [sample["tokens"] for sample in found["samples"]]
     assert (found["samples_used"], found["samples_missing"]) == (6, 0) and len(tokens) == 6
     assert min(tokens) > 0 and max(tokens) <= drawn
-    assert usage is not None and sum(tokens) == usage.completion_tokens
+    assert usage is not None
+    assert sum(tokens) == usage.completion_tokens - usage.completion_tokens_details.verification_tokens
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -93,14 +94,14 @@ def test_a_text_is_cut_at_its_limit(client: openai.OpenAI) -> None:
 
 
 def test_soft_scores_are_those_of_the_policy(client: openai.OpenAI) -> None:
-    """From the alternatives that vLLM reports at the score's tokens, as from the model's own logits."""
+    """From what vLLM reports of the tokens behind ``<score>``, as from the model's own logits."""
     problem = TASK.problem("test", 0, 1)
     reply: Any = client.chat.completions.create(**asked(problem, best_of={"verifier": "soft"}))
     check(reply.best_of, reply.usage, MOST)
     policy, compared = Policy.load("builtin:digits", device="cpu"), 0
     for sample in reply.best_of["samples"]:
         head, opening, written = sample["text"].partition("<score>")
-        # Where 1.0 was written, the server has not said which scores below 1 were likely.
+        # Where 1.0 was written, a server that continues no messages has not said which lower scores were likely.
         if written.startswith("0"):
             assert expected_score(policy, problem, head + opening) == pytest.approx(sample["score"], abs=1e-3)
             compared += 1

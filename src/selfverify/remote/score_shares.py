@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from selfverify.core.score_tree import SCORE_TEXTS
@@ -121,4 +121,5 @@ def _values(prefix: str) -> list[float]:
 
 def _certain(prefix: str) -> str:
     """Return ``prefix`` with what every score goes on with that begins so: a point behind 0."""
-    return os.path.commonprefix(_texts(prefix)) or prefix
+    columns = takewhile(lambda column: len(set(column)) == 1, zip(*_texts(prefix), strict=False))
+    return "".join(column[0] for column in columns) or prefix
