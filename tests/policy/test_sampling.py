@@ -12,10 +12,11 @@ from transformers import TopPLogitsWarper
 
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
 from selfverify.policy import shared_threads
 from selfverify.policy.layout import SharedLayout
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import pick_tokens, uniforms
+from selfverify.policy.sampling import Sample, pick_tokens, uniforms
 
 FREE = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=10)
 
@@ -135,6 +136,32 @@ def test_samples_do_not_depend_on_batch_companions(policy: Policy, problems: lis
         assert [s.tokens for s in alone] == [s.tokens for s in together[b]]
     turned = policy.sample(prompts[::-1], FREE, seeds=[7, 6, 5])
     assert [[s.tokens for s in g] for g in turned[::-1]] == [[s.tokens for s in g] for g in together]
+
+
+def test_a_watcher_sees_what_is_drawn_and_changes_nothing(policy: Policy, problems: list[Problem]) -> None:
+    """Each token in order, each finished sample once; those of a prompt that was given up are not told of."""
+    told: dict[tuple[int, int], list[int]] = {}
+    ended: dict[tuple[int, int], Sample] = {}
+
+    class Seen:
+        def token(self, place: tuple[int, int], token: int) -> None:
+            told.setdefault(place, []).append(token)
+
+        def ended(self, place: tuple[int, int], sample: Sample) -> None:
+            assert place not in ended
+            ended[place] = sample
+
+    sampling = FREE.model_copy(update={"group_size": 8, "max_new_tokens": 40})
+    prompts, seeds = policy.encode(problems[:2]), [3, 4]
+    plain = policy.sample(prompts, sampling, seeds=seeds)
+    seen = policy.sample(prompts, sampling, seeds=seeds, watcher=Seen())
+    assert [as_tuples(row) for row in seen] == [as_tuples(row) for row in plain]
+    assert {s.finish for row in plain for s in row} == {Finish.STOP, Finish.LENGTH}
+    assert ended == {(b, g): sample for b, row in enumerate(plain) for g, sample in enumerate(row)}
+    assert told == {place: sample.tokens for place, sample in ended.items()}
+    ended.clear()
+    policy.sample(prompts, sampling, seeds=seeds, watcher=Seen(), given_up=lambda: [0])
+    assert {b for b, _ in ended} == {1}
 
 
 def test_same_seed_same_bits_and_other_seed_other_samples(policy: Policy, problems: list[Problem]) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from sampled_threads import sampled_threads
 from selfverify.policy.policy import Policy
+from selfverify.policy.voice import Voice
 from selfverify.remote.client import ServerSettings
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import Choosing, RequestDefaults
@@ -278,6 +279,45 @@ def test_sampling_ends_when_the_client_leaves(policy: Policy, monkeypatch: pytes
         assert together == 8 and widths[-1] == 4
 
     served(policy, use)
+
+
+def test_at_the_deadline_what_is_written_to_its_end_counts(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four candidates have ended when the time is over; the others are cut off and lost."""
+    steps, over = [0], threading.Event()
+    real, choose = type(policy.forward).grow, Voice.choose
+    other = policy.tokenizer("x", add_special_tokens=False)["input_ids"][0]
+
+    def grow(self: Any, tokens: Any, *others: Any) -> Any:
+        if steps[0] >= 3:
+            assert over.wait(30)
+        return real(self, tokens, *others)
+
+    def chosen(self: Voice, hidden: Any, uniform: Any) -> Any:
+        tokens, logprobs = choose(self, hidden, uniform)
+        tokens = torch.full_like(tokens, other)
+        steps[0] += 1
+        if steps[0] == 3:
+            tokens[:, :2] = policy.tokenizer.eos_token_id
+        return tokens, logprobs
+
+    monkeypatch.setattr(type(policy.forward), "grow", grow)
+    monkeypatch.setattr(Voice, "choose", chosen)
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
+        try:
+            body = ask(best_of={"timeout_s": 3.0, "samples": True})
+            return await post(session, f"{url}/chat/completions", body)
+        finally:
+            over.set()
+
+    status, reply = served(policy, use)
+    assert status == 200, reply
+    found = reply["best_of"]
+    assert (found["stopped"], found["samples_used"], found["samples_missing"]) == ("deadline", 2, 2)
+    assert [sample["text"] for sample in found["samples"]] == ["xx"] * 2
+    assert not found["usage_complete"] and reply["usage"]["completion_tokens"] == 6
 
 
 def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from selfverify.policy.shared_threads import GivenUp, SharedThreads
 from selfverify.policy.threads import Threads
 from selfverify.policy.unshared import sample_unshared
 from selfverify.policy.voice import Voice
+from selfverify.policy.watching import Watcher
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -201,6 +202,7 @@ class Policy:
         *,
         seeds: Sequence[int],
         given_up: GivenUp | None = None,
+        watcher: Watcher | None = None,
     ) -> list[list[Sample]]:
         """G samples for each prompt; the prompt is prefilled once.
 
@@ -211,6 +213,7 @@ class Policy:
                 probabilities on the other prompts only by rounding. vLLM takes no seeds.
             given_up: Called before every token; it returns the places of prompts that need no more samples,
                 whose samples end there. It is not called for families whose prompts cannot be shared.
+            watcher: Told of tokens and finished samples while they come; not for such families, either.
 
         Returns:
             B lists of G samples.
@@ -238,7 +241,7 @@ class Policy:
             return self.running.infer(lambda: self._sample_unshared(prompts, sampling, seeds))
         threads = self._shared_threads(prompts, sampling, seeds)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
-        said = threads.say(places, 0, more=False, given_up=given_up)
+        said = threads.say(places, 0, more=False, given_up=given_up, watcher=watcher)
         return [[said[b, g] for g in range(sampling.group_size)] for b in range(len(prompts))]
 
     def threads(

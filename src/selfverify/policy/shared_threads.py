@@ -18,6 +18,7 @@ from selfverify.policy.sampling import Sample, uniforms
 from selfverify.policy.thread_rows import ThreadRows, neighbours, packed_rows
 from selfverify.policy.threads import Place
 from selfverify.policy.voice import Voice
+from selfverify.policy.watching import Watcher, show
 
 T = TypeVar("T")
 
@@ -74,17 +75,28 @@ class SharedThreads:
             return self._inside(run)
 
     def say(
-        self, places: Collection[Place], turn: int, more: bool = True, given_up: GivenUp | None = None
+        self,
+        places: Collection[Place],
+        turn: int,
+        more: bool = True,
+        given_up: GivenUp | None = None,
+        watcher: Watcher | None = None,
     ) -> dict[Place, Sample]:
         """See `Threads.say`. ``given_up`` is called before every token; what it names is cut off there.
+        ``watcher`` is told what is said; it changes nothing.
 
         What reaches the model's context is cut off, too: a model with learned positions has none beyond it.
         Threads that have ended leave the batch once that saves a fifth of it.
         """
-        return self._compute(lambda: self._say(places, turn, more, given_up)) if places else {}
+        return self._compute(lambda: self._say(places, turn, more, given_up, watcher)) if places else {}
 
     def _say(
-        self, places: Collection[Place], turn: int, more: bool, given_up: GivenUp | None
+        self,
+        places: Collection[Place],
+        turn: int,
+        more: bool,
+        given_up: GivenUp | None,
+        watcher: Watcher | None,
     ) -> dict[Place, Sample]:
         # A thread that has heard nothing since it last spoke goes on from its last token.
         unheard = {place: Continuation([]) for place in places if place in self._pending}
@@ -102,6 +114,7 @@ class SharedThreads:
         ended_bg[~wanted_bg] = 0
         last_bg = self._last_steps(steps).to(device)
         hidden_bgh = self._hidden_bgh[rows.at]
+        writing = {place: Sample([], [], Finish.LENGTH) for place in places}
         for step in range(steps):
             if given_up is not None:
                 for problem in given_up():
@@ -115,6 +128,8 @@ class SharedThreads:
             ended_bg[rows.at] = torch.where(ends, step, before)
             # Of what this loop computes, the host waits for this alone, and for whom top-p leaves.
             alive = ((ended_bg[rows.at] < 0) & (step < last)).cpu()
+            if watcher is not None:
+                show(watcher, writing, rows, chosen, chosen_logprobs, ends, step >= last, alive)
             if step + 1 == steps or not bool(alive.any()):
                 break
             which, slots = packed_rows(alive)

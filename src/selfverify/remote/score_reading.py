@@ -1,8 +1,8 @@
 """Reads the score that a model behind a server gives an answer, from the probabilities of its tokens.
 
 Alternatives for every token of a candidate are most of what a server would send. So candidates are drawn
-without them, and a short call continues each distinct one behind its ``<score>``. vLLM and SGLang continue the
-last message with ``continue_final_message``; whether a server does so is found out by trying.
+without them, and a short call continues each distinct one behind its ``<score>``. vLLM and SGLang continue
+the last message with ``continue_final_message``; whether a server does so is found out by trying.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
+from selfverify.policy.threads import Place
+from selfverify.policy.watching import Watcher
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.converse import recite
 from selfverify.serving.api_errors import ApiError
@@ -26,6 +28,13 @@ from selfverify.verifiers.server_judge import ServerJudge
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Finished(NamedTuple):
+    """A sample that is written to its end, and the judged trajectory that it makes."""
+
+    sample: Sample
+    row: Trajectory
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +50,7 @@ class Job:
         seed: The seed of the sampling.
         make: Makes a candidate of a trajectory.
         done: Gets the candidates, and how many tokens the prompt has.
+        finished: By place what is written to its end, while others of the batch are not.
     """
 
     ask: Callable[[], Problem]
@@ -53,6 +63,7 @@ class Job:
     done: asyncio.Future[tuple[list[Completion], int]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+    finished: dict[int, Finished] = field(default_factory=dict)
 
     @property
     def batch_key(self) -> tuple[Any, ...]:
@@ -202,10 +213,19 @@ class Batcher:
             return [place for place, job in enumerate(alive) if job.done.done()]
 
         sampled = self.policy.sample(
-            list(prompts.values()), alive[0].sampling, seeds=[job.seed for job in alive], given_up=given_up
+            list(prompts.values()),
+            alive[0].sampling,
+            seeds=[job.seed for job in alive],
+            given_up=given_up,
+            watcher=_Keeping(alive, lambda job, sample: self._told(job, problems[job], sample)),
         )
+
+        def row_of(job: Job, place: int, sample: Sample) -> Trajectory:
+            known = job.finished.get(place)
+            return known.row if known and known.sample == sample else self._told(job, problems[job], sample)
+
         groups = {
-            job: Group(problems[job], [self._told(job, problems[job], sample) for sample in samples])
+            job: Group(problems[job], [row_of(job, g, sample) for g, sample in enumerate(samples)])
             for job, samples in zip(alive, sampled, strict=True)
             if not job.done.done()
         }
@@ -222,6 +242,22 @@ class Batcher:
     def _told(self, job: Job, problem: Problem, sample: Sample) -> Trajectory:
         """One sampled answer, judged by the job's task."""
         return recite(self.policy, problem, job.task.open(problem, job.seed), [sample])
+
+
+class _Keeping(Watcher):
+    """Keeps what is written to its end, for jobs whose time ends before their batch does."""
+
+    def __init__(self, jobs: Sequence[Job], told: Callable[[Job, Sample], Trajectory]) -> None:
+        self._jobs, self._told = jobs, told
+
+    def token(self, place: Place, token: int) -> None:
+        """See `Watcher`."""
+
+    def ended(self, place: Place, sample: Sample) -> None:
+        """See `Watcher`."""
+        job = self._jobs[place[0]]
+        if not job.done.done():
+            job.finished[place[1]] = Finished(sample, self._told(job, sample))
 
 
 def _verify(groups: Sequence[Group], verifier: Verifier | None) -> None:

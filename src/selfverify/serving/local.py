@@ -152,8 +152,13 @@ class Local(Backend):
         )
         try:
             replies, prompt_tokens = await self.batcher.run(job)
-        except asyncio.CancelledError:
-            ask.usage.lost()
+        except asyncio.CancelledError:  # at the deadline, or nobody waits any more
+            rows = [job.finished[place].row for place in sorted(job.finished)]
+            ask.usage.lost(sum(row.written for row in rows))
+            for row in rows:
+                if isinstance(verifier, (Inline, Soft)) and "sampled" in row.scores:
+                    row.scores.setdefault(drawing.verifier, row.scores["sampled"])
+                drawing.arrived(make(row))
             raise
         except DataError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from None
