@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ from selfverify.serving.best_of import Choosing, RequestDefaults
 from selfverify.serving.counters import Metrics
 from selfverify.serving.free_question import FreeQuestion, free_problem
 from selfverify.serving.local import Local
+from selfverify.serving.own_streams import OwnStream
 from selfverify.serving.request_images import Picture
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
@@ -318,6 +320,59 @@ def test_at_the_deadline_what_is_written_to_its_end_counts(
     assert (found["stopped"], found["samples_used"], found["samples_missing"]) == ("deadline", 2, 2)
     assert [sample["text"] for sample in found["samples"]] == ["xx"] * 2
     assert not found["usage_complete"] and reply["usage"]["completion_tokens"] == 6
+
+
+def test_without_selection_a_stream_shows_what_is_being_written(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first words are read while the model waits to write the others."""
+    steps, go = [0], threading.Event()
+    real = type(policy.forward).grow
+
+    def grow(self: Any, tokens: Any, *others: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 5:
+            assert go.wait(30)
+        return real(self, tokens, *others)
+
+    monkeypatch.setattr(Policy, "stop_tokens", property(lambda self: {policy.tokenizer.eos_token_id}))
+    body = ask(seed=5, model="tiny@plain")
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
+        url = f"{url}/chat/completions"
+        _, whole = await post(session, url, body)
+        text = whole["choices"][0]["message"]["content"]
+        monkeypatch.setattr(type(policy.forward), "grow", grow)
+        deltas = []
+        async with session.post(url, json=body | {"stream": True}) as response:
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    [choice] = json.loads(line[6:])["choices"]
+                    deltas.append(choice["delta"])
+                    if choice["delta"].get("content"):
+                        assert go.is_set() or steps[0] <= 5
+                        go.set()
+        assert deltas[0]["role"] == "assistant" and sum("role" in delta for delta in deltas) == 1
+        assert "".join(delta.get("content", "") for delta in deltas) == text and len(text) > 5
+
+    served(policy, use)
+
+
+@pytest.mark.parametrize("stops", [[], ["<answer>"], ["is", "9<"], ["nowhere"]])
+def test_pieces_begin_the_text_that_is_told(policy: Policy, stops: list[str]) -> None:
+    text = "<think>é is ü, 7 + 2</think><answer>9</answer>"
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    whole = policy.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    told = whole[: min([whole.find(stop) for stop in stops if stop in whole], default=len(whole))]
+    pieces: list[str] = []
+    stream = OwnStream(policy, stops, pieces.append)
+    for token in ids[:7]:
+        stream.token(token)
+    stream.restart()
+    for token in [*ids, policy.tokenizer.eos_token_id]:
+        stream.token(token)
+    assert told.startswith("".join(pieces)) and stream.sent == len("".join(pieces)) > 0
+    assert len(told) - stream.sent <= max([len(stop) - 1 for stop in stops], default=0)
 
 
 def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_soft_scores_are_those_of_the_policy(client: openai.OpenAI) -> None:
     policy, compared = Policy.load("builtin:digits", device="cpu"), 0
     for sample in reply.best_of["samples"]:
         head, opening, written = sample["text"].partition("<score>")
-        # Where 1.0 was written, a server that continues no messages has not said which lower scores were likely.
+        # Where 1.0 was written, a server that continues nothing has not said which others were likely.
         if written.startswith("0"):
             assert expected_score(policy, problem, head + opening) == pytest.approx(sample["score"], abs=1e-3)
             compared += 1

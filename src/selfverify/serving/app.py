@@ -18,7 +18,7 @@ from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Events, Tell
 from selfverify.serving.best_of import BestOf
-from selfverify.serving.completions import candidate_json, chunks, completion
+from selfverify.serving.completions import candidate_json, chunks, completion, piece_of
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ABOUT, ROOM, Entrance, told
 from selfverify.serving.field_names import refuse_misspelt
@@ -231,7 +231,20 @@ class Gateway:
     async def _answer(
         self, stream: EventStream, request: web.Request, head: dict[str, Any], ask: Ask, asked: ChatRequest
     ) -> None:
-        """Report candidates as they come, then send the chosen answers."""
+        """Report candidates as they come, then send the chosen answers. One without selection is sent as it
+        is written, if the backend shows it."""
+        sent = 0
+
+        def write(piece: str) -> None:
+            nonlocal sent
+            if not sent:
+                stream.put_event(piece_of(head, {"role": "assistant", "content": ""}, asked.include_usage))
+            stream.put_event(piece_of(head, {"content": piece}, asked.include_usage))
+            sent += len(piece)
+
+        chosen = ask.best_of
+        if chosen.n == 1 and (chosen.verifier, chosen.content, chosen.abstain_below) == ("none", "raw", None):
+            ask.write = write
 
         def tell(place: int, candidate: Any) -> None:
             if ask.best_of.progress == "events":
@@ -246,7 +259,7 @@ class Gateway:
             outcome = working.result()
         finally:
             working.cancel()  # the client has left, or there is nothing more to do
-        for chunk in chunks(completion(head, ask, outcome), asked.include_usage):
+        for chunk in chunks(completion(head, ask, outcome), asked.include_usage, sent):
             await stream.event(chunk)
 
     async def verify(self, request: web.Request) -> web.StreamResponse:

@@ -34,6 +34,7 @@ class Ask:
         deadline: The time at which the answer has to be there, on the event loop's clock.
         streams: Whether somebody watches the candidates come.
         id: The request's id.
+        write: Gets the text of the only candidate in pieces, as far as the backend knows it while it comes.
         usage: What the question costs.
     """
 
@@ -43,6 +44,7 @@ class Ask:
     deadline: float
     streams: bool = False
     id: str = ""
+    write: Callable[[str], None] | None = None
     usage: Usage = field(default_factory=Usage)
 
     @property

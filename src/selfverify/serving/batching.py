@@ -22,6 +22,7 @@ from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.converse import recite
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.own_streams import OwnStream
 from selfverify.verifiers.base import Verifier, verify
 from selfverify.verifiers.server_judge import ServerJudge
 
@@ -50,6 +51,7 @@ class Job:
         seed: The seed of the sampling.
         make: Makes a candidate of a trajectory.
         done: Gets the candidates, and how many tokens the prompt has.
+        stream: Gets the tokens of the first candidate while they are drawn.
         finished: By place what is written to its end, while others of the batch are not.
     """
 
@@ -60,6 +62,7 @@ class Job:
     sampling: SamplingConfig
     seed: int
     make: Callable[[Trajectory], Completion]
+    stream: OwnStream | None = None
     done: asyncio.Future[tuple[list[Completion], int]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -245,13 +248,19 @@ class Batcher:
 
 
 class _Keeping(Watcher):
-    """Keeps what is written to its end, for jobs whose time ends before their batch does."""
+    """Keeps what is written to its end, for jobs whose time ends before their batch does; feeds streams."""
 
     def __init__(self, jobs: Sequence[Job], told: Callable[[Job, Sample], Trajectory]) -> None:
         self._jobs, self._told = jobs, told
+        for job in jobs:
+            if job.stream is not None:
+                job.stream.restart()  # a batch that failed is sampled again
 
     def token(self, place: Place, token: int) -> None:
         """See `Watcher`."""
+        stream = self._jobs[place[0]].stream
+        if stream is not None and place[1] == 0:
+            stream.token(token)
 
     def ended(self, place: Place, sample: Sample) -> None:
         """See `Watcher`."""

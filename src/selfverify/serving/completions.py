@@ -121,8 +121,18 @@ def completion(head: dict[str, Any], ask: Ask, outcome: Selection) -> dict[str, 
     }
 
 
-def chunks(whole: dict[str, Any], include_usage: bool) -> Iterator[dict[str, Any]]:
-    """Yield a completion in chunks: of each answer its role, its text in pieces, its end and verification."""
+def piece_of(head: dict[str, Any], delta: dict[str, Any], include_usage: bool) -> dict[str, Any]:
+    """Return a chunk of the first answer before its end; ``head`` is that of `completion`."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    chunk = {**head, "object": "chat.completion.chunk", "choices": [choice]}
+    return chunk | ({"usage": None} if include_usage else {})
+
+
+def chunks(whole: dict[str, Any], include_usage: bool, sent: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield a completion in chunks: of each answer its role, its text in pieces, its end and verification.
+
+    ``sent`` characters of the first answer, and its role, have been sent before.
+    """
     own = ("choices", "usage", "best_of")
     head = {name: whole[name] for name in whole if name not in own} | {"object": "chat.completion.chunk"}
     bare = {"logprobs": None, "finish_reason": None}
@@ -134,10 +144,11 @@ def chunks(whole: dict[str, Any], include_usage: bool) -> Iterator[dict[str, Any
         index, said = choice["index"], choice["message"]
         rest = {k: v for k, v in said.items() if k not in ("role", "content", "refusal", "tool_calls")}
         calls = [{**call, "index": k} for k, call in enumerate(said.get("tool_calls", ()))]
+        known = sent if index == 0 else 0
         deltas = [
-            {"role": "assistant", "content": ""},
+            {} if known else {"role": "assistant", "content": ""},
             rest,
-            *({"content": piece} for piece in pieces(said["content"] or "")),
+            *({"content": piece} for piece in pieces((said["content"] or "")[known:])),
             {"refusal": said["refusal"]} if said["refusal"] else {},
             {"tool_calls": calls} if calls else {},
         ]

@@ -19,6 +19,7 @@ from selfverify.serving.backend import Ask, Backend, Drawing
 from selfverify.serving.batching import Batcher, Job
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.own_replies import completion_of
+from selfverify.serving.own_streams import OwnStream
 from selfverify.serving.request_images import Picture
 from selfverify.tasks.base import Judged
 from selfverify.verifiers.base import Verifier
@@ -141,6 +142,10 @@ class Local(Backend):
             with_logprobs=bool(body.get("logprobs")),
         )  # fmt: skip
         verifier = self.verifiers.get(drawing.verifier)
+        stream = None
+        if ask.write is not None:
+            put = partial(asyncio.get_running_loop().call_soon_threadsafe, ask.write)
+            stream = OwnStream(self.policy, body.get("stop") or (), put)
         job = Job(
             ask=partial(_problem, ask),
             pixels=sum(picture.pixels for picture in ask.pictures),
@@ -149,6 +154,7 @@ class Local(Backend):
             sampling=sampling,
             seed=(body["seed"] * 1_000_003 + first) & (2**63 - 1),
             make=make,
+            stream=stream,
         )
         try:
             replies, prompt_tokens = await self.batcher.run(job)

@@ -42,7 +42,7 @@ class EventStream:
         """Queue a comment, which clients skip, for `follow` to write."""
         self._queue.put_nowait(f": {text}\n\n".encode())
 
-    def put_event(self, data: dict[str, Any], name: str) -> None:
+    def put_event(self, data: dict[str, Any], name: str = "") -> None:
         """Queue an event for `follow` to write."""
         self._queue.put_nowait(_event(data, name))
 
