@@ -49,7 +49,7 @@ class Continues(FakeUpstream):
         if self.refuses:
             return web.json_response({"error": {"message": "unknown field"}}, status=422)
         assert body["continue_final_message"] and not body["add_generation_prompt"]
-        begun, entries = last["content"].rpartition("<score>")[2], []
+        begun, entries = last["content"].rpartition("<score>")[2], list[Body]()
         for _ in range(body["max_tokens"]):
             options = self._options(begun)
             token = max(options, key=lambda t: options[t])
@@ -105,8 +105,8 @@ def test_what_is_hardly_likely_is_not_asked_for() -> None:
 def test_a_server_that_does_not_continue_is_asked_once(kind: str) -> None:
     fake: FakeUpstream = FakeUpstream()
     if kind == "refuses":
-        fake = Continues()
-        fake.refuses = True  # type: ignore[attr-defined]
+        fake = refusing = Continues()
+        refusing.refuses = True
     found, _ = read(fake, *[tagged("9", "0.8")] * 3)
     assert found == [None] * 3 and len(fake.seen) == 1
 

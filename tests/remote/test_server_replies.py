@@ -84,6 +84,13 @@ def test_soft_score_of_whole_tokens() -> None:
     assert soft_score(entries(("9</answer><score>", {}), ("0.7", shares))) == pytest.approx(expected)
 
 
+def test_a_score_that_a_tag_closes_is_whole() -> None:
+    """And nothing behind the tag is read, however long it is."""
+    tail = [("<", {"<": 0.5, ".": 0.5}), *[("x", {"x": 1.0})] * 5000]
+    found = soft_score(entries(("<score>", {}), ("0", {"0": 1.0}), *tail))
+    assert found == pytest.approx((0.0 + 0.45) / 2)
+
+
 @pytest.mark.parametrize(
     "tokens",
     [

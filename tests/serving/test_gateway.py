@@ -707,7 +707,7 @@ def test_garbage_inside_a_reply() -> None:
     """What a server says beside the text may be anything."""
     odd = choice(content=tagged("9", "0.9"))
     odd["choices"][0]["logprobs"] = {"content": [{"token": "<score>"}, {"token": "1", "top_logprobs": ["x"]}]}
-    status, reply = ask(Replies(odd), question(best_of={"n": 1, "verifier": "soft"}))
+    status, reply = ask(Replies(odd, odd), question(best_of={"n": 1, "verifier": "soft"}))
     assert status == 200 and reply["choices"][0]["verification"]["score"] == 0.9
     odd = choice(content="9", tool_calls=[{"index": -1, "function": {"name": "f", "arguments": "{}"}}])
     assert ask(Replies(odd), question(best_of={"n": 1}))[0] == 200

@@ -110,8 +110,10 @@ def _alternatives(entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
 
 
 def _texts(prefix: str) -> list[str]:
-    """Return the scores' texts that begin with ``prefix``, without what follows a ``<`` in it."""
-    begun = prefix.split("<")[0]
+    """Return the scores' texts that begin with ``prefix``; the one before a ``<``, where a tag closes it."""
+    begun, closed, _ = prefix.partition("<")
+    if closed:
+        return [text for text in SCORE_TEXTS if begun and text in (begun, f"{begun}.0")]
     return [text for text in SCORE_TEXTS if begun and text.startswith(begun)]
 
 

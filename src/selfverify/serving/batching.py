@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Finished(NamedTuple):
+class FinishedSample(NamedTuple):
     """A sample that is written to its end, and the judged trajectory that it makes."""
 
     sample: Sample
@@ -66,7 +66,7 @@ class Job:
     done: asyncio.Future[tuple[list[Completion], int]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    finished: dict[int, Finished] = field(default_factory=dict)
+    finished: dict[int, FinishedSample] = field(default_factory=dict)
 
     @property
     def batch_key(self) -> tuple[Any, ...]:
@@ -266,7 +266,7 @@ class _Keeping(Watcher):
         """See `Watcher`."""
         job = self._jobs[place[0]]
         if not job.done.done():
-            job.finished[place[1]] = Finished(sample, self._told(job, sample))
+            job.finished[place[1]] = FinishedSample(sample, self._told(job, sample))
 
 
 def _verify(groups: Sequence[Group], verifier: Verifier | None) -> None:

@@ -144,8 +144,7 @@ class Local(Backend):
         verifier = self.verifiers.get(drawing.verifier)
         stream = None
         if ask.write is not None:
-            put = partial(asyncio.get_running_loop().call_soon_threadsafe, ask.write)
-            stream = OwnStream(self.policy, body.get("stop") or (), put)
+            stream = OwnStream(self.policy, body.get("stop") or (), _in_loop(ask.write))
         job = Job(
             ask=partial(_problem, ask),
             pixels=sum(picture.pixels for picture in ask.pictures),
@@ -198,6 +197,16 @@ class Local(Backend):
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
         return [{"id": self.model, "object": "model", "created": 0, "owned_by": "selfverify"}]
+
+
+def _in_loop(write: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what lets the running loop call ``write``, from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def put(piece: str) -> None:
+        loop.call_soon_threadsafe(write, piece)
+
+    return put
 
 
 def _problem(ask: Ask) -> Problem:
