@@ -178,3 +178,23 @@ def test_what_does_not_fit(load_policy: Any, adapted: Policy, tmp_path: Path) ->
     (tmp_path / "a/adapter_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"adapter_config\.json"):
         Policy.load(str(tmp_path / "a"))
+
+
+def test_without_an_adapter(load_policy: Any, problems: list[Problem], tmp_path: Path) -> None:
+    """The model below, also where the adapter was loaded, so that the reference has it; the model stays."""
+    plain, adapted = load_policy(), load_policy(lora=LORA)
+    disturb(adapted)
+    adapted.save(tmp_path)
+    loaded = Policy.load(str(tmp_path), device="cpu")
+    expected = plain.logprobs(plain.encode(problems), TOKENS)
+    learnt = adapted.logprobs(adapted.encode(problems), TOKENS)
+    assert (learnt - expected).abs().max() > 0.01
+    for policy in (adapted, loaded):
+        base = policy.without_adapter()
+        assert base.model is policy.model
+        assert torch.equal(base.logprobs(base.encode(problems), TOKENS), expected)
+        assert torch.equal(policy.logprobs(policy.encode(problems), TOKENS), learnt)
+        with pytest.raises(ConfigError, match="save that policy"):
+            base.save(tmp_path / "base")
+    with pytest.raises(ConfigError, match="has no adapter"):
+        plain.without_adapter()

@@ -9,12 +9,13 @@ of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from PIL.Image import Image
 
+from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
 
@@ -128,3 +129,22 @@ class Episode(ABC):
 
     def close(self) -> None:
         """Give back what the episode holds. It is called in any case, once."""
+
+
+class Listener(ABC):
+    """Follows the conversations of a rollout and measures what is said in them, before episodes reply.
+
+    A place is that of a problem in the batch and of a sample in its group.
+    """
+
+    @abstractmethod
+    def begin(self, problems: Mapping[tuple[int, int], Problem]) -> None:
+        """Conversations begin; those that it has followed before are over."""
+
+    @abstractmethod
+    def said(self, said: Mapping[tuple[int, int], Said]) -> None:
+        """The policy has said this in a round; what is measured of it goes into `Said.values`."""
+
+    @abstractmethod
+    def shown(self, replies: Mapping[tuple[int, int], Reply]) -> None:
+        """Episodes have shown this in conversations that go on."""

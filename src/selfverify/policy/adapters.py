@@ -162,6 +162,27 @@ def as_started(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
+@contextmanager
+def switched_off(model: Any) -> Iterator[None]:
+    """A context in which ``model`` computes without its adapter, also where that was loaded."""
+    was_training = model.training
+    model.eval()
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()
+        # Enabling turns on whichever adapter was last set.
+        model.set_adapter(LEARNT)
+        model.train(was_training)
+
+
+def adapts_tower(model: Any, family: Family) -> bool:
+    """Whether the adapter changes what the vision tower computes."""
+    tower = {id(p) for p in family.vision_parameters(model)}
+    return any("lora_" in name and id(p) in tower for name, p in model.named_parameters())
+
+
 @torch.no_grad()
 def merge_into(model: Any, plain: Any) -> None:
     """Add what the adapter of ``model`` learnt to the weights of ``plain``, the same model without one."""

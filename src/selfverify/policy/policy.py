@@ -138,12 +138,29 @@ class Policy:
         reference = copy.copy(self)
         reference.engine = None
         if adapters.is_adapted(self.model):
-            reference.running = Running(self.model, self.root, is_start=True)
+            reference.running = Running(self.model, self.root, "start")
             return reference
         model = copy.deepcopy(self.loaded.model).eval()
         model.requires_grad_(False)
         reference._hold(replace(self.loaded, model=model))
         return reference
+
+    def without_adapter(self) -> Policy:
+        """A policy that shares the model and computes without its adapter, also where that was loaded.
+
+        Raises:
+            ConfigError: There is no adapter.
+        """
+        self._refuse_start("switch off the adapter of")
+        if not adapters.is_adapted(self.model):
+            raise ConfigError(f"{self.config.path} has no adapter that could be switched off")
+        base = copy.copy(self)
+        base.engine = None
+        if self.cache is not None and adapters.adapts_tower(self.model, self.loaded.family):
+            base.cache = ByteCache(self.config.vision_cache_mb, tensor_bytes)
+            base.forward = Forward(self.loaded, base.cache, self.config.prefill_chunk)
+        base.running = Running(self.model, self.root, "off")
+        return base
 
     def save(self, folder: Any, weights: dict[str, Tensor] | None = None) -> None:
         """Write model (or its adapter alone), tokenizer and image processor as a checkpoint folder.
@@ -156,7 +173,7 @@ class Policy:
         saving.save(self.loaded, self.config.path, Path(folder), weights)
 
     def _refuse_start(self, what: str) -> None:
-        if self.running.is_start:
+        if self.running.adapter != "learnt":
             raise ConfigError(f"this is the reference of a policy with an adapter; {what} that policy")
 
     def merged(self) -> Policy:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from selfverify.policy.root import enter, enter_whole
 
 T = TypeVar("T")
 
+Adapter = Literal["learnt", "start", "off"]
+"""With which adapter a model computes: the one it has, as it was before training, or none."""
+
 
 class Running:
     """Calls what computes with a model. Calls inside of calls run as they are.
@@ -21,11 +24,11 @@ class Running:
     Args:
         model: The model.
         root: What is wrapped where several processes train.
-        is_start: Whether the model's adapter computes as it was before training.
+        adapter: With which adapter it computes, where it has one.
     """
 
-    def __init__(self, model: Any, root: nn.Module, is_start: bool = False) -> None:
-        self.model, self.root, self.is_start = model, root, is_start
+    def __init__(self, model: Any, root: nn.Module, adapter: Adapter = "learnt") -> None:
+        self.model, self.root, self.adapter = model, root, adapter
         self._is_inside = False
 
     def inside(self, run: Callable[[], T]) -> T:
@@ -60,7 +63,12 @@ class Running:
             return run()
         self._is_inside = True
         try:
-            with adapters.as_started(self.model) if self.is_start else nullcontext():
+            with self._adapted():
                 return way(self.root, run)
         finally:
             self._is_inside = False
+
+    def _adapted(self) -> AbstractContextManager[None]:
+        if self.adapter == "start":
+            return adapters.as_started(self.model)
+        return adapters.switched_off(self.model) if self.adapter == "off" else nullcontext()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from selfverify.core import ranks
-from selfverify.core.episode import Episode, Said
+from selfverify.core.episode import Episode, Listener, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.problem import Problem
@@ -32,9 +32,6 @@ T = TypeVar("T")
 
 OpenEpisode = Callable[[Problem, int], Episode]
 """Begins the conversation about a problem; the number is a seed for whatever is random in it."""
-
-Listener = Callable[[Mapping[Place, Said], Threads], None]
-"""Measures what has just been said in a round and puts it into `Said.values`, before episodes reply."""
 
 
 @dataclass(slots=True)
@@ -75,7 +72,7 @@ def converse(
         sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
         open_episode: Begins each conversation.
         limits: In turns, in time and at the same time; None takes the task's.
-        listener: Called between what was said and the replies.
+        listener: Told of what is said before episodes reply; None takes the task's, if it has one.
 
     Returns:
         B groups of G trajectories.
@@ -86,7 +83,7 @@ def converse(
         HungError: Too many threads of this process hang in episodes.
         SamplingError: The engine has failed.
     """
-    limits = limits or task.limits
+    limits, listener = limits or task.limits, listener or task.listener()
     prompts = policy.encode(problems)
     writer, room = ReplyEncoder(policy.encoder), _room(policy, limits)
     in_step = sampling.engine != "own"
@@ -104,6 +101,8 @@ def converse(
                 names[place] = f"problem {problem.id}, sample {g}"
                 talks[place] = Talk(policy, writer, problem, len(prompts[b].ids), room)
                 talks[place].open(partial(open_episode or task.open, problem, seed))
+            if listener is not None:
+                listener.begin({place: talk.problem for place, talk in talks.items()})
             threads = policy.threads([prompts[b] for b in own], sampling, seeds=[seeds[b] for b in own])
             rounds = _Rounds(threads, talks, replies, listener, in_step, seconds)
             rounds.run(limits.turns)
@@ -206,7 +205,7 @@ class _Rounds:
             samples = self.threads.say(places, turn, more)
             said = {place: self.talks[place].say(sample) for place, sample in samples.items()}
             if self.listener is not None:
-                self.listener(said, self.threads)
+                self.listener.said(said)
         return said
 
     def _exchange(
@@ -226,7 +225,11 @@ class _Rounds:
             with self._timed("reply"):
                 replies = self.replies.ask(calls, what)
             with self._timed("hear"):
-                self.threads.hear(self._heard(replies, take))
+                heard = self._heard(replies, take)
+                self.threads.hear(heard)
+                if self.listener is not None:
+                    shown = {place: replies[place] for place in heard}
+                    self.listener.shown({p: reply for p, reply in shown.items() if isinstance(reply, Reply)})
         except SelfVerifyError as error:
             if not self.in_step:
                 raise

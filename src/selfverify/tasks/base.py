@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from pydantic import AfterValidator
 
-from selfverify.core.episode import Episode
+from selfverify.core.episode import Episode, Listener
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
@@ -188,6 +188,10 @@ class Task(ABC):
             seed: Decides whatever is random in the episode.
         """
         return AnswerOnce(problem, self.tags, self.verdict)
+
+    def listener(self) -> Listener | None:
+        """What follows this task's conversations and measures what is said in them; by default nothing."""
+        return None
 
     def verdict(self, problem: Problem, tagged: Tagged) -> Judged:
         """The verdict on an answer; one whose tags are malformed earns nothing.

@@ -1,0 +1,200 @@
+"""The verifier that hears each step of a reasoner: Δr of VTS-V's Lemma 3.1 on kept keys."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from selfverify.core.episode import Listener, Reply, Said
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import channel_lengths, token_ends
+from selfverify.core.trajectory import Finish
+from selfverify.looking.look_calls import read_look_call
+from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
+from selfverify.objectives.log_ratio import step_log_ratios
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.encoding import longest_row
+from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder, without_written_end
+from selfverify.policy.threads import Place, Threads
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """One model that reads all conversations, with the keys of what it has read."""
+
+    policy: Policy
+    writer: ReplyEncoder
+    threads: Threads
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A conversation as the verifier has heard it.
+
+    Args:
+        problem: What it is about.
+        used: Its tokens, the prompt's among them.
+        last: The tokens that the reasoner has said last.
+        turns: How often it has spoken.
+        end: The token that ends a message of the reasoner in the verifier's template, if one does.
+        deaf: Whether something could not be heard, so that nothing more is measured.
+    """
+
+    problem: Problem
+    used: int
+    last: list[int] = field(default_factory=list)
+    turns: int = 0
+    end: list[int] = field(default_factory=list)
+    deaf: bool = False
+
+
+class StepVerifier(Listener):
+    """Scores each turn of a reasoner by log V_φ/V_φ0 over its tokens, as soon as it has been said.
+
+    The reasoner R, the verifier V_φ and the base V_φ0 are three roles. R may be anything that says text and
+    sees images, also a model behind a server. V_φ and V_φ0 read the conversation in their own template: the
+    problem, R's words, what tools have shown. Both keep the keys of what they have read, so that a turn costs
+    its own tokens only. Where R's tokenizer is the verifier's the tokens are those that R has sampled; else
+    its text is tokenised anew, without special tokens, with the end of a message behind it.
+
+    A turn's sum over plan and action, in nats, is put into `Said.values` as ``log_ratio``, with the plan's
+    part as ``log_ratio_plan``. What cannot be heard, because it is longer than the verifier's context or holds
+    what it cannot read, is noted, and nothing is measured in that conversation from then on.
+
+    Args:
+        policy: V_φ.
+        base: V_φ0; None is V_φ without its adapter, which shares its weights.
+        reasoner: R, where it is a policy.
+
+    Raises:
+        ConfigError: There is no base and no adapter, or V_φ and V_φ0 have different tokens.
+    """
+
+    def __init__(self, policy: Policy, base: Policy | None = None, reasoner: Policy | None = None) -> None:
+        base = policy.without_adapter() if base is None else base
+        self.policies = (policy, base)
+        vocabulary = policy.tokenizer.get_vocab()
+        if base.tokenizer is not policy.tokenizer and base.tokenizer.get_vocab() != vocabulary:
+            raise ConfigError(
+                f"the verifier {policy.config.path} and its base {base.config.path} have different tokens; "
+                "the base is the model that the verifier was trained from"
+            )
+        self.reads_tokens = reasoner is not None and reasoner.tokenizer.get_vocab() == vocabulary
+        """Whether it takes R's tokens as they were sampled."""
+        self._readers: list[_Reader] = []
+        self._heard: dict[Place, _Heard] = {}
+
+    def begin(self, problems: Mapping[Place, Problem]) -> None:
+        """See `Listener`.
+
+        Raises:
+            ConfigError: In a problem the environment speaks first.
+            DataError: The verifier cannot read a problem.
+        """
+        if begins := [problem.id for problem in problems.values() if problem.environment_begins]:
+            raise ConfigError(f"problem {begins[0]}: its environment speaks first, which no verifier follows")
+        by_number = {b: problem for (b, _), problem in sorted(problems.items(), key=lambda item: item[0])}
+        group = SamplingConfig(group_size=max((g for _, g in problems), default=0) + 1, temperature=1.0)
+        self._readers = []
+        for policy in self.policies:
+            prompts = policy.encode(list(by_number.values()))
+            threads = policy.threads(prompts, group, seeds=[0] * len(prompts))
+            self._readers.append(_Reader(policy, ReplyEncoder(policy.encoder), threads))
+        lengths = dict(zip(by_number, (len(prompt.ids) for prompt in prompts), strict=True))
+        self._heard = {place: _Heard(problem, lengths[place[0]]) for place, problem in problems.items()}
+
+    def said(self, said: Mapping[Place, Said]) -> None:
+        """See `Listener`."""
+        pieces: dict[Place, Sequence[Continuation]] = {}
+        for place, words in said.items():
+            talk = self._heard[place]
+            if talk.deaf:
+                continue
+            try:
+                talk.last = self._tokens(talk, words)
+            except DataError as error:
+                self._give_up(talk, str(error))
+                continue
+            if talk.last and self._has_room(talk, len(talk.last)):
+                pieces[place] = [Continuation(talk.last)] * len(self._readers)
+            talk.turns += 1
+        own, base = self._hear(pieces, score=True)
+        for place in pieces:
+            talk, words = self._heard[place], said[place]
+            read = read_look_call(words, talk.problem.tools, len(talk.problem.images))
+            _, ends = token_ends(self.policies[0].tokenizer, talk.last)
+            plan = channel_lengths(ends, read.action_start) if read.action_start else 0
+            step = (torch.arange(len(talk.last)) >= plan).long()
+            of_plan, of_action = step_log_ratios(own[place].cpu(), base[place].cpu(), step, 2).tolist()
+            words.values |= {LOG_RATIO: of_plan + of_action, LOG_RATIO_PLAN: of_plan}
+
+    def shown(self, replies: Mapping[Place, Reply]) -> None:
+        """See `Listener`."""
+        pieces: dict[Place, Sequence[Continuation]] = {}
+        for place, reply in replies.items():
+            talk = self._heard[place]
+            if talk.deaf:
+                continue
+            try:
+                encoded = [
+                    without_written_end(talk.last, reader.writer.encode(talk.problem, reply, talk.turns))
+                    for reader in self._readers
+                ]
+            except DataError as error:
+                self._give_up(talk, str(error))
+                continue
+            if self._has_room(talk, len(encoded[0].tokens)):
+                pieces[place] = encoded
+        self._hear(pieces, score=False)
+
+    def _hear(
+        self, pieces: Mapping[Place, Sequence[Continuation]], score: bool
+    ) -> tuple[dict[Place, Tensor], ...]:
+        """Both models read what is new; with ``score`` log-probabilities of V_φ, and those of V_φ0."""
+        for place, piece in pieces.items():
+            self._heard[place].used += len(piece[0].tokens)
+        return tuple(
+            reader.threads.hear({place: piece[number] for place, piece in pieces.items()}, score)
+            for number, reader in enumerate(self._readers)
+        )
+
+    def _tokens(self, talk: _Heard, words: Said) -> list[int]:
+        """A turn of R as tokens of the verifier.
+
+        Raises:
+            DataError: They hold an image's place, which no words may.
+        """
+        if self.reads_tokens:
+            return list(words.tokens)
+        policy, writer = self.policies[0], self._readers[0].writer
+        ids = policy.tokenizer(words.text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        if set(ids) & {*policy.suppressed_tokens}:
+            raise DataError(
+                f"problem {talk.problem.id}, turn {talk.turns}: the words hold an image token of the verifier"
+            )
+        if not talk.end:
+            [first, *_] = writer.encode(talk.problem, Reply("."), 1).tokens
+            talk.end = [first] if first in policy.stop_tokens else []
+        return [*ids, *(talk.end if words.finish == Finish.STOP else [])]
+
+    def _has_room(self, talk: _Heard, more: int) -> bool:
+        limit = longest_row(self.policies[0].model)
+        if limit is None or talk.used + more < limit:
+            return True
+        self._give_up(talk, f"{talk.used + more} tokens, and the verifier reads {limit}")
+        return False
+
+    def _give_up(self, talk: _Heard, reason: str) -> None:
+        talk.deaf = True
+        message = f"problem {talk.problem.id}: the verifier cannot follow a conversation any more: {reason}"
+        note(logger, "not_verified", message, problem=talk.problem.id, turn=talk.turns, reason=reason)
