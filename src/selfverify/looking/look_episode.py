@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from selfverify.core.trajectory import ANSWER, Finish
 from selfverify.looking.look_calls import LookCall, read_look_call
 from selfverify.looking.look_prompt import Part, asked_anew
 from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.stop_rules import StopRule
+from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, StopRule
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.terminate import Terminate, TerminateArguments
 from selfverify.looking.tools.toolbox import Chosen, Toolbox, ToolFault
@@ -45,6 +46,7 @@ class LookStep:
         sources: For each of them the image it was made of and the region in that image's pixels, if any.
         duplicate: The step that made the same call; 0 without one.
         stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `self`; empty where it went on.
+        delta_r: The verifier's Δr, nats; None where there is no verifier.
     """
 
     step: int
@@ -55,6 +57,7 @@ class LookStep:
     sources: list[Any] = field(default_factory=list)
     duplicate: int = 0
     stopped: str = ""
+    delta_r: float | None = None
 
 
 class LookEpisode(AnswerOnce):
@@ -107,6 +110,8 @@ class LookEpisode(AnswerOnce):
         """By call the step that made it."""
         self._called, self._faults, self._in_a_row = 0, 0, 0
         self._answering = False
+        self._ratios: list[float | None] = []
+        """For each turn what the verifier has measured."""
 
     @property
     def role(self) -> str:
@@ -128,14 +133,18 @@ class LookEpisode(AnswerOnce):
     def reply(self, said: Said) -> Reply:
         """See `Episode`."""
         read = read_look_call(said, self.problem.tools, len(self.problem.images))
+        self._ratios.append(said.values.get(LOG_RATIO))
         if self._answering:
             return self._answer(said, read)
         if said.finish != Finish.STOP and (read.call or read.error):
             self.steps.append(LookStep(len(self.steps) + 1, error=read.error or "the call was cut off"))
             return Reply(done=True, cuts=_cuts(read))
         step = LookStep(len(self.steps) + 1)
-        stops = self.rule.stops(step.step, said)
         ends = (read.call is None and not read.error) or self._terminates(read)
+        if not ends and self._ratios[-1] is not None:
+            # What means to be the answer has no Δr.
+            step.delta_r = said.values[DELTA_R] = self._ratios[-1]
+        stops = self.rule.stops(step.step, said)
         if ends and (stops or self.settings.terminate == "accept" or said.finish != Finish.STOP):
             return self._answer(said, read)
         self.steps.append(step)
@@ -155,7 +164,11 @@ class LookEpisode(AnswerOnce):
         return self._reply(words, images, _cuts(read))
 
     def ending(self) -> Ending:
-        """See `Episode`. Behind the verdict on the answer stand the counts of what was done."""
+        """See `Episode`. Behind the verdict on the answer stand the counts of what was done.
+
+        With a verifier the score ``log_ratio`` is r(τ) of VTS-V §3.3 without η and Q(s_1): over
+        all turns, the answer among them.
+        """
         made = super().ending()
         errors = sum(bool(step.error) for step in self.steps)
         made.rewards |= {
@@ -166,6 +179,9 @@ class LookEpisode(AnswerOnce):
             STEPS: float(len(self.steps)),
             SHOWN: float(sum(len(step.images) for step in self.steps)),
         }
+        measured = [ratio for ratio in self._ratios if ratio is not None]
+        if measured and len(measured) == len(self._ratios):
+            made.scores[LOG_RATIO] = math.fsum(measured)
         made.turns = [asdict(step) for step in self.steps] + made.turns
         return made
 

@@ -45,7 +45,20 @@ class LookSettings(ToolModels):
     """The most steps; with the last of them the model is told to answer."""
 
     stop: str = "never"
-    """When looking ends before that: `never`, or `after:N` steps."""
+    """When looking ends before that: `never`, `after:N` steps, or where the `verifier` has heard enough."""
+
+    verifier: str | None = None
+    """With `stop: verifier`: its folder or hub id."""
+
+    verifier_base: str | None = None
+    """What the verifier was trained from; by default the model below its adapter."""
+
+    rule: Literal["absolute", "signed"] | None = None
+    """Whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where Δr < ε
+    (`signed`); by default as its calibration says."""
+
+    epsilon: float | None = None
+    """ε in nats; by default that of the calibration beside the verifier."""
 
     on_stop: Literal["run", "skip"] = "run"
     """Whether the tool of the step with which looking ends still runs, as in the paper's Algorithm 1, or plan

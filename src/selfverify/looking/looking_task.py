@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.core.episode import Episode
+from selfverify.core.episode import Episode, Listener
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
@@ -14,8 +14,9 @@ from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_prompt import with_tools
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.make_toolbox import make_toolbox
-from selfverify.looking.stop_rules import make_stop_rule
+from selfverify.looking.stopping import Stopping
 from selfverify.looking.tools.pictures import space_named
+from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Floats, Judged, Space, Task
 
 
@@ -36,7 +37,8 @@ class LookingTask(Task):
         self.name, self.summary, self.kind = f"looking/{inner.name}", inner.name, inner.kind
         self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
         self.limits = EpisodeLimits(turns=settings.max_steps + 1)
-        self.toolbox, self.rule = make_toolbox(settings), make_stop_rule(settings.stop)
+        self.toolbox, self.stopping = make_toolbox(settings), Stopping(settings)
+        self._reasoner: Policy | None = None
         named = settings.coordinates
         self._space = space_named("thousandths" if named == "family" else named)
 
@@ -49,6 +51,12 @@ class LookingTask(Task):
     def use_policy(self, policy: object) -> None:
         """See `Task`."""
         self.inner.use_policy(policy)
+        if isinstance(policy, Policy):
+            self._reasoner = policy
+
+    def listener(self) -> Listener | None:
+        """See `Task`: the verifier, where one is named."""
+        return self.stopping.listener(self._reasoner)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task`."""
@@ -71,7 +79,7 @@ class LookingTask(Task):
     def look(self, problem: Problem) -> LookEpisode:
         """Begin to look; ``problem`` is one that `asked` has returned."""
         return LookEpisode(
-            problem, self.tags, self.inner.verdict, self.toolbox, self.settings, self._space, self.rule
+            problem, self.tags, self.inner.verdict, self.toolbox, self.settings, self._space, self.stopping.rule
         )
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:

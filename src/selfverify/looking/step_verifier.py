@@ -161,6 +161,8 @@ class StepVerifier(Listener):
         self, pieces: Mapping[Place, Sequence[Continuation]], score: bool
     ) -> tuple[dict[Place, Tensor], ...]:
         """Both models read what is new; with ``score`` log-probabilities of V_φ, and those of V_φ0."""
+        if not pieces:
+            return tuple({} for _ in self._readers)
         for place, piece in pieces.items():
             self._heard[place].used += len(piece[0].tokens)
         return tuple(

@@ -9,6 +9,7 @@ from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft
 from selfverify.verifiers.second_turns import SecondTurns
+from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
 
 
 def make_verifier(
@@ -18,8 +19,8 @@ def make_verifier(
 
     Args:
         spec: ``inline``, ``soft``, ``greedy``, ``repeated`` or ``repeated:K``, ``judge:MODEL``,
-            ``ask:MODEL``, ``judge:URL#MODEL`` for a model behind a server, or, with a ``task``, ``turns`` or
-            ``turns:K``.
+            ``ask:MODEL``, ``judge:URL#MODEL`` for a model behind a server, ``ratio`` or ``ratio:MODEL`` (a model
+            with an adapter), or, with a ``task``, ``turns`` or ``turns:K``.
         policy: Writes the answers.
         task: Reads the answers.
         second_turn: The request that opens the second turns of ``turns``.
@@ -37,14 +38,20 @@ def make_verifier(
         return Repeated(policy, int(rest or 4), name=spec)
     if kind == "turns" and counted and task is not None:
         return SecondTurns(policy, task, second_turn, int(rest or 4), name=spec)
+    if kind == "ratio":
+        return TrajectoryRatio(_loaded(rest, policy) if rest else None, name=spec)
     if kind in ("judge", "ask") and rest.startswith(("http://", "https://")):
         from selfverify.verifiers.server_judge import ServerJudge  # it needs the extra `serve`
 
         return ServerJudge.of(rest, spec)
     if kind in ("judge", "ask") and rest:
-        judge = policy if rest == policy.config.path else Policy.load(policy.config.for_model(rest))
-        return Judge(judge, spec, "ask" if kind == "ask" else "continue")
+        return Judge(_loaded(rest, policy), spec, "ask" if kind == "ask" else "continue")
     raise ConfigError(
         f"there is no verifier {spec!r}; verifiers: inline, soft, greedy, repeated:K and turns:K (K at "
-        "most 256), judge:MODEL, ask:MODEL, judge:URL#MODEL"
+        "most 256), judge:MODEL, ask:MODEL, judge:URL#MODEL, ratio, ratio:MODEL"
     )
+
+
+def _loaded(path: str, policy: Policy) -> Policy:
+    """The model at ``path``; ``policy`` itself if it is that one."""
+    return policy if path == policy.config.path else Policy.load(policy.config.for_model(path))

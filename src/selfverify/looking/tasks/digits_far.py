@@ -11,21 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
-from selfverify.core.episode import Episode
+from selfverify.core.episode import Episode, Listener
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.stop_rules import make_stop_rule
+from selfverify.looking.stopping import Stopping
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.toolbox import Toolbox
+from selfverify.policy.policy import Policy
 from selfverify.tasks.base import (
     Judged,
     ShownTurn,
@@ -58,7 +60,19 @@ class DigitsFarConfig(TaskConfig):
     longest: int = Field(4, ge=1, le=9, description="Cells on the longest way, the 0's included.")
     noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
     max_steps: int = Field(8, ge=1, le=32, description="Looks after which the model is told to answer.")
-    stop: str = Field("never", description="When looking ends before that: `never`, or `after:N` looks.")
+    stop: str = Field(
+        "never",
+        description="When looking ends before that: `never`, `after:N` looks, or where the `verifier` has "
+        "heard enough.",
+    )
+    verifier: str | None = Field(None, description="The verifier's folder, a model with an adapter.")
+    rule: Literal["absolute", "signed"] | None = Field(
+        None, description="Its rule, |Δr| < ε or Δr < ε; by default as its calibration says."
+    )
+    epsilon: float | None = Field(None, description="ε in nats; by default that of its calibration.")
+    terminate: Literal["refuse", "accept"] = Field(
+        "accept", description="Whether the model may end looking by itself."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> DigitsFarConfig:
@@ -104,9 +118,27 @@ class DigitsFar(Task):
         c = self.config
         self.limits = EpisodeLimits(turns=c.max_steps + 1)
         self.settings = LookSettings(
-            max_steps=c.max_steps, most_shown=c.shown**2, announce="number", answer_now="Answer."
+            max_steps=c.max_steps,
+            most_shown=c.shown**2,
+            announce="number",
+            answer_now="Answer.",
+            stop=c.stop,
+            verifier=c.verifier,
+            rule=c.rule,
+            epsilon=c.epsilon,
+            terminate=c.terminate,
         )
-        self.toolbox, self.rule = Toolbox([Crop(), ZoomIn()]), make_stop_rule(c.stop)
+        self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), Stopping(self.settings)
+        self._reasoner: Policy | None = None
+
+    def use_policy(self, policy: object) -> None:
+        """See `Task`."""
+        if isinstance(policy, Policy):
+            self._reasoner = policy
+
+    def listener(self) -> Listener | None:
+        """See `Task`: the verifier, where one is named."""
+        return self.stopping.listener(self._reasoner)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`."""
@@ -178,7 +210,7 @@ class DigitsFar(Task):
         """The episode of a problem."""
         originals = [self.canvas(*problem.meta["made_of"])]
         return LookEpisode(
-            problem, self.tags, self.verdict, self.toolbox, self.settings, _ninths, self.rule, originals
+            problem, self.tags, self.verdict, self.toolbox, self.settings, _ninths, self.stopping.rule, originals
         )
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:

@@ -1,0 +1,76 @@
+"""What ends looking, made from settings: a rule, and the verifier that it asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from selfverify.core.errors import ConfigError
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.step_verifier import StepVerifier
+from selfverify.looking.stop_calibration import STOPPING_FILE, StopCalibration
+from selfverify.looking.stop_rules import StopRule, Verified, make_stop_rule
+from selfverify.policy.policy import Policy
+
+
+class Stopping:
+    """The rule that ends looking, and the verifier that measures each step for it.
+
+    A verifier is asked wherever one is named: with another rule its Δr is measured and stops nothing.
+
+    Args:
+        settings: The rule and the verifier.
+
+    Raises:
+        ConfigError: There is no such rule; or the verifier is to stop and is not named, or has no ε.
+        DataError: The calibration beside the verifier cannot be read.
+    """
+
+    def __init__(self, settings: LookSettings) -> None:
+        self.settings = settings
+        self.rule = _rule(settings)
+        self._models: tuple[Policy, Policy | None] | None = None
+
+    def listener(self, reasoner: Policy | None) -> StepVerifier | None:
+        """The verifier for the conversations of one rollout; None where there is none.
+
+        Its models are loaded when it is first asked for. A verifier that is the reasoner itself is not loaded
+        again.
+
+        Raises:
+            ConfigError: It cannot be loaded, or has no base.
+        """
+        path, base = self.settings.verifier, self.settings.verifier_base
+        if path is None:
+            return None
+        if self._models is None:
+            own = reasoner if reasoner is not None and reasoner.config.path == path else None
+            policy = own or (
+                Policy.load(path) if reasoner is None else Policy.load(reasoner.config.for_model(path))
+            )
+            self._models = policy, None if base is None else Policy.load(policy.config.for_model(base))
+        return StepVerifier(*self._models, reasoner=reasoner)
+
+
+def _rule(settings: LookSettings) -> StopRule:
+    if settings.stop != "verifier":
+        return make_stop_rule(settings.stop)
+    if settings.verifier is None:
+        raise ConfigError("stop: verifier needs the verifier's folder (verifier)")
+    rule, epsilon = settings.rule, settings.epsilon
+    if rule is None or epsilon is None:
+        folder = Path(settings.verifier)
+        if epsilon is not None and not (folder / STOPPING_FILE).exists():
+            return Verified("absolute", _checked("absolute", epsilon))
+        found = StopCalibration.load(folder)
+        if rule is not None and rule != found.rule:
+            raise ConfigError(
+                f"{folder / STOPPING_FILE} holds ε for the rule {found.rule}, and the rule is {rule}; set epsilon"
+            )
+        rule, epsilon = found.rule, found.epsilon if epsilon is None else epsilon
+    return Verified(rule, _checked(rule, epsilon))
+
+
+def _checked(rule: str, epsilon: float) -> float:
+    if rule == "absolute" and epsilon < 0:
+        raise ConfigError(f"epsilon: |Δr| is never below {epsilon}; ε has to be above 0")
+    return epsilon

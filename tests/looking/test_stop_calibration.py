@@ -1,0 +1,131 @@
+"""ε of the stopping verifier: by hand, against trying every ε, stored and read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfverify.core.episode import Said
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.trajectory import Finish
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.stop_calibration import STOPPING_FILE, StopCalibration, fit_epsilon, stop_steps
+from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, Verified
+from selfverify.looking.stopping import Stopping
+
+NAN = float("nan")
+DELTA = [[3.0, -0.5, 0.2], [0.4, 2.0, 0.1], [1.0, NAN, NAN]]
+RIGHT = [[0.0, 1.0, 1.0], [0.0, 0.0, 1.0], [1.0, NAN, NAN]]
+ROWS = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+def said(**values: float) -> Said:
+    """A turn of which this was measured."""
+    return Said("", [], Finish.STOP, 0, values)
+
+
+def padded(rows: list[list[float]]) -> np.ndarray:
+    """Rows of any length as an array."""
+    width = max(map(len, rows))
+    return np.array([row + [NAN] * (width - len(row)) for row in rows])
+
+
+def test_rules_by_hand() -> None:
+    """|Δr| < ε and Δr < ε, strictly; a step that was not measured does not stop."""
+    absolute, signed = Verified("absolute", 0.5), Verified("signed", 0.5)
+    for delta, first, second in ((0.4, True, True), (0.5, False, False), (-0.7, False, True), (2, False, False)):
+        assert absolute.stops(1, said(delta_r=delta)) is first
+        assert signed.stops(1, said(delta_r=delta)) is second
+    assert DELTA_R == "delta_r" and not absolute.stops(1, said()) and not signed.stops(1, said(log_ratio=0.0))
+    assert LOG_RATIO == "log_ratio"
+
+
+@given(ROWS, st.floats(0, 6))
+def test_signed_never_stops_later(rows: list[list[float]], epsilon: float) -> None:
+    """With the same ε, whatever Δr comes; and the arrays say what the rules say."""
+    values = padded(rows)
+    signed, absolute = stop_steps(values, "signed", epsilon), stop_steps(values, "absolute", epsilon)
+    assert (signed <= absolute).all()
+    for row, steps in zip(rows, absolute, strict=True):
+        rule = Verified("absolute", epsilon)
+        stops = [step for step, delta in enumerate(row, 1) if rule.stops(step, said(delta_r=delta))]
+        assert steps == min([*stops, len(row)])
+
+
+def test_fit_by_hand() -> None:
+    """absolute: past .1, .2 nothing gets shorter but the last; past .4 the second stops at once; ..."""
+    found = fit_epsilon(DELTA, RIGHT, "absolute", "steps", 5 / 3, {"task": "t"})
+    # ε in (.4, .5): steps 3, 1, 1. ε in (.5, 1): 2, 1, 1, of which the means are 5/3 and 4/3.
+    assert found.epsilon == pytest.approx(0.45) and found.steps == pytest.approx(5 / 3)
+    assert found.accuracy == pytest.approx(2 / 3) and found.problems == 3 and found.fitted_on == {"task": "t"}
+    best = fit_epsilon(DELTA, RIGHT, "absolute", "accuracy", 1.0)
+    assert best.epsilon == pytest.approx(0.3) and best.steps == pytest.approx(7 / 3)
+    # signed: the first stops at its second step, -.5, where it is right; the .2 behind it changes nothing, so
+    # that the values around ε are .1 and .4.
+    assert fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 1.0).epsilon == pytest.approx(0.25)
+    assert fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 1.0).steps == pytest.approx(2.0)
+    assert fit_epsilon(DELTA, None, "signed", "steps", 2.0).accuracy is None
+
+
+@given(ROWS, st.sampled_from(["absolute", "signed"]), st.floats(1, 5), st.randoms(use_true_random=False))
+def test_fit_against_trying_all(rows: list[list[float]], rule: str, wanted: float, random: object) -> None:
+    """The smallest ε that needs few enough steps, and its figures."""
+    values = padded(rows)
+    right = np.array([[float(random.random() < 0.5) for _ in row] for row in values])  # type: ignore[attr-defined]
+    compared = np.abs(values) if rule == "absolute" else values
+    levels = np.unique(compared[~np.isnan(compared)])
+    tried = [0.0 if rule == "absolute" else levels[0] - 1, *np.nextafter(levels, np.inf)]
+    steps = [stop_steps(values, rule, epsilon) for epsilon in tried]  # type: ignore[arg-type]
+    few = [number for number in steps if number.mean() <= wanted + 1e-9]
+    if not few:
+        with pytest.raises(ConfigError, match="no ε reaches"):
+            fit_epsilon(values, right, rule, "steps", wanted)  # type: ignore[arg-type]
+        return
+    found = fit_epsilon(values, right, rule, "steps", wanted)  # type: ignore[arg-type]
+    assert found.steps == pytest.approx(few[0].mean())
+    assert found.accuracy == pytest.approx(right[np.arange(len(rows)), few[0] - 1].mean())
+
+
+def test_stored_beside_the_model(tmp_path: Path) -> None:
+    """Written, read, and taken by the rule; a setting wins; what is broken is named."""
+    made = fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 1.0)
+    path = made.save(tmp_path)
+    assert path.name == STOPPING_FILE and StopCalibration.load(tmp_path) == made
+    settings = {"stop": "verifier", "verifier": str(tmp_path)}
+    assert Stopping(LookSettings(**settings)).rule == Verified("signed", made.epsilon)
+    assert Stopping(LookSettings(**settings, epsilon=-1.0)).rule == Verified("signed", -1.0)
+    assert Stopping(LookSettings(**settings, rule="absolute", epsilon=2.0)).rule == Verified("absolute", 2.0)
+    with pytest.raises(ConfigError, match="for the rule signed, and the rule is absolute"):
+        Stopping(LookSettings(**settings, rule="absolute"))
+    with pytest.raises(ConfigError, match="never below -1"):
+        Stopping(LookSettings(**settings, rule="absolute", epsilon=-1.0))
+    with pytest.raises(ConfigError, match="needs the verifier's folder"):
+        Stopping(LookSettings(stop="verifier"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"epsilon": "small"}))
+    with pytest.raises(DataError, match=r"stopping\.json.*epsilon.*small"):
+        Stopping(LookSettings(**settings))
+    path.unlink()
+    with pytest.raises(DataError, match="no ε beside it"):
+        Stopping(LookSettings(**settings))
+    assert Stopping(LookSettings(**settings, epsilon=0.5)).rule == Verified("absolute", 0.5)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """Gaps, shapes, missing verdicts, targets out of reach."""
+    with pytest.raises(DataError, match="gap"):
+        fit_epsilon([[NAN, 1.0]], None, "signed", "steps", 1)
+    with pytest.raises(DataError, match="at least one step"):
+        fit_epsilon([[NAN, NAN]], None, "signed", "steps", 1)
+    with pytest.raises(DataError, match="same shape"):
+        fit_epsilon(DELTA, [[1.0]], "signed", "steps", 1)
+    with pytest.raises(DataError, match="no verdict"):
+        fit_epsilon([[1.0]], [[NAN]], "signed", "steps", 1)
+    with pytest.raises(ConfigError, match="needs verdicts"):
+        fit_epsilon(DELTA, None, "signed", "accuracy", 1)
+    with pytest.raises(ConfigError, match="no ε reaches accuracy 1.5; the best of all is an accuracy of 1"):
+        fit_epsilon(DELTA, RIGHT, "absolute", "accuracy", 1.5)

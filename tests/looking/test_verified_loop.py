@@ -1,0 +1,84 @@
+"""The loop with its verifier: Δr is known before the tool runs, stops it, and adds up to r(τ)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.looking.test_look_episode import ANSWER, crop, looking, words
+from tests.looking.test_step_verifier import adapted
+from tests.policy.test_threads import ending
+
+from selfverify.core.episode import Said
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish, Group
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.step_verifier import StepVerifier
+from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.converse import converse
+from selfverify.verifiers.base import verify
+from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
+
+
+def test_conversations_are_measured(load_policy: Callable[..., Policy]) -> None:
+    """Every turn has its ratio, the answer's is in r(τ) and is no Δr; reading the whole anew gives the same."""
+    reasoner, verifier = ending(load_policy), adapted(load_policy)
+    task = looking(terminate="refuse", max_steps=2, errors_in_a_row=9)
+    listener = StepVerifier(verifier, reasoner=reasoner)
+    sampling = SamplingConfig(group_size=6, max_new_tokens=12)
+    problems = [task.problem("test", 0, 0)]
+    groups = converse(reasoner, task, problems, [5], sampling, listener=listener).groups
+    [group] = groups
+    whole = [t for t in group.trajectories if t.finish == Finish.STOP]
+    assert any(len({s.turn for s in t.segments}) == 3 for t in whole)
+    for trajectory in whole:
+        turns = [s.values for s in trajectory.segments if s.author == "policy" and s.values]
+        assert trajectory.scores[LOG_RATIO] == pytest.approx(sum(values[LOG_RATIO] for values in turns))
+        assert all(DELTA_R not in values for values in turns), "babble is an answer and no step"
+    measured = {id(t): t.scores.pop(LOG_RATIO) for t in whole}
+    verify(groups, TrajectoryRatio(verifier))
+    for trajectory in whole:
+        assert trajectory.scores["ratio"] == pytest.approx(measured[id(trajectory)], abs=1e-4)
+        trajectory.scores[LOG_RATIO] = 7.0
+    assert TrajectoryRatio(None).score([Group(problems[0], whole)]) == [[7.0] * len(whole)]
+
+
+def test_the_rule_is_asked_with_delta_r() -> None:
+    """A call has Δr and ends looking where it is small; an answer has none, and is refused until then."""
+    task = looking(stop="verifier", verifier="/nowhere", epsilon=0.5, terminate="refuse")
+    episode = task.look(task.problem("test", 0, 0))
+    episode.begin()
+
+    def say(text: str, ratio: float, turn: int) -> str:
+        said = Said(text, [], Finish.STOP, turn, {LOG_RATIO: ratio})
+        reply = episode.reply(said)
+        assert (DELTA_R in said.values) == (text != ANSWER)
+        return "" if reply.done else words(reply)
+
+    assert "too early" in say(ANSWER, 0.1, 0)
+    assert "answer the question now" not in say(crop(), -0.6, 1)
+    told = say(crop(9), 0.4, 2)
+    assert "Image 3" in told and "answer the question now" in told
+    assert say(ANSWER, 2.0, 3) == ""
+    made = episode.ending()
+    assert made.scores[LOG_RATIO] == pytest.approx(1.9) and made.rewards["correct"] == 1
+    steps = [(step["delta_r"], step["stopped"]) for step in made.turns[:3]]
+    assert steps == [(None, ""), (-0.6, ""), (0.4, "rule")]
+
+
+def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
+    """`converse` asks the task for its listener; the verifier may be the reasoner itself."""
+    policy = adapted(load_policy)
+    plain = LookingTask(looking().inner, LookSettings(tools=["crop"]))
+    plain.use_policy(policy)
+    assert plain.listener() is None
+    path = policy.config.path
+    task = LookingTask(plain.inner, LookSettings(tools=["crop"], verifier=path, stop="after:1"))
+    task.use_policy(policy)
+    listener = task.listener()
+    assert isinstance(listener, StepVerifier) and listener.policies[0] is policy
+    sampling = SamplingConfig(group_size=2, max_new_tokens=6)
+    [group] = converse(policy, task, [task.problem("test", 0, 0)], [1], sampling).groups
+    assert all(LOG_RATIO in trajectory.segments[-1].values for trajectory in group.trajectories)
