@@ -79,7 +79,13 @@ class LookingTask(Task):
     def look(self, problem: Problem) -> LookEpisode:
         """Begin to look; ``problem`` is one that `asked` has returned."""
         return LookEpisode(
-            problem, self.tags, self.inner.verdict, self.toolbox, self.settings, self._space, self.stopping.rule
+            problem,
+            self.tags,
+            self.inner.verdict,
+            self.toolbox,
+            self.settings,
+            self._space,
+            self.stopping.rule,
         )
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:

@@ -155,7 +155,9 @@ def _values(delta_r: ArrayLike, rule: Kind) -> Floats:
         raise DataError(f"Δr has shape {values.shape}; conversations by steps [N, H] are needed")
     known = ~np.isnan(values)
     if (known[:, 1:] & ~known[:, :-1]).any() or np.isinf(values).any():
-        raise DataError("Δr has a gap between steps, or is not finite; NaN may stand behind the last step only")
+        raise DataError(
+            "Δr has a gap between steps, or is not finite; NaN may stand behind the last step only"
+        )
     return np.abs(values) if rule == "absolute" else values
 
 

@@ -84,4 +84,6 @@ def make_stop_rule(name: str) -> StopRule:
         return Never()
     if kind == "after" and number.isascii() and number.isdigit() and 1 <= int(number[:4]) == int(number):
         return After(int(number))
-    raise ConfigError(f"there is no rule {name!r} that ends looking; there are `never`, `after:N` and `verifier`")
+    raise ConfigError(
+        f"there is no rule {name!r} that ends looking; there are `never`, `after:N` and `verifier`"
+    )

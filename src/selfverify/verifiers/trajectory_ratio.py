@@ -80,6 +80,8 @@ class TrajectoryRatio:
             for model in (policy, base):
                 piece = with_images(model, group.problem.id, trajectory, trajectory.tokens)
                 needed = written[None, None]
-                rows.append(model.logprobs(model.encode([group.problem]), [[piece]], needed=needed)[0, 0].cpu())
+                rows.append(
+                    model.logprobs(model.encode([group.problem]), [[piece]], needed=needed)[0, 0].cpu()
+                )
             values.append(step_log_ratios(rows[0], rows[1], written.long() - 1, 1).item())
         return values

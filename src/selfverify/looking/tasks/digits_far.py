@@ -210,7 +210,14 @@ class DigitsFar(Task):
         """The episode of a problem."""
         originals = [self.canvas(*problem.meta["made_of"])]
         return LookEpisode(
-            problem, self.tags, self.verdict, self.toolbox, self.settings, _ninths, self.stopping.rule, originals
+            problem,
+            self.tags,
+            self.verdict,
+            self.toolbox,
+            self.settings,
+            _ninths,
+            self.stopping.rule,
+            originals,
         )
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
