@@ -94,8 +94,8 @@ def anew(policy: Policy, problem: Problem, turns: list[Said], sample: int) -> li
 def test_steps_on_kept_keys_equal_the_whole_anew(load_policy: Callable[..., Policy]) -> None:
     """Two samples of one problem and one of another, images in mid-conversation, uneven ends.
 
-    The model computes in float64: in float32 the sums of a turn differed by up to 1.5e-5, as attention adds up in
-    another order.
+    The model computes in float64: in float32 the sums of a turn differed by up to 1.5e-5, as attention adds
+    up in another order.
     """
     policy = adapted(load_policy, double=True)
     base = policy.without_adapter()

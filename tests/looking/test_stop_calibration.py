@@ -14,9 +14,9 @@ from selfverify.core.episode import Said
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.trajectory import Finish
 from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.stop_calibration import STOPPING_FILE, StopCalibration, fit_epsilon, stop_steps
 from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, Verified
-from selfverify.looking.stopping import Stopping
 
 NAN = float("nan")
 DELTA = [[3.0, -0.5, 0.2], [0.4, 2.0, 0.1], [1.0, NAN, NAN]]
@@ -102,22 +102,24 @@ def test_stored_beside_the_model(tmp_path: Path) -> None:
     path = made.save(tmp_path)
     assert path.name == STOPPING_FILE and StopCalibration.load(tmp_path) == made
     settings = {"stop": "verifier", "verifier": str(tmp_path)}
-    assert Stopping(LookSettings(**settings)).rule == Verified("signed", made.epsilon)
-    assert Stopping(LookSettings(**settings, epsilon=-1.0)).rule == Verified("signed", -1.0)
-    assert Stopping(LookSettings(**settings, rule="absolute", epsilon=2.0)).rule == Verified("absolute", 2.0)
+    assert LookStopping(LookSettings(**settings)).rule == Verified("signed", made.epsilon)
+    assert LookStopping(LookSettings(**settings, epsilon=-1.0)).rule == Verified("signed", -1.0)
+    assert LookStopping(LookSettings(**settings, rule="absolute", epsilon=2.0)).rule == Verified(
+        "absolute", 2.0
+    )
     with pytest.raises(ConfigError, match="for the rule signed, and the rule is absolute"):
-        Stopping(LookSettings(**settings, rule="absolute"))
+        LookStopping(LookSettings(**settings, rule="absolute"))
     with pytest.raises(ConfigError, match="never below -1"):
-        Stopping(LookSettings(**settings, rule="absolute", epsilon=-1.0))
+        LookStopping(LookSettings(**settings, rule="absolute", epsilon=-1.0))
     with pytest.raises(ConfigError, match="needs the verifier's folder"):
-        Stopping(LookSettings(stop="verifier"))
+        LookStopping(LookSettings(stop="verifier"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"epsilon": "small"}))
     with pytest.raises(DataError, match=r"stopping\.json.*epsilon.*small"):
-        Stopping(LookSettings(**settings))
+        LookStopping(LookSettings(**settings))
     path.unlink()
     with pytest.raises(DataError, match="no ε beside it"):
-        Stopping(LookSettings(**settings))
-    assert Stopping(LookSettings(**settings, epsilon=0.5)).rule == Verified("absolute", 0.5)
+        LookStopping(LookSettings(**settings))
+    assert LookStopping(LookSettings(**settings, epsilon=0.5)).rule == Verified("absolute", 0.5)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -132,5 +134,5 @@ def test_what_does_not_fit_is_refused() -> None:
         fit_epsilon([[1.0]], [[NAN]], "signed", "steps", 1)
     with pytest.raises(ConfigError, match="needs verdicts"):
         fit_epsilon(DELTA, None, "signed", "accuracy", 1)
-    with pytest.raises(ConfigError, match="no ε reaches accuracy 1.5; the best of all is an accuracy of 1"):
+    with pytest.raises(ConfigError, match=r"no ε reaches accuracy 1\.5; the best of all is an accuracy of 1"):
         fit_epsilon(DELTA, RIGHT, "absolute", "accuracy", 1.5)

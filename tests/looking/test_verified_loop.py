@@ -23,7 +23,7 @@ from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
 
 
 def test_conversations_are_measured(load_policy: Callable[..., Policy]) -> None:
-    """Every turn has its ratio, the answer's is in r(τ) and is no Δr; reading the whole anew gives the same."""
+    """Every turn has its ratio, the answer's is in r(τ) and is no Δr; read anew it is the same."""
     reasoner, verifier = ending(load_policy), adapted(load_policy)
     task = looking(terminate="refuse", max_steps=2, errors_in_a_row=9)
     listener = StepVerifier(verifier, reasoner=reasoner)

@@ -72,7 +72,9 @@ def path_logprobs(logits: list[Tensor]) -> Tensor:
 def rewards(of: Tensor, base: Tensor, eta: float) -> Tensor:
     """r of every path, times η; Q(s_1) is some constant."""
     step = torch.tensor([0, 0, 1, 1, 2])
-    return torch.stack([eta * step_log_ratios(a, b, step, 3).sum() for a, b in zip(of, base)]) + 0.7
+    return (
+        torch.stack([eta * step_log_ratios(a, b, step, 3).sum() for a, b in zip(of, base, strict=True)]) + 0.7
+    )
 
 
 def objective(of: Tensor, base: Tensor, reward: Tensor, eta: float, action_sign: float) -> Tensor:

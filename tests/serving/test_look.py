@@ -12,6 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.trajectory import Segment, Trajectory
 from selfverify.looking.look_episode import LookStep
 from selfverify.serving.solve import steps_of
@@ -66,6 +67,32 @@ def test_a_server_looks_again(servers: Loop, picture: str) -> None:
     record = json.loads(run("solve", *words, "--json").stdout)
     assert [[step["tool"] for step in steps] for steps in record["looks"]] == [["crop"], ["crop"]]
     assert record["choice"]["answer"] == "9" and record["candidates"][0]["score"] == 0.7
+
+
+def test_a_verifier_that_runs_here_stops_a_server(
+    servers: Loop, picture: str, load_policy: Any, tmp_path: Path
+) -> None:
+    """With a new adapter Δr is 0 and looking ends at once; with a low ε of the signed rule it goes on."""
+    folder = tmp_path / "verifier"
+    load_policy(lora=LoraSettings(rank=4)).save(folder)
+
+    def told(body: Body, number: int) -> str:
+        words = json.dumps(body["messages"][-1]["content"])
+        return tagged("9", "0.7") if "answer the question now" in words else STEP
+
+    fake = FakeUpstream(write=told, knows_logprobs=False)
+    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
+    words += ["--stop-looking", "verifier", "--stop-verifier", str(folder), "--max-steps", "3"]
+    shown = run("solve", *words, "--epsilon", "0.1")
+    assert shown.exit_code == 0, shown.output
+    [steps] = json.loads(shown.stdout)["looks"]
+    assert [(step["delta_r"], step["stopped"]) for step in steps] == [(0.0, "rule")]
+    shown = run("solve", *words, "--stop-rule", "signed", "--epsilon", "-0.1")
+    [steps] = json.loads(shown.stdout)["looks"]
+    assert len(steps) > 1 and all(step["delta_r"] in (0.0, None) for step in steps)
+    assert all(step["stopped"] != "rule" for step in steps)
+    missing = run("solve", *words)
+    assert missing.exit_code != 0 and "no ε beside it" in missing.output.replace("\n", " ")
 
 
 def test_a_plain_answer_of_a_server(servers: Loop, picture: str) -> None:

@@ -13,8 +13,8 @@ from selfverify.core.tags import Tagged
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_prompt import with_tools
 from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.make_toolbox import make_toolbox
-from selfverify.looking.stopping import Stopping
 from selfverify.looking.tools.pictures import space_named
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Floats, Judged, Space, Task
@@ -37,7 +37,7 @@ class LookingTask(Task):
         self.name, self.summary, self.kind = f"looking/{inner.name}", inner.name, inner.kind
         self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
         self.limits = EpisodeLimits(turns=settings.max_steps + 1)
-        self.toolbox, self.stopping = make_toolbox(settings), Stopping(settings)
+        self.toolbox, self.stopping = make_toolbox(settings), LookStopping(settings)
         self._reasoner: Policy | None = None
         named = settings.coordinates
         self._space = space_named("thousandths" if named == "family" else named)

@@ -68,8 +68,8 @@ class StepVerifier(Listener):
     its text is tokenised anew, without special tokens, with the end of a message behind it.
 
     A turn's sum over plan and action, in nats, is put into `Said.values` as ``log_ratio``, with the plan's
-    part as ``log_ratio_plan``. What cannot be heard, because it is longer than the verifier's context or holds
-    what it cannot read, is noted, and nothing is measured in that conversation from then on.
+    part as ``log_ratio_plan``. What cannot be heard, because it is longer than the verifier's context or
+    holds what it cannot read, is noted, and nothing is measured in that conversation from then on.
 
     Args:
         policy: V_φ.

@@ -101,8 +101,8 @@ def fit_epsilon(
     """Choose ε on conversations that were held to the cap, with an answer asked for after every step.
 
     All ε that make a difference are looked at; each lies half-way between two values of Δr (or of |Δr|) at
-    which some conversation stops earlier. With ``steps`` the smallest ε is taken that needs at most ``wanted`` steps on average. With
-    ``accuracy`` the largest that reaches it, which has the fewest steps.
+    which some conversation stops earlier. With ``steps`` the smallest ε is taken that needs at most
+    ``wanted`` steps on average; with ``accuracy`` the largest that reaches it, which has the fewest steps.
 
     Args:
         delta_r: ``[N, H]``, see `stop_steps`.

@@ -48,7 +48,9 @@ def step_means(delta_r: ArrayLike, delta_r_plan: ArrayLike) -> StepMeans:
     """
     whole, plan = np.asarray(delta_r, dtype=np.float64), np.asarray(delta_r_plan, dtype=np.float64)
     if whole.shape != plan.shape or whole.ndim != 2 or not len(whole):
-        raise DataError(f"Δr {whole.shape} and its plans' parts {plan.shape} need one shape [N, H], N above 0")
+        raise DataError(
+            f"Δr {whole.shape} and its plans' parts {plan.shape} need one shape [N, H], N above 0"
+        )
     known = ~np.isnan(whole)
     count = known.sum(0)
     if not count.all():

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from selfverify.core.errors import ConfigError
@@ -20,6 +21,7 @@ from selfverify.selection.choose import choose
 from selfverify.serving.agent_speakers import OnServer, hold
 from selfverify.serving.asking import only_model
 from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.serving.selecting import Selection, use_of, with_probability
 from selfverify.serving.solve import OnCandidate, Solution
 from selfverify.serving.solve_settings import SolveSettings
@@ -77,8 +79,10 @@ def look_on_server(
     looking = LookingTask(task, settings.looking.settings())
     asked = looking.asked(problem)
 
+    lock = Lock()
+
     def one(number: int) -> Looked:
-        return _looked(looking, asked, server, fields | {"seed": settings.drawing.seed + number})
+        return _looked(looking, asked, server, fields | {"seed": settings.drawing.seed + number}, lock)
 
     found: list[Looked] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -98,13 +102,18 @@ def look_on_server(
     return Solution.of(selection, tokens, begun, correct, [looked.steps for looked in found])
 
 
-def _looked(looking: LookingTask, asked: Problem, server: ServerSettings, fields: dict[str, Any]) -> Looked:
-    """One conversation."""
+def _looked(
+    looking: LookingTask, asked: Problem, server: ServerSettings, fields: dict[str, Any], lock: Lock
+) -> Looked:
+    """One conversation; ``lock`` is held while a verifier listens to it."""
     episode: AnswerOnce = looking.look(asked)
     assert isinstance(episode, LookEpisode)
     look, speaker = episode, OnServer(asked, server, fields)
     try:
-        ending = hold(look, speaker, looking.limits.turns)
+        with lock:  # the first conversation loads the verifier
+            listener = looking.listener()
+        heard = speaker if listener is None else HeardSpeaker(speaker, listener, asked, lock)
+        ending = hold(look, heard, looking.limits.turns)
         steps = [turn for turn in ending.turns if isinstance(turn, dict)]
         if look.dropped is not None:
             episode = AnswerOnce(look.dropped, looking.tags, looking.verdict)

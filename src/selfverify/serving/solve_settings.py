@@ -117,7 +117,18 @@ class LookOptions(ToolModels):
     """With --look: the most steps."""
 
     stop_looking: str = "never"
-    """With --look: when looking ends before that: `never`, or `after:N` steps."""
+    """With --look: when looking ends before that: `never`, `after:N` steps, or where the `verifier` that
+    --stop-verifier names has heard enough."""
+
+    stop_verifier: str | None = None
+    """With --look: a model with an adapter that hears each step; the model below the adapter is its base."""
+
+    stop_rule: Literal["absolute", "signed"] | None = None
+    """With --look: whether the verifier has heard enough where |Δr| < ε (absolute) or where Δr < ε (signed);
+    by default as its calibration says."""
+
+    epsilon: float | None = None
+    """With --look: ε in nats; by default that of the calibration beside the verifier."""
 
     on_stop: Literal["run", "skip"] = "run"
     """With --look and --server: whether the step that ends looking still runs its tool, or is dropped."""
@@ -139,6 +150,9 @@ class LookOptions(ToolModels):
             tools=self.tool,
             max_steps=self.max_steps,
             stop=self.stop_looking,
+            verifier=self.stop_verifier,
+            rule=self.stop_rule,
+            epsilon=self.epsilon,
             on_stop=self.on_stop,
             terminate=self.terminate,
             calls=self.calls,

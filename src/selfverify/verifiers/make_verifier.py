@@ -19,8 +19,8 @@ def make_verifier(
 
     Args:
         spec: ``inline``, ``soft``, ``greedy``, ``repeated`` or ``repeated:K``, ``judge:MODEL``,
-            ``ask:MODEL``, ``judge:URL#MODEL`` for a model behind a server, ``ratio`` or ``ratio:MODEL`` (a model
-            with an adapter), or, with a ``task``, ``turns`` or ``turns:K``.
+            ``ask:MODEL``, ``judge:URL#MODEL`` for a model behind a server, ``ratio`` or ``ratio:MODEL`` (a
+            model with an adapter), or, with a ``task``, ``turns`` or ``turns:K``.
         policy: Writes the answers.
         task: Reads the answers.
         second_turn: The request that opens the second turns of ``turns``.

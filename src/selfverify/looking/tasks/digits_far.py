@@ -24,7 +24,7 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.stopping import Stopping
+from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.policy.policy import Policy
@@ -128,7 +128,7 @@ class DigitsFar(Task):
             epsilon=c.epsilon,
             terminate=c.terminate,
         )
-        self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), Stopping(self.settings)
+        self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), LookStopping(self.settings)
         self._reasoner: Policy | None = None
 
     def use_policy(self, policy: object) -> None:

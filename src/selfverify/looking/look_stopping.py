@@ -12,7 +12,7 @@ from selfverify.looking.stop_rules import StopRule, Verified, make_stop_rule
 from selfverify.policy.policy import Policy
 
 
-class Stopping:
+class LookStopping:
     """The rule that ends looking, and the verifier that measures each step for it.
 
     A verifier is asked wherever one is named: with another rule its Δr is measured and stops nothing.
@@ -64,7 +64,8 @@ def _rule(settings: LookSettings) -> StopRule:
         found = StopCalibration.load(folder)
         if rule is not None and rule != found.rule:
             raise ConfigError(
-                f"{folder / STOPPING_FILE} holds ε for the rule {found.rule}, and the rule is {rule}; set epsilon"
+                f"{folder / STOPPING_FILE} holds ε for the rule {found.rule}, and the rule is {rule}; set "
+                "epsilon"
             )
         rule, epsilon = found.rule, found.epsilon if epsilon is None else epsilon
     return Verified(rule, _checked(rule, epsilon))
