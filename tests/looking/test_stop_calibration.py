@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfverify.core.episode import Said
@@ -50,6 +50,7 @@ def test_rules_by_hand() -> None:
     assert LOG_RATIO == "log_ratio"
 
 
+@settings(deadline=None)
 @given(ROWS, st.floats(0, 6))
 def test_signed_never_stops_later(rows: list[list[float]], epsilon: float) -> None:
     """With the same ε, whatever Δr comes; and the arrays say what the rules say."""
@@ -77,6 +78,7 @@ def test_fit_by_hand() -> None:
     assert fit_epsilon(DELTA, None, "signed", "steps", 2.0).accuracy is None
 
 
+@settings(deadline=None)
 @given(ROWS, st.sampled_from(["absolute", "signed"]), st.floats(1, 5), st.randoms(use_true_random=False))
 def test_fit_against_trying_all(rows: list[list[float]], rule: str, wanted: float, random: object) -> None:
     """The smallest ε that needs few enough steps, and its figures."""
@@ -101,25 +103,23 @@ def test_stored_beside_the_model(tmp_path: Path) -> None:
     made = fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 1.0)
     path = made.save(tmp_path)
     assert path.name == STOPPING_FILE and StopCalibration.load(tmp_path) == made
-    settings = {"stop": "verifier", "verifier": str(tmp_path)}
-    assert LookStopping(LookSettings(**settings)).rule == Verified("signed", made.epsilon)
-    assert LookStopping(LookSettings(**settings, epsilon=-1.0)).rule == Verified("signed", -1.0)
-    assert LookStopping(LookSettings(**settings, rule="absolute", epsilon=2.0)).rule == Verified(
-        "absolute", 2.0
-    )
+    named = {"stop": "verifier", "verifier": str(tmp_path)}
+    assert LookStopping(LookSettings(**named)).rule == Verified("signed", made.epsilon)
+    assert LookStopping(LookSettings(**named, epsilon=-1.0)).rule == Verified("signed", -1.0)
+    assert LookStopping(LookSettings(**named, rule="absolute", epsilon=2.0)).rule == Verified("absolute", 2.0)
     with pytest.raises(ConfigError, match="for the rule signed, and the rule is absolute"):
-        LookStopping(LookSettings(**settings, rule="absolute"))
+        LookStopping(LookSettings(**named, rule="absolute"))
     with pytest.raises(ConfigError, match="never below -1"):
-        LookStopping(LookSettings(**settings, rule="absolute", epsilon=-1.0))
+        LookStopping(LookSettings(**named, rule="absolute", epsilon=-1.0))
     with pytest.raises(ConfigError, match="needs the verifier's folder"):
         LookStopping(LookSettings(stop="verifier"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"epsilon": "small"}))
     with pytest.raises(DataError, match=r"stopping\.json.*epsilon.*small"):
-        LookStopping(LookSettings(**settings))
+        LookStopping(LookSettings(**named))
     path.unlink()
     with pytest.raises(DataError, match="no ε beside it"):
-        LookStopping(LookSettings(**settings))
-    assert LookStopping(LookSettings(**settings, epsilon=0.5)).rule == Verified("absolute", 0.5)
+        LookStopping(LookSettings(**named))
+    assert LookStopping(LookSettings(**named, epsilon=0.5)).rule == Verified("absolute", 0.5)
 
 
 def test_what_does_not_fit_is_refused() -> None:
