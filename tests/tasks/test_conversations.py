@@ -75,10 +75,11 @@ def test_whole_conversations_and_last_turns(tmp_path: Path) -> None:
         assert last.count("train") == 5 and [turn.taught for turn in shown] == [False, True]
 
 
-def test_calls_as_json_leave_no_words(tmp_path: Path) -> None:
-    made = task(write(tmp_path / "a.jsonl"), calls="json")
+@pytest.mark.parametrize(("form", "id"), [("json", "f"), ("spaced", " f")])
+def test_calls_as_json_leave_no_words(tmp_path: Path, form: str, id: str) -> None:
+    made = task(write(tmp_path / "a.jsonl"), calls=form)
     shown = made.demonstrate_turns(made.problem("test", 0, 1), np.random.default_rng(0))
-    assert shown[0].text == '{"name": "tap", "arguments": {"id": "f"}}'
+    assert shown[0].text == json.dumps({"name": "tap", "arguments": {"id": id}})
 
 
 @pytest.mark.parametrize("learn", ["turns", "conversations"])

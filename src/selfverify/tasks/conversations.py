@@ -47,7 +47,8 @@ class ConversationsConfig(RowTaskConfig):
     calls: CallForm = Field(
         "tagged",
         description="How calls are written that the file has as `tool_calls`: between <tool_call> tags, as "
-        "Qwen's models do, or as plain JSON without words, as Llama's.",
+        "Qwen's models do; as plain JSON without words, as Llama's; or as plain JSON whose texts begin with "
+        "a space (`spaced`), as small models copy words.",
     )
 
 
@@ -155,10 +156,10 @@ class Conversations(RowTask):
     def _written(self, message: dict[str, Any]) -> str:
         """An assistant's message as a policy writes it."""
         calls = [Call(call["name"], call["arguments"]) for call in message["calls"]]
-        if self.config.calls == "json" and calls:
-            return "\n".join(written_call(call, "json") for call in calls)
-        words = [message["content"]] if message["content"] else []
-        return "\n".join([*words, *(written_call(call, "tagged") for call in calls)])
+        written = [written_call(call, self.config.calls) for call in calls]
+        if message["content"] and (self.config.calls == "tagged" or not calls):
+            written.insert(0, message["content"])  # only tags leave room for words beside calls
+        return "\n".join(written)
 
 
 class Replayed(Episode):
