@@ -63,6 +63,13 @@ class Reply:
     done: bool = False
     cuts: list[tuple[str, int]] = field(default_factory=list)
 
+    @property
+    def text(self) -> str:
+        """Its own words: all parts that are text, with nothing between them, as chat templates show them."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part["text"] for part in self.content if part["type"] == "text")
+
 
 @dataclass(slots=True)
 class Ending:

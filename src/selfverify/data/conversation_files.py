@@ -33,6 +33,11 @@ def check_output(path: Path) -> None:
         _pyarrow(path)
 
 
+def journal_of(path: Path) -> Path:
+    """The file beside an output that keeps what its conversations are made of, so that nothing is lost."""
+    return path.with_name(f"{path.name}.journal")
+
+
 def write_conversations(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     """Write conversations, all of them or none; return their number.
 

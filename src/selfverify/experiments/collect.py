@@ -20,7 +20,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.data.conversation_files import check_output, write_conversations
+from selfverify.data.conversation_files import check_output, journal_of, write_conversations
 from selfverify.evaluation.sweep import Progress, Sweep, make_problems
 from selfverify.experiments.conversation_export import Keep, asked_messages
 from selfverify.experiments.recipe import Recipe
@@ -133,9 +133,7 @@ def collect(
         "samples": samples,
         "teacher": teacher.model_dump(mode="json", exclude={"timeout"}),
     }
-    journal = output.with_name(f"{output.name}.journal")
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    sweep = Sweep(journal, Lessons, settings, total, max(at_once // samples, 1), progress)
+    sweep = Sweep(journal_of(output), Lessons, settings, total, max(at_once // samples, 1), progress)
     with ThreadPoolExecutor(at_once, thread_name_prefix="teacher") as threads:
         for share in sweep.shares():
             made, unusable = make_problems(task, "train", recipe.seed, share)
@@ -197,13 +195,7 @@ class Noted(Episode):
     def _note(self, reply: Reply) -> None:
         if reply.images:
             raise DataError("it shows images, and files of conversations hold text")
-        content = reply.content
-        words = (
-            content
-            if isinstance(content, str)
-            else "".join(p["text"] for p in content if p["type"] == "text")
-        )
-        self.messages.append({"role": reply.role, "content": words})
+        self.messages.append({"role": reply.role, "content": reply.text})
 
 
 def _taught(task: Task, problem: Problem, teacher: TeacherSettings, seed: int) -> Taught:
@@ -252,7 +244,7 @@ def _written(task: Task, recipe: Recipe, rows: Sequence[Lessons], output: Path, 
     except DataError as error:
         lost = f"; the first of {found.lost} that were lost: {found.reason}" if found.lost else ""
         held = f"{found.conversations} conversations, {found.correct} of them right{lost}"
-        raise DataError(f"{output}: {error}; held: {held}. {output}.journal has them all") from None
+        raise DataError(f"{output}: {error}; held: {held}. {journal_of(output)} has them all") from None
     return found
 
 

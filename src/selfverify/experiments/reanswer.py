@@ -19,7 +19,7 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.data.conversation_files import check_output, write_conversations
+from selfverify.data.conversation_files import check_output, journal_of, write_conversations
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherSettings
@@ -87,9 +87,7 @@ def reanswer(
         "source": str(source), "turns": total, "sample": sample, "seed": seed,
         "teacher": teacher.model_dump(mode="json", exclude={"timeout"}),
     }  # fmt: skip
-    journal = output.with_name(f"{output.name}.journal")
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    sweep = Sweep(journal, Answered, settings, total, AT_ONCE, progress)
+    sweep = Sweep(journal_of(output), Answered, settings, total, AT_ONCE, progress)
     for share in sweep.shares():
         asked = [(index, problems(index)) for index in share]
         sweep.store(background.start(_ask_all(asked, teacher, seed)).result())

@@ -63,7 +63,6 @@ def measured(model: str, store: Path, overrides: Sequence[str]) -> Measured:
     """Sample what is missing of a store, and read it."""
     recipe = load_recipe(RECIPE, [f"policy.path={model}", *overrides])
     policy, task = Policy.load(recipe.policy), recipe_task(recipe, measured=True)
-    store.parent.mkdir(parents=True, exist_ok=True)
     measure(policy, task, recipe, store, model)
     _, samples = read_samples(store)
     return figures_of([sample for sample in samples if int(sample.problem.rsplit("/", 1)[1]) >= TUNED])

@@ -242,10 +242,8 @@ def said_by(reply: Reply | None, words: str) -> dict[str, Any] | None:
     """
     if reply is None:
         return None
-    parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
-    own = "".join(part["text"] for part in parts if part["type"] == "text")
-    start = words.find(own)
-    return None if start < 0 else {"role": reply.role, "said": [start, start + len(own)]}
+    start = words.find(reply.text)
+    return None if start < 0 else {"role": reply.role, "said": [start, start + len(reply.text)]}
 
 
 def _nothing() -> Segment:

@@ -284,9 +284,12 @@ class Task(ABC):
         return {}
 
 
-def problem_rng(split: Split, seed: int, index: int) -> np.random.Generator:
-    """Return a random generator of this problem's own, so that problems need no shared state."""
-    return np.random.default_rng([{"train": 0, "validation": 1, "test": 2}[split], seed, index])
+def problem_rng(split: Split, seed: int, index: int, *more: int) -> np.random.Generator:
+    """Return a random generator of this problem's own, so that problems need no shared state.
+
+    A problem that draws several things apart from each other gives each of them a number in ``more``.
+    """
+    return np.random.default_rng([{"train": 0, "validation": 1, "test": 2}[split], seed, index, *more])
 
 
 def user_turn(text: str, images: int = 1) -> list[dict[str, Any]]:

@@ -42,7 +42,6 @@ from selfverify.tasks.digits.canvas import digit_bank, finish, paste
 
 CELLS = 3
 """Rows and columns; cells are numbered from 1 in reading order."""
-SPLITS = ("train", "validation", "test")
 NINTHS = 9
 """Places are written in ninths of an image's sides, so that each is one digit."""
 
@@ -146,9 +145,9 @@ class DigitsFar(Task):
         way, digits = self.scene(split, seed, index)
         canvas = self.canvas(split, seed, index).convert("L")
         small = canvas.resize((c.shown, c.shown), Image.Resampling.LANCZOS)
-        rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
         # The canvas' own noise is averaged out in so small an image.
-        thumbnail = finish(np.asarray(small, dtype=np.float32) / 255, c.noise, rng)
+        noise = problem_rng(split, seed, index, 2)
+        thumbnail = finish(np.asarray(small, dtype=np.float32) / 255, c.noise, noise)
         question = f"Start in cell {way[0]}. A digit names the next cell. Which cell has the 0?"
         return Problem(
             id=f"{self.name}/{split}/{seed}/{index}",
@@ -185,8 +184,7 @@ class DigitsFar(Task):
         """The whole canvas, as tools see it."""
         c = self.config
         _, digits = self.scene(split, seed, index)
-        # The scene has drawn from the problem's own generator.
-        rng = np.random.default_rng([SPLITS.index(split), seed, index, 1])
+        rng = problem_rng(split, seed, index, 1)
         bank = digit_bank(split)
         pixels = np.zeros((CELLS * c.cell, CELLS * c.cell), dtype=np.float32)
         for cell, one in enumerate(digits):
