@@ -238,11 +238,11 @@ def test_stores_are_exported_and_read_back(tmp_path: Path) -> None:
         assert not any("<|" in text for text in texts)
     with pytest.raises(DataError, match="because they are wrong"):
         export_conversations(store, tmp_path / "right.parquet", keep="correct")
-    for format_error, why in ((-1.0, "because they came to no proper end"), (0.0, "")):
+    for form, why in ((0.0, "because they came to no proper end"), (1.0, "")):
         lines = [json.loads(line) for line in store.read_text().splitlines()]
         for sample in (sample for line in lines for sample in line.get("samples", ())):
             sample["correct"] = True
-            sample["rewards"] |= {"truth": 1.0, "format_error": format_error}
+            sample["rewards"] |= {"truth": 1.0, "format": form}
         store.write_text("".join(json.dumps(line) + "\n" for line in lines))
         if why:
             with pytest.raises(DataError, match=why):

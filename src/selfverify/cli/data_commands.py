@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ import typer
 from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
-from selfverify.cli.printing import print_json, say
+from selfverify.cli.printing import bar, print_json, say
 from selfverify.core.errors import ConfigError
 from selfverify.core.settings import Settings
 from selfverify.experiments.check_settings import CheckSettings
@@ -97,22 +98,13 @@ def filter_(
 
     - `selfverify data filter adapo-digits policy.path=builtin:digits --problems 32 --output two.jsonl`
     """
-    from dataclasses import asdict
-
-    from rich.progress import Progress
-
     from selfverify.core import ranks
     from selfverify.experiments.data_filter import Filter, summary
     from selfverify.experiments.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
-    with Progress(transient=True, disable=as_json) as shown:
-        bar = shown.add_task("problems", total=None)
-        verdicts = Filter.of(loaded, settings.samples).run(
-            settings.output,
-            settings.problems,
-            lambda done, total: shown.update(bar, completed=done, total=total),
-        )
+    with bar("problems", hidden=as_json) as progress:
+        verdicts = Filter.of(loaded, settings.samples).run(settings.output, settings.problems, progress)
     if not ranks.stop():
         return
     if as_json:
@@ -178,22 +170,11 @@ def export(
         return
     if settings.keep != "all":
         raise ConfigError("--keep goes with --format verl")
-    from dataclasses import asdict
-
-    from rich.progress import Progress
-
     from selfverify.experiments.data_export import Portion, export_atif
 
     portion = Portion(settings.problems, settings.limit, tuple(settings.only))
-    with Progress(transient=True, disable=as_json) as shown:
-        bar = shown.add_task("trajectories", total=None)
-        done = export_atif(
-            source,
-            output,
-            portion,
-            settings.rollouts,
-            lambda number, total: shown.update(bar, completed=number, total=total),
-        )
+    with bar("trajectories", hidden=as_json) as progress:
+        done = export_atif(source, output, portion, settings.rollouts, progress)
     if as_json:
         print_json(asdict(done), indent=None)
         return
@@ -205,8 +186,6 @@ def export(
 
 def _export_conversations(source: Path, output: Path, settings: ExportSettings, as_json: bool) -> None:
     """Write one file of conversations for fine-tuning."""
-    from dataclasses import asdict
-
     from selfverify.evaluation.store import find_store
     from selfverify.experiments.conversation_export import export_conversations
 

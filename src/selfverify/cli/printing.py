@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -20,6 +21,24 @@ def say(text: str, style: str = "", prefix: str = "") -> None:
 def harmless(text: str) -> str:
     """A text of a model or a screen without what a terminal would obey, such as escape sequences."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+@contextmanager
+def bar(name: str, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show how much is done while a block runs, and clear it away then.
+
+    Args:
+        name: What is counted.
+        hidden: Whether to show nothing.
+
+    Yields:
+        A function to be called with the number of what is done and that of all.
+    """
+    from rich.progress import Progress  # most commands show none
+
+    with Progress(transient=True, disable=hidden) as shown:
+        task = shown.add_task(name, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def print_json(data: Any, indent: int | None = 2) -> None:

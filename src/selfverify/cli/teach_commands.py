@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ import typer
 from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
-from selfverify.cli.printing import print_json, say
+from selfverify.cli.printing import bar, print_json, say
 from selfverify.core.settings import Seed, Settings
 from selfverify.experiments.teacher_settings import TeacherSettings
 
@@ -51,16 +52,11 @@ def collect(
     - `selfverify agent collect smartsnap-qwen3-8b --server http://127.0.0.1:8000
       --model deepseek-ai/DeepSeek-V3.1 --problems 726 --samples 8 --keep judged`
     """
-    from dataclasses import asdict
-
-    from rich.progress import Progress
-
     from selfverify.experiments.collect import collect as run
     from selfverify.experiments.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
-    with Progress(transient=True, disable=as_json) as shown:
-        bar = shown.add_task("problems", total=None)
+    with bar("problems", hidden=as_json) as progress:
         done = run(
             loaded,
             settings.teacher,
@@ -68,7 +64,7 @@ def collect(
             settings.problems,
             settings.samples,
             settings.keep,
-            lambda number, total: shown.update(bar, completed=number, total=total),
+            progress,
         )
     if as_json:
         print_json(asdict(done), indent=None)
@@ -110,19 +106,11 @@ def reanswer(
     - `selfverify agent reanswer android-instruct.parquet --server http://127.0.0.1:8000
       --model Qwen/Qwen3-235B-A22B --sample 100000 --output reanswered.parquet`
     """
-    from rich.progress import Progress
-
     from selfverify.experiments.reanswer import reanswer as run
 
-    with Progress(transient=True, disable=as_json) as shown:
-        bar = shown.add_task("turns", total=None)
+    with bar("turns", hidden=as_json) as progress:
         written, lost, reason = run(
-            source,
-            settings.teacher,
-            settings.output,
-            settings.sample,
-            settings.seed,
-            lambda number, total: shown.update(bar, completed=number, total=total),
+            source, settings.teacher, settings.output, settings.sample, settings.seed, progress
         )
     if as_json:
         print_json({"written": written, "lost": lost, "reason": reason}, indent=None)

@@ -15,6 +15,7 @@ from selfverify.evaluation.store import StoredProblem, StoredSample
 from selfverify.experiments.questions import Remade
 from selfverify.policy.chat import text_only
 from selfverify.rollouts.atif_steps import without_end
+from selfverify.tasks.judged import ended_properly
 
 Keep = Literal["all", "correct", "judged"]
 """Which samples are worth learning from: all, those that are right, or those that judges found a success."""
@@ -83,8 +84,7 @@ def _unwanted(sample: StoredSample, keep: Keep) -> str:
     """Why a sample is not wanted; empty where it is."""
     if keep == "correct" and not sample.correct:
         return "they are wrong"
-    # An agent that reaches its goal and hands in nothing proper, or is cut off, is no example.
-    if keep == "correct" and sample.rewards.get("truth") and sample.rewards.get("format_error", -1.0) < 0:
+    if keep == "correct" and not ended_properly(sample.rewards):
         return "they came to no proper end"
     if keep == "judged" and not sample.rewards.get("judged_success"):
         return "no judge found them a success"

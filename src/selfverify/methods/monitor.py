@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from selfverify.agents.agent_figures import summarise_parts
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
 from selfverify.evaluation.statistics import transitions, within_problem_auc
 
@@ -84,6 +85,15 @@ def conversation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for finish in Finish:
         metrics[f"conversation/{finish}"] = float(np.mean([t.finish == finish for t in rows]))
     return metrics
+
+
+def agent_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the figures of a step's agents as ``agent/NAME``; docs/smartsnap.md explains each.
+
+    They are over all trajectories that came to an end, also over those without a verdict.
+    """
+    figures = summarise_parts([t.rewards for group in groups for t in group.trajectories])
+    return {f"agent/{name}": value for name, value in figures.items()}
 
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -13,11 +13,10 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from selfverify.agents.agent_figures import summarise_parts
 from selfverify.core.credit import Credit
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig
-from selfverify.methods.monitor import conversation_metrics, group_metrics
+from selfverify.methods.monitor import agent_metrics, conversation_metrics, group_metrics
 from selfverify.tasks.judged import worth_imitating
 from selfverify.tasks.tool_episode import ACTION
 
@@ -62,8 +61,7 @@ class SelfImitation(Method):
         return trajectory.rewards.get("judged_success", 0.0) > 0
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The figures of agents (`SmartSnap.metrics`), and the share of conversations that are kept."""
-        rows = [t for group in groups for t in group.trajectories]
-        agents = {f"agent/{name}": v for name, v in summarise_parts([t.rewards for t in rows]).items()}
-        kept = sum(map(self._kept, rows)) / max(len(rows), 1)
-        return group_metrics(groups) | conversation_metrics(groups) | agents | {"imitation/kept": kept}
+        """The figures of `SmartSnap.metrics`, and the share of conversations that are kept."""
+        kept = [self._kept(trajectory) for group in groups for trajectory in group.trajectories]
+        found = group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)
+        return found | {"imitation/kept": sum(kept) / max(len(kept), 1)}

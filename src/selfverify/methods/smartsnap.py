@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import torch
 from pydantic import Field
 
-from selfverify.agents.agent_figures import summarise_parts
 from selfverify.core.credit import Credit
 from selfverify.core.trajectory import Group
 from selfverify.methods.base import Method, MethodConfig, column
-from selfverify.methods.monitor import conversation_metrics, group_metrics
+from selfverify.methods.monitor import agent_metrics, conversation_metrics, group_metrics
 from selfverify.objectives import group_advantage
 from selfverify.tasks.tool_episode import ACTION
 
@@ -58,10 +57,5 @@ class SmartSnap(Method):
         return [Credit(ACTION, advantage, kl_coef=c.kl, valid=valid)]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """The common figures, and those of agents; docs/smartsnap.md explains each.
-
-        Those of agents are over all trajectories that came to an end, also over those without a verdict.
-        """
-        figures = summarise_parts([t.rewards for group in groups for t in group.trajectories])
-        agents = {f"agent/{name}": value for name, value in figures.items()}
-        return group_metrics(groups) | conversation_metrics(groups) | agents
+        """The common figures, and those of agents."""
+        return group_metrics(groups) | conversation_metrics(groups) | agent_metrics(groups)

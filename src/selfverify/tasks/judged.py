@@ -43,11 +43,16 @@ UNREADABLE = Judged(reward=0.0, correct=False)
 
 
 def worth_imitating(rewards: Mapping[str, float]) -> bool:
-    """Whether rewards (`answer_rewards`) are those of what is right and came to a proper end.
+    """Whether rewards (`answer_rewards`) are those of what is right and came to a proper end."""
+    return rewards.get("correct", 0.0) > 0 and ended_properly(rewards)
+
+
+def ended_properly(rewards: Mapping[str, float]) -> bool:
+    """Whether rewards (`answer_rewards`, or those of a stored sample) are those of a well-formed answer.
 
     An agent may reach its goal and hand in nothing proper, or be cut off: it is no example to learn from.
     """
-    return rewards.get("correct", 0.0) > 0 and rewards.get("answer_format", 1.0) > 0
+    return rewards.get("answer_format", rewards.get("format", 1.0)) > 0
 
 
 def answer_rewards(tagged: Tagged, judged: Judged) -> dict[str, float]:
