@@ -7,13 +7,16 @@ import math
 from collections.abc import AsyncIterator, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import aiohttp
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.core.errors import DataError, ServerError
+from selfverify.remote.bounded_reading import read_at_most
 from selfverify.remote.server_replies import text_of
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Statuses after which another try may succeed."""
@@ -25,13 +28,10 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     Raises:
         ServerError: It has more than ``most`` bytes.
     """
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > most:
-            raise garbage(f"more than {most:,} bytes")
-        parts.append(part)
-    return b"".join(parts)
+    found = await read_at_most(response.content, most)
+    if found is None:
+        raise garbage(f"more than {most:,} bytes")
+    return found
 
 
 class Event(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, Self
 import aiohttp
 from yarl import URL
 
+from selfverify.remote.bounded_reading import read_at_most
 from selfverify.serving.api_errors import ApiError
 
 MOST_REDIRECTS = 3
@@ -124,19 +125,12 @@ class RemoteImages:
                     raise _failed(f"status {response.status}")
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise _failed("it comes compressed, which was not asked for")
-                return await self._read(response)
+                image = await read_at_most(response.content, self.most_bytes)
+                if image is None:
+                    text = f"a remote image takes more than {self.most_bytes:,} bytes"
+                    raise ApiError(413, text, "image_too_large")
+                return image
         raise _failed(f"more than {MOST_REDIRECTS} redirects")
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        parts, size = [], 0
-        async for part in response.content.iter_any():
-            size += len(part)
-            if size > self.most_bytes:
-                raise ApiError(
-                    413, f"a remote image takes more than {self.most_bytes:,} bytes", "image_too_large"
-                )
-            parts.append(part)
-        return b"".join(parts)
 
 
 def _failed(why: str, code: str = "remote_image_failed") -> ApiError:

@@ -26,6 +26,7 @@ from PIL import Image
 
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.errors import DataError
+from selfverify.remote.bounded_reading import read_at_most
 from selfverify.remote.environments.android_world_actions import ACTIONS
 from selfverify.remote.environments.remote_environment import base_url
 from selfverify.remote.environments.sources import Source
@@ -181,15 +182,13 @@ class AndroidWorld(Environment):
                 asyncio.timeout(limit_s),
                 self._http.request(method, self._base / path, params=query, json=body) as reply,
             ):
-                raw = bytearray()
-                async for part in reply.content.iter_any():
-                    raw += part
-                    if len(raw) > self.settings.most_bytes:
-                        await self._lose(f"more than {self.settings.most_bytes:,} bytes of /{path}")
+                raw = await read_at_most(reply.content, self.settings.most_bytes)
+                if raw is None:
+                    await self._lose(f"more than {self.settings.most_bytes:,} bytes of /{path}")
                 if reply.status != 200:
-                    said = bytes(raw[:200]).decode("utf-8", "replace")
+                    said = raw[:200].decode("utf-8", "replace")
                     await self._lose(f"/{path} answered {reply.status}: {said}")
-            return await asyncio.to_thread(decode_object, bytes(raw))
+            return await asyncio.to_thread(decode_object, raw)
         except TimeoutError:
             await self._lose(f"no answer to /{path} within {limit_s:g} s")
         except (aiohttp.ClientError, OSError) as error:

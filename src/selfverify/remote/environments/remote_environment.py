@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.remote.bounded_reading import read_at_most
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.content import ContentLimits
 from selfverify.remote.environments.wire_observations import read_observation
@@ -189,12 +190,10 @@ class RemoteEnvironment(Environment):
         try:
             async with asyncio.timeout(self.settings.act_s), self._http.get(self._base / "schema") as reply:
                 reply.raise_for_status()
-                raw = bytearray()
-                async for part in reply.content.iter_any():
-                    raw += part
-                    if len(raw) > most:
-                        raise DataError(f"it is larger than {most:,} bytes")
-            schema = wire.decode_object(bytes(raw)).get("action")
+                raw = await read_at_most(reply.content, most)
+            if raw is None:
+                raise DataError(f"it is larger than {most:,} bytes")
+            schema = wire.decode_object(raw).get("action")
         except TimeoutError:
             await self._lose(f"no answer to /schema within {self.settings.act_s:g} s")
         except (aiohttp.ClientError, OSError, DataError) as error:
