@@ -172,6 +172,36 @@ def test_terminate_without_an_answer_is_wrong() -> None:
     assert replies[0].done and episode.ending().rewards["correct"] == 0
 
 
+def test_an_answer_after_every_step() -> None:
+    """Each reply has what would have been shown if looking had ended there; answers are kept with their step.
+
+    The answer with which the model wanted to end is kept, too; the last step has none but the conversation's.
+    """
+    task = looking(answer_each_step=True, terminate="refuse", max_steps=3)
+    episode, replies = held(task, crop())
+    aside = replies[0].aside
+    assert aside is not None and words(aside) == words(replies[0]) + "\n" + task.settings.answer_now
+    assert [np.asarray(image).tolist() for image in aside.images] == [
+        np.asarray(image).tolist() for image in replies[0].images
+    ]
+    episode.aside(Said("<answer>4</answer>", [1, 2, 3], Finish.STOP, 1))
+    refused = episode.reply(Said(ANSWER, [1] * 7, Finish.STOP, 1))
+    assert refused.aside is not None and "too early" in words(refused.aside)
+    episode.aside(Said(call("terminate", final_response="5"), [1, 2], Finish.STOP, 2))
+    last = episode.reply(Said(crop(9), [1], Finish.STOP, 2))
+    assert last.aside is None and words(last).endswith(task.settings.answer_now)
+    assert len(episode.answers()) == 3
+    assert episode.reply(Said(ANSWER, [1], Finish.STOP, 3)).done
+    ending = episode.ending()
+    first, second, third = ending.turns[:3]
+    assert first["asked"] == {"answer": 4, "correct": False, "tokens": 3} and first["own"] is None
+    assert second["asked"] == {"answer": 5, "correct": True, "tokens": 2}
+    assert second["own"] == {"answer": 5, "correct": True, "tokens": 7}
+    assert third["asked"] is None and ending.rewards["correct"] == 1
+    plain, replies = held(looking(), crop(), ANSWER)
+    assert replies[0].aside is None and plain.ending().turns[0]["asked"] is None
+
+
 HOSTILE = [
     (call(image_index=0, bounding_box=[0, 0, 9, 9]), "greater than or equal to 1"),
     (call(image_index=2, bounding_box=[0, 0, 9, 9]), "there is no image 2; the images are 1 to 1"),

@@ -55,6 +55,8 @@ class Reply:
         done: Whether the conversation is over; nothing is shown to the policy then.
         cuts: The channels of what the policy said: names, and the characters of `Said.text` at which each
             begins, the first at 0. Empty puts all of it into `Episode.channel`.
+        aside: What is shown to the policy in place of this, once and for itself: what it says to that is told
+            to `Episode.aside`, and both are forgotten before this is shown.
     """
 
     content: str | list[dict[str, Any]] = ""
@@ -62,6 +64,7 @@ class Reply:
     role: Literal["user", "tool"] = "user"
     done: bool = False
     cuts: list[tuple[str, int]] = field(default_factory=list)
+    aside: Reply | None = None
 
     @property
     def text(self) -> str:
@@ -114,6 +117,12 @@ class Episode(ABC):
         """Answer what the policy has said.
 
         Whatever it raises ends the trajectory with ``error``; the trajectory then takes no part in training.
+        """
+
+    def aside(self, said: Said) -> None:
+        """Hear what the policy says to `Reply.aside`. It is no part of the trajectory.
+
+        Nothing is heard of an aside that does not fit into the model's context.
         """
 
     def foreseen(self) -> Sequence[Reply]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal
 
 from PIL.Image import Image
 
@@ -16,7 +16,8 @@ from selfverify.core.trajectory import ANSWER, Finish
 from selfverify.looking.look_calls import LookCall, read_look_call
 from selfverify.looking.look_prompt import Part, asked_anew
 from selfverify.looking.look_settings import LookSettings
-from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, StopRule
+from selfverify.looking.look_steps import LookStep, StepAnswer
+from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.terminate import Terminate, TerminateArguments
 from selfverify.looking.tools.toolbox import Chosen, Toolbox, ToolFault
@@ -31,33 +32,6 @@ STEPS, FAULTS, DUPLICATES, SHOWN = "steps", "tool_faults", "duplicate_calls", "i
 """Rewards that count a conversation's steps, calls whose tool died or hung, repeated calls, new images."""
 LONGEST_RESULT = 12_000
 """Characters of one observation; the middle of longer ones is left out."""
-
-
-@dataclass(slots=True)
-class LookStep:
-    """What came of one step, as evaluations and pages keep it.
-
-    Args:
-        step: h, from 1.
-        tool: The tool that was called; empty where no call could be read.
-        arguments: Its arguments.
-        error: Why nothing was found; empty where something was.
-        images: The numbers of the images that it made.
-        sources: For each of them the image it was made of and the region in that image's pixels, if any.
-        duplicate: The step that made the same call; 0 without one.
-        stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `self`; empty where it went on.
-        delta_r: The verifier's Δr, nats; None where there is no verifier.
-    """
-
-    step: int
-    tool: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-    images: list[int] = field(default_factory=list)
-    sources: list[Any] = field(default_factory=list)
-    duplicate: int = 0
-    stopped: str = ""
-    delta_r: float | None = None
 
 
 class LookEpisode(AnswerOnce):
@@ -112,6 +86,8 @@ class LookEpisode(AnswerOnce):
         self._answering = False
         self._ratios: list[float | None] = []
         """For each turn what the verifier has measured."""
+        self._beside: list[tuple[LookStep, Literal["asked", "own"], Tagged, int]] = []
+        """Answers beside the conversation: of which step, why, and their tokens."""
 
     @property
     def role(self) -> str:
@@ -144,9 +120,12 @@ class LookEpisode(AnswerOnce):
         if not ends and self._ratios[-1] is not None:
             # What means to be the answer has no Δr.
             step.delta_r = said.values[DELTA_R] = self._ratios[-1]
+            step.delta_r_plan = said.values.get(LOG_RATIO_PLAN)
         stops = self.rule.stops(step.step, said)
         if ends and (stops or self.settings.terminate == "accept" or said.finish != Finish.STOP):
             return self._answer(said, read)
+        if ends and self.settings.answer_each_step:
+            self._beside.append((step, "own", self._tagged(said, read), len(said.tokens)))
         self.steps.append(step)
         step.stopped = "rule" if stops else "cap" if step.step >= self.settings.max_steps else ""
         if stops and self.settings.on_stop == "skip":
@@ -159,9 +138,22 @@ class LookEpisode(AnswerOnce):
         self._answering = bool(step.stopped)
         self.last_said = said.text
         self._told.append((said.text, words, images))
+        asked = self._reply([*words, _text(f"\n{self.settings.answer_now}")], images, _cuts(read))
         if self._answering:
-            words = [*words, {"type": "text", "text": f"\n{self.settings.answer_now}"}]
-        return self._reply(words, images, _cuts(read))
+            return asked
+        reply = self._reply(words, images, _cuts(read))
+        if self.settings.answer_each_step:
+            reply.aside = asked
+        return reply
+
+    def aside(self, said: Said) -> None:
+        """See `Episode`: the answer after the last step."""
+        read = read_look_call(said, self.problem.tools, len(self.problem.images))
+        self._beside.append((self.steps[-1], "asked", self._tagged(said, read), len(said.tokens)))
+
+    def answers(self) -> Sequence[Tagged]:
+        """See `Episode`."""
+        return [*self._answers, *(tagged for _, _, tagged, _ in self._beside)]
 
     def ending(self) -> Ending:
         """See `Episode`. Behind the verdict on the answer stand the counts of what was done.
@@ -182,6 +174,11 @@ class LookEpisode(AnswerOnce):
         measured = [ratio for ratio in self._ratios if ratio is not None]
         if measured and len(measured) == len(self._ratios):
             made.scores[LOG_RATIO] = math.fsum(measured)
+        for step, why, tagged, tokens in self._beside:
+            judged = self.verdict(self.problem, tagged)
+            correct = None if judged.unjudged else judged.correct
+            given = StepAnswer(judged.answer, correct, tokens)
+            step.asked, step.own = (given, step.own) if why == "asked" else (step.asked, given)
         made.turns = [asdict(step) for step in self.steps] + made.turns
         return made
 
@@ -191,18 +188,23 @@ class LookEpisode(AnswerOnce):
     def _answer(self, said: Said, read: LookCall) -> Reply:
         """Take a turn as the answer t_{H+1}."""
         if self._terminates(read):
-            assert read.call is not None
-            try:
-                asked = Terminate().read(read.call.arguments)
-            except ToolError:
-                self._answers.append(Tagged())
-            else:
-                assert isinstance(asked, TerminateArguments)
-                text = asked.final_response
-                tagged = parse_tagged(text, self.tags)
-                self._answers.append(tagged if tagged.answer_ok else Tagged({"answer": text}, answer_ok=True))
+            self._answers.append(self._tagged(said, read))
             return Reply(done=True, cuts=[(ANSWER, 0)])
         return Reply(done=True, cuts=self._read(said, ANSWER, split=True))
+
+    def _tagged(self, said: Said, read: LookCall) -> Tagged:
+        """The answer in a turn, also in a call of `terminate`."""
+        if not self._terminates(read):
+            return parse_tagged(said.text, self.tags)
+        assert read.call is not None
+        try:
+            asked = Terminate().read(read.call.arguments)
+        except ToolError:
+            return Tagged()
+        assert isinstance(asked, TerminateArguments)
+        text = asked.final_response
+        tagged = parse_tagged(text, self.tags)
+        return tagged if tagged.answer_ok else Tagged({"answer": text}, answer_ok=True)
 
     def _carried_out(self, step: LookStep, read: LookCall) -> tuple[list[Part], list[Image]]:
         """The observation o_h: parts of a message, and images."""

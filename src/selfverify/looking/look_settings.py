@@ -67,6 +67,10 @@ class LookSettings(ToolModels):
     terminate: Literal["refuse", "accept"] = "accept"
     """Whether the model may end looking by itself, by answering or calling `terminate`."""
 
+    answer_each_step: bool = False
+    """Whether the model is asked for an answer after every step, beside the conversation, which then goes on
+    as though it had not been asked. So all rules can be compared on the same conversations."""
+
     calls: Literal["vts", "template"] = "vts"
     """How calls are asked for: as VTS-V's JSON, which the question describes, or by the chat template."""
 

@@ -79,5 +79,17 @@ class ApartThreads:
             self._append(place, piece)
         return found
 
+    def bookmark(self, places: Collection[Place]) -> Callable[[], None]:
+        """See `Threads.bookmark`."""
+        kept = {place: self._longer.get(place) for place in places}
+
+        def back() -> None:
+            for place, prompt in kept.items():
+                self._longer.pop(place, None)
+                if prompt is not None:
+                    self._longer[place] = prompt
+
+        return back
+
     def _append(self, place: Place, piece: Continuation) -> None:
         self._longer[place] = self._extend(self._longer.get(place, self.prompts[place[0]]), piece)

@@ -259,6 +259,27 @@ class SharedThreads:
             ids_bgr.to(device), positions_abgr.to(device), rows.kept, rows.most, even, images, owners
         )
 
+    def bookmark(self, places: Collection[Place]) -> Callable[[], None]:
+        """See `Threads.bookmark`. Keys behind where a thread stands are hidden, and written over later."""
+        kept = [
+            (
+                place, int(self.lengths_bg[place]), int(self._next_bg[place]),
+                self._hidden_bgh[place].clone(), self._pending.get(place),
+            )
+            for place in places
+        ]  # fmt: skip
+
+        def back() -> None:
+            self._hidden_bgh = self._hidden_bgh.clone()
+            for place, length, following, hidden_h, said in kept:
+                self.lengths_bg[place], self._next_bg[place] = length, following
+                self._hidden_bgh[place] = hidden_h
+                self._pending.pop(place, None)
+                if said is not None:
+                    self._pending[place] = said
+
+        return back
+
     def _said(self, place: Place) -> list[int]:
         """The last token that a thread has said, as a list; empty where its state is known."""
         return [self._pending[place]] if place in self._pending else []

@@ -7,7 +7,7 @@ serves vLLM and families whose prompts cannot be shared.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -46,4 +46,8 @@ class Threads(Protocol):
         Returns:
             With ``score`` a tensor ``[tokens]`` for each piece, else nothing.
         """
+        ...
+
+    def bookmark(self, places: Collection[Place]) -> Callable[[], None]:
+        """What brings threads back to where they stand now: it forgets what they say and hear from now on."""
         ...

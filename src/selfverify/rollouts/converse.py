@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from typing import TypeVar
 from selfverify.core import ranks
 from selfverify.core.episode import Episode, Listener, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
@@ -187,7 +187,7 @@ class _Rounds:
     def run(self, turns: int) -> None:
         """Hold all conversations to their end; the policy speaks at most ``turns`` times in each."""
         opened = {place: talk.begin for place, talk in self.talks.items() if not talk.over}
-        self._exchange(opened, Talk.start, "before the first turn")
+        self._exchange(opened, Talk.start, 0)
         for turn in range(turns):
             going = [place for place, talk in self.talks.items() if not (talk.over or self._failed)]
             if not (any(ranks.gather(bool(going))) if self.in_step else going):
@@ -195,7 +195,7 @@ class _Rounds:
             more = turn + 1 < turns
             said = self._say(going, turn, more)
             told = {place: partial(self.talks[place].reply, words) for place, words in said.items()}
-            self._exchange(told, partial(Talk.answer, more=more), f"turn {turn}")
+            self._exchange(told, partial(Talk.answer, more=more), turn + 1)
         if self._failed:
             raise self._failed
 
@@ -212,20 +212,22 @@ class _Rounds:
         self,
         calls: Mapping[Place, Callable[[], T]],
         take: Callable[[Talk, T], Continuation | None],
-        what: str,
+        turn: int,
     ) -> None:
         """Ask episodes, and let the policy hear what they reply. A conversation whose episode fails is over.
 
         Args:
             calls: Ask the episodes.
             take: Takes a reply in a conversation, and returns what the policy hears of it.
-            what: What the calls are about.
+            turn: The policy's next turn.
         """
         try:
             with self._timed("reply"):
-                replies = self.replies.ask(calls, what)
+                replies = self.replies.ask(calls, f"turn {turn - 1}" if turn else "before the first turn")
             with self._timed("hear"):
                 heard = self._heard(replies, take)
+                self._ask_aside(heard, turn)
+                heard = {place: piece for place, piece in heard.items() if not self.talks[place].over}
                 self.threads.hear(heard)
                 if self.listener is not None:
                     shown = {place: replies[place] for place in heard}
@@ -235,6 +237,23 @@ class _Rounds:
                 raise
             # The others go on to ask the engine, which takes this process, too, if with nothing to say.
             self._failed = error
+
+    def _ask_aside(self, places: Iterable[Place], turn: int) -> None:
+        """Let the policy answer asides; its conversations then go on as though it had not.
+
+        Raises:
+            ConfigError: An engine samples for all processes at once.
+        """
+        asides = {place: piece for place in places if (piece := self.talks[place].aside) is not None}
+        if not asides:
+            return
+        if self.in_step:
+            raise ConfigError("only a model that runs here can be asked aside: set sampling.engine to own")
+        back = self.threads.bookmark(asides)
+        self.threads.hear(asides)
+        for place, sample in self.threads.say(asides, turn, more=False).items():
+            self.talks[place].overhear(sample)
+        back()
 
     def _heard(
         self, replies: Mapping[Place, T | Exception], take: Callable[[Talk, T], Continuation | None]

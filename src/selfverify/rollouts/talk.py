@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
@@ -51,6 +53,8 @@ class Talk:
         self._used, self._room = used, room
         self._ends: Sequence[int] = ()
         """For each token of the last turn where in the turn's text it ends."""
+        self.aside: Continuation | None = None
+        """What the policy hears for once before it hears what `answer` has returned."""
 
     def open(self, make: Callable[[], Episode]) -> None:
         """Make the episode; an environment that does not start is lost like one that dies.
@@ -139,12 +143,26 @@ class Talk:
         if last.finish == Finish.LENGTH and self._is_full(self._used):
             self._run_out()
         self.over = reply.done or last.finish != Finish.STOP or not more
+        self.aside = None
         if self.over:
             return None
         turn = len(self.turns)
-        return self._show(
-            lambda: without_written_end(last.tokens, self.writer.encode(self.problem, reply, turn)), reply
-        )
+
+        def encoded(shown: Reply) -> Continuation:
+            return without_written_end(last.tokens, self.writer.encode(self.problem, shown, turn))
+
+        if reply.aside is not None:
+            with suppress(TooLongError):
+                piece = encoded(reply.aside)
+                self.aside = None if self._is_full(self._used + len(piece.tokens)) else piece
+        return self._show(lambda: encoded(reply), reply)
+
+    def overhear(self, sample: Sample) -> None:
+        """Tell the episode what the policy has said to an aside."""
+        assert self.episode is not None
+        told = partial(self.episode.aside, said_of(self.policy, sample, len(self.turns)))
+        if isinstance(error := outcome(told), Exception):
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """End without a verdict."""

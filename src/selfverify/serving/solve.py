@@ -11,7 +11,7 @@ from typing import Any
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
-from selfverify.looking.look_episode import LookStep
+from selfverify.looking.look_steps import LookStep
 from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion

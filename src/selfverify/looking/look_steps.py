@@ -1,0 +1,54 @@
+"""What is kept of the steps of a conversation in which a model looks again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class StepAnswer:
+    """An answer beside the conversation.
+
+    Args:
+        answer: The answer as its judge reads it; None where there is none.
+        correct: Whether it is right; None where nobody can tell, as in an outage of the judge.
+        tokens: How many tokens the model wrote.
+    """
+
+    answer: Any
+    correct: bool | None
+    tokens: int
+
+
+@dataclass(slots=True)
+class LookStep:
+    """What came of one step, as evaluations and pages keep it.
+
+    Args:
+        step: h, from 1.
+        tool: The tool that was called; empty where no call could be read.
+        arguments: Its arguments.
+        error: Why nothing was found; empty where something was.
+        images: The numbers of the images that it made.
+        sources: For each of them the image it was made of and the region in that image's pixels, if any.
+        duplicate: The step that made the same call; 0 without one.
+        stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `self`; empty where it went on.
+        delta_r: The verifier's Δr, nats; None where there is no verifier.
+        delta_r_plan: The plan's part of it.
+        asked: What the model answers when it is told to after this step (`LookSettings.answer_each_step`).
+        own: With the same setting the answer with which it would have ended looking, if that was refused.
+    """
+
+    step: int
+    tool: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    images: list[int] = field(default_factory=list)
+    sources: list[Any] = field(default_factory=list)
+    duplicate: int = 0
+    stopped: str = ""
+    delta_r: float | None = None
+    delta_r_plan: float | None = None
+    asked: StepAnswer | None = None
+    own: StepAnswer | None = None
