@@ -1,7 +1,7 @@
 """A small language model with fresh weights, for built-in policies that read and write text only.
 
-`write_tiny_text` puts transformers' own Qwen3 classes at about two million parameters and a tokenizer into a
-folder that loads like any checkpoint. The tokenizer makes one token of each word of its corpus; every other
+`write_tiny_text` puts transformers' own Qwen3 classes, of one or two million parameters, and a tokenizer into
+a folder that loads like any checkpoint. The tokenizer makes one token of each word of its corpus; every other
 text falls apart into shorter pieces, in the end into bytes, so that no text is unknown to it.
 """
 

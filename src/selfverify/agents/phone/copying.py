@@ -3,8 +3,9 @@
     python -m selfverify.agents.phone.copying copying.jsonl
 
 The task names a few things of several words or numbers; the screen lists these and others, each with an id.
-The assistant touches or types one after the other. A third of what it says is copied, against a fortieth of
-what an expert says on the phone, where a small policy learns the ways by heart and no copying in hours.
+The assistant touches or types one after the other. One in five of the tokens that it says is a copied word,
+against one in 58 of an expert's on the phone, where a small policy learns the ways by heart and no copying in
+hours.
 """
 
 from __future__ import annotations
