@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from PIL.Image import Image
 
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.looking.tools.hub_models import loaded, missing_model, processor_of
+from selfverify.looking.tools.hub_models import loaded, place_of, processor_of
+from selfverify.looking.tools.model_tool import ModelTool
 from selfverify.looking.tools.pictures import Gallery
 from selfverify.looking.tools.shared import shared
-from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
+from selfverify.looking.tools.visual_tool import Found, OnImage
 from selfverify.tasks.base import user_turn
 
 REQUEST = "Describe this image in one or two sentences."
@@ -20,7 +20,7 @@ LONGEST = 96
 """Tokens of a caption."""
 
 
-class ImageCaptioner(VisualTool[OnImage]):
+class ImageCaptioner(ModelTool[OnImage]):
     """Describes an image in words.
 
     Args:
@@ -32,13 +32,7 @@ class ImageCaptioner(VisualTool[OnImage]):
     name = "caption"
     also = ("caption_action", "ImageCaptioner")
     arguments = OnImage
-
-    def __init__(self, model: str | None = None, device: str = "cpu") -> None:
-        self.model, self.device = model, device
-
-    def missing(self) -> str:
-        """See `VisualTool`."""
-        return missing_model(self.model, "caption_model")
+    setting = "caption_model"
 
     def run(self, asked: OnImage, gallery: Gallery) -> Found:
         """See `VisualTool`."""
@@ -49,19 +43,15 @@ class ImageCaptioner(VisualTool[OnImage]):
     def _load(self) -> Callable[[list[Image]], list[str]]:
         from transformers import AutoTokenizer
 
-        assert self.model is not None
-        chats = AutoTokenizer.from_pretrained(str(Path(self.model).expanduser())).chat_template is not None
+        chats = AutoTokenizer.from_pretrained(place_of(self.named)).chat_template is not None
         return self._chatting() if chats else self._captioning()
 
     def _captioning(self) -> Callable[[list[Image]], list[str]]:
         import torch
         from transformers import AutoModelForImageTextToText
 
-        assert self.model is not None
-        model, processor = (
-            loaded(AutoModelForImageTextToText, self.model, self.device),
-            processor_of(self.model),
-        )
+        model = loaded(AutoModelForImageTextToText, self.named, self.device)
+        processor = processor_of(self.named)
 
         @torch.inference_mode()
         def describe(images: list[Image]) -> list[str]:
@@ -75,7 +65,7 @@ class ImageCaptioner(VisualTool[OnImage]):
         from selfverify.policy.policy import Policy
         from selfverify.rollouts.talk import said_of
 
-        policy = Policy.load(str(Path(self.model or "").expanduser()), device=self.device)
+        policy = Policy.load(place_of(self.named), device=self.device)
         sampling = SamplingConfig(group_size=1, temperature=0.0, max_new_tokens=LONGEST)
 
         def describe(images: list[Image]) -> list[str]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from selfverify.looking.tools.hub_models import missing_model
+from selfverify.looking.tools.hub_models import pipeline_of
+from selfverify.looking.tools.model_tool import ModelTool
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.shared import shared
-from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
+from selfverify.looking.tools.visual_tool import Found, OnImage
 
 _DISTANCES = ("glpn", "zoedepth")
 """Families whose values grow with the distance; the others' grow with nearness."""
 
 
-class Depth(VisualTool[OnImage]):
+class Depth(ModelTool[OnImage]):
     """Shows how near the things in an image are, as a map of brightness.
 
     Args:
@@ -29,13 +28,7 @@ class Depth(VisualTool[OnImage]):
     name = "depth"
     also = ("depth_action", "DepthAction")
     arguments = OnImage
-
-    def __init__(self, model: str | None = None, device: str = "cpu") -> None:
-        self.model, self.device = model, device
-
-    def missing(self) -> str:
-        """See `VisualTool`."""
-        return missing_model(self.model, "depth_model")
+    setting = "depth_model"
 
     def run(self, asked: OnImage, gallery: Gallery) -> Found:
         """See `VisualTool`."""
@@ -45,14 +38,7 @@ class Depth(VisualTool[OnImage]):
         return Found("Brighter is nearer.", [Made(depth, asked.image_index, (0, 0, *full.size), label)])
 
     def _load(self) -> Callable[[list[Image.Image]], list[Image.Image]]:
-        from transformers import pipeline
-
-        measure: Any = pipeline(
-            "depth-estimation",
-            model=str(Path(self.model or "").expanduser()),
-            device=self.device,
-            model_kwargs={"use_safetensors": True},
-        )
+        measure = pipeline_of("depth-estimation", self.named, self.device)
         config = measure.model.config
         distance = (
             config.model_type in _DISTANCES or config.to_dict().get("depth_estimation_type") == "metric"

@@ -30,12 +30,31 @@ def loaded(kind: Any, name: str, device: str) -> Any:
         name: A folder or a hub id.
         device: Where it runs.
     """
-    model = kind.from_pretrained(str(Path(name).expanduser()), use_safetensors=True)
+    model = kind.from_pretrained(place_of(name), use_safetensors=True)
     return model.to(device).eval()
+
+
+def pipeline_of(task: str, name: str, device: str) -> Any:
+    """A pipeline of transformers, ready to be asked.
+
+    Args:
+        task: What transformers calls it.
+        name: The model: a folder or a hub id.
+        device: Where it runs.
+    """
+    from transformers import pipeline
+
+    model = place_of(name)
+    return pipeline(task, model=model, device=device, model_kwargs={"use_safetensors": True})
 
 
 def processor_of(name: str) -> Any:
     """What prepares a model's images and texts."""
     from transformers import AutoProcessor
 
-    return AutoProcessor.from_pretrained(str(Path(name).expanduser()))
+    return AutoProcessor.from_pretrained(place_of(name))
+
+
+def place_of(name: str) -> str:
+    """A folder or a hub id as transformers takes it: without ``~``."""
+    return str(Path(name).expanduser())

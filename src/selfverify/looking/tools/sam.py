@@ -40,10 +40,8 @@ class Sam(Segmenter):
         import torch
         from transformers import AutoModelForMaskGeneration
 
-        model, processor = (
-            loaded(AutoModelForMaskGeneration, self.model, self.device),
-            processor_of(self.model),
-        )
+        model = loaded(AutoModelForMaskGeneration, self.model, self.device)
+        processor = processor_of(self.model)
 
         @torch.inference_mode()
         def segment(questions: list[Question]) -> list[list[Mask]]:

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from pydantic import Field
 
-from selfverify.looking.tools.hub_models import loaded, missing_model, processor_of
+from selfverify.looking.tools.hub_models import loaded, processor_of
+from selfverify.looking.tools.model_tool import ModelTool
 from selfverify.looking.tools.pictures import Gallery
 from selfverify.looking.tools.shared import shared
-from selfverify.looking.tools.visual_tool import Arguments, Found, ImageIndex, Phrase, VisualTool
+from selfverify.looking.tools.visual_tool import Arguments, Found, ImageIndex, Phrase
 from selfverify.tasks.tools import ToolError
 
 Vector = NDArray[np.float64]
@@ -30,7 +31,7 @@ class SimilarityArguments(Arguments):
     """The numbers of other images to compare each of them with, instead of texts."""
 
 
-class Similarity(VisualTool[SimilarityArguments]):
+class Similarity(ModelTool[SimilarityArguments]):
     """Says how similar images are to texts or to other images, by the cosine of their embeddings.
 
     Args:
@@ -41,13 +42,7 @@ class Similarity(VisualTool[SimilarityArguments]):
     name = "similarity"
     also = ("SimilarityComputing",)
     arguments = SimilarityArguments
-
-    def __init__(self, model: str | None = None, device: str = "cpu") -> None:
-        self.model, self.device = model, device
-
-    def missing(self) -> str:
-        """See `VisualTool`."""
-        return missing_model(self.model, "similarity_model")
+    setting = "similarity_model"
 
     def run(self, asked: SimilarityArguments, gallery: Gallery) -> Found:
         """See `VisualTool`."""
@@ -68,8 +63,7 @@ class Similarity(VisualTool[SimilarityArguments]):
         import torch
         from transformers import AutoModel
 
-        assert self.model is not None
-        model, processor = loaded(AutoModel, self.model, self.device), processor_of(self.model)
+        model, processor = loaded(AutoModel, self.named, self.device), processor_of(self.named)
         # SigLIP was trained on texts that are padded to its longest.
         padding = "max_length" if model.config.model_type.startswith("siglip") else True
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
 
 from selfverify.looking.tools.finding import Detection, Detector, distinct
-from selfverify.looking.tools.hub_models import missing_model
+from selfverify.looking.tools.hub_models import missing_model, pipeline_of
 from selfverify.looking.tools.shared import shared
 
 Question = tuple[Image, tuple[str, ...]]
@@ -37,14 +36,7 @@ class ZeroShotDetector(Detector):
         return ask([(image, tuple(phrases)) for image in images])
 
     def _load(self) -> Callable[[list[Question]], list[list[Detection]]]:
-        from transformers import pipeline
-
-        finder: Any = pipeline(
-            "zero-shot-object-detection",
-            model=str(Path(self.model).expanduser()),
-            device=self.device,
-            model_kwargs={"use_safetensors": True},
-        )
+        finder = pipeline_of("zero-shot-object-detection", self.model, self.device)
 
         def find(questions: list[Question]) -> list[list[Detection]]:
             asked = [{"image": image, "candidate_labels": [*phrases]} for image, phrases in questions]
