@@ -30,6 +30,13 @@ class Teacher(StrictModel):
     omits: float = Field(
         0.0, ge=0, le=1, description="Share of demonstrations that leave an exhibit out which is needed."
     )
+    smallest: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of demonstrations that hand in the smallest sufficient set and nothing else; "
+        "rewards can only teach what is sampled now and then.",
+    )
     stops_early: float = Field(
         0.0,
         ge=0,
@@ -59,6 +66,8 @@ class Teacher(StrictModel):
             rng: Draws what is omitted and what is added.
         """
         kept = [*needed]
+        if kept and self.smallest and rng.random() < self.smallest:
+            return kept
         if kept and len(rounds) > 1 and rng.random() < self.omits:
             kept.remove(kept[int(rng.integers(len(kept)))])
         spare = [number for number in rounds if number not in needed]
