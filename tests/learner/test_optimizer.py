@@ -12,7 +12,7 @@ import torch
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.checkpoint import CheckpointManager
-from selfverify.learner.optimizer import make_optimizer
+from selfverify.learner.optimizer import learning_rate_factor, make_optimizer
 
 SCHEDULER = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
@@ -39,6 +39,23 @@ def test_settings_reach_adamw_and_frozen_weights_do_not() -> None:
     assert isinstance(optimizer, torch.optim.AdamW)
     assert (group["lr"], group["weight_decay"], group["betas"]) == (0.5, 0.25, (0.5, 0.75))
     assert group["param_names"] == ["0.weight", "0.bias", "1.weight"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", {2: 1, 7: 1, 12: 1}),
+        ("linear", {2: 1, 7: 0.5, 12: 0}),
+        ("cosine", {2: 1, 7: 0.5, 12: 0}),
+        ("stable_decay", {2: 1, 7: 1, 10: 1, 11: 0.5, 12: 0}),
+    ],
+)
+def test_the_rate_rises_and_then_follows_its_schedule(schedule: str, factors: dict[int, float]) -> None:
+    factor = learning_rate_factor(
+        LearnerConfig.model_validate({"steps": 12, "warmup_steps": 2, "schedule": schedule})
+    )
+    found = {update: factor(update) for update in (0, 1, *factors, 13)}
+    assert found == pytest.approx({0: 0.5, 1: 1, **factors, 13: factors[12]})
 
 
 @pytest.mark.skipif(HAS_BITSANDBYTES, reason="bitsandbytes is installed")

@@ -43,9 +43,10 @@ class LearnerConfig(StrictModel):
         "time depend on it, and the result only by rounding. null cuts nothing.",
     )
     learning_rate: float = Field(1e-4, gt=0.0, description="Peak learning rate of AdamW.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
+    schedule: Literal["constant", "linear", "cosine", "stable_decay"] = Field(
         "constant",
-        description="What the learning rate does after the warm-up; linear and cosine fall to 0. "
+        description="What the learning rate does after the warm-up; linear and cosine fall to 0; "
+        "stable_decay is constant, and falls over the last fifth (warmup-stable-decay, arXiv:2404.06395). "
         "Counted in updates: steps in which no group was left to learn from do not move it.",
     )
     warmup_steps: int = Field(

@@ -13,6 +13,9 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.learner.channel_optimizer import LOW_PRECISION, ChannelOptimizer
 
+DECAYING = 0.2
+"""The share of the updates in which the rate of `stable_decay` falls."""
+
 
 def make_optimizer(
     config: LearnerConfig, named: Iterable[tuple[str, nn.Parameter]], master_weights: bool = False
@@ -90,6 +93,8 @@ def learning_rate_factor(config: LearnerConfig) -> Callable[[int], float]:
         done = (update - warmup) / max(total - warmup, 1)
         if config.schedule == "linear":
             return max(1.0 - done, 0.0)
+        if config.schedule == "stable_decay":
+            return min(max((1.0 - done) / DECAYING, 0.0), 1.0)
         if config.schedule == "cosine":
             return float(0.5 * (1 + np.cos(np.pi * min(done, 1.0))))
         return 1.0
