@@ -1,11 +1,13 @@
 """What SmartSnap's training on the phone is worth: every model of the study on the same unseen tasks.
 
     selfverify study study-smartsnap-phone --jobs 2
-    python -m selfverify.experiments.smartsnap_gains runs/study-smartsnap-phone docs/results/smartsnap.json
+    python -m selfverify.experiments.smartsnap_gains runs/study-smartsnap-phone docs/results/smartsnap.json \\
+        vanilla=runs/cold-start-phone-vanilla/model
 
 The study trains one model for each variant and seed. This measures them, and the model that all began from,
 on `SETS`: contents that nobody was trained or tuned on, of trained kinds of tasks, of held-out kinds and of
-held-out apps. Samples stay in ``STUDY/measured``, so that a second call goes on where the first one stopped.
+held-out apps. Other models are measured beside them as ``NAME=FOLDER``. Samples stay in ``STUDY/measured``,
+so that a second call goes on where the first one stopped.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ SETS: Mapping[str, Sequence[str]] = {
     ],
 }
 """Unseen contents of trained templates at T = 1 and at T = 0, held-out templates, held-out apps."""
-ARMS = ("tasks",)
+ARMS: Mapping[str, Sequence[str]] = {"tasks": [*UNSEEN, "evaluation.samples=2"]}
 """What the other variants are measured on."""
+SPEAKING: Mapping[str, Sequence[str]] = {"vanilla": ["task.agent.evidence.source=last"]}
+"""Options of models that were taught another way of handing in; ``vanilla`` gives a message alone."""
 DRAWS = 10_000
 
 
@@ -139,17 +143,21 @@ def models_of(study: Path) -> dict[str, list[Path]]:
     return found
 
 
-def compared(study: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure all models of a study; return what `main` writes."""
+def compared(
+    study: Path, others: Mapping[str, str] | None = None, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Measure all models of a study, and others by their names; return what this module writes."""
     models: dict[str, list[str]] = {BEFORE: [load_recipe(RECIPE).policy.path]}
     models |= {name: [str(path) for path in paths] for name, paths in models_of(study).items()}
+    models |= {name: [folder] for name, folder in (others or {}).items()}
     rows: dict[str, dict[str, Any]] = {}
     kept: dict[tuple[str, str], list[Measured]] = {}
     for variant, paths in models.items():
-        for name in SETS if variant in (BEFORE, VARIANT) else ARMS:
+        for name, overrides in (SETS if variant in (BEFORE, VARIANT) else ARMS).items():
             stores = [study / "measured" / name / f"{variant}-{number}.jsonl" for number in range(len(paths))]
             kept[variant, name] = [
-                measured(path, store, SETS[name]) for path, store in zip(paths, stores, strict=True)
+                measured(path, store, [*overrides, *SPEAKING.get(variant, ())])
+                for path, store in zip(paths, stores, strict=True)
             ]
             row = _row(kept[variant, name], kept[BEFORE, name][0])
             rows.setdefault(name, {})[variant] = row
@@ -188,5 +196,5 @@ def _row(found: Sequence[Measured], before: Measured) -> dict[str, Any]:
 
 if __name__ == "__main__":
     target = Path(sys.argv[2])
-    write_json(target, compared(Path(sys.argv[1])))
+    write_json(target, compared(Path(sys.argv[1]), dict(other.split("=", 1) for other in sys.argv[3:])))
     print(target)
