@@ -79,7 +79,7 @@ def test_an_experts_conversations_are_learnt_as_if_demonstrated(tmp_path: Path, 
 
 def test_a_collection_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "expert.jsonl"
-    monkeypatch.setattr("selfverify.experiments.collect.AT_ONCE", 2)
+    monkeypatch.setattr("selfverify.experiments.teaching.AT_ONCE", 2)
     done: list[int] = []
 
     def stop(number: int, total: int) -> None:

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from selfverify.cli.options import settings_as_options
 from selfverify.cli.printing import print_table
 from selfverify.core.errors import ConfigError
-from selfverify.looking.look_settings import ToolModels
 
 
 def methods(
@@ -48,20 +46,3 @@ def recipes() -> None:
 
     rows = [(name, recipe_summary(path)) for name, path in builtin_recipes().items()]
     print_table(("recipe", "what it is for"), rows)
-
-
-@settings_as_options
-def looking(models: ToolModels) -> None:
-    """List the tools with which a model can look at images again, and whether they are available here.
-
-    Examples:
-
-    - `selfverify looking`
-
-    - `selfverify looking --depth-model FOLDER`
-    """
-    from selfverify.looking.make_toolbox import all_tools
-
-    tools = all_tools(models)
-    rows = [(tool.name, tool.missing() or "yes", tool.schema["function"]["description"]) for tool in tools]
-    print_table(("tool", "available here", "what it does"), rows)

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from selfverify.cli import agent_commands, data_commands
+from selfverify.cli import agent_commands, data_commands, looking_commands
 from selfverify.cli.eval_commands import calibrate, evaluate, matrix, report
-from selfverify.cli.list_commands import looking, methods, recipes
+from selfverify.cli.list_commands import methods, recipes
 from selfverify.cli.plan_command import plan
 from selfverify.cli.printing import say
 from selfverify.cli.serve_command import serve
@@ -69,10 +69,11 @@ app = typer.Typer(
 for _command in (quickstart, train, plan, solve, serve, calibrate, matrix):
     app.command()(_command)
 app.command(name="eval")(evaluate)
-for _command in (report, study, methods, recipes, looking, merge):
+for _command in (report, study, methods, recipes, merge):
     app.command()(_command)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(agent_commands.app, name="agent")
+app.add_typer(looking_commands.app, name="looking")
 
 
 def main() -> None:

@@ -1,75 +1,26 @@
 """Trajectories of teachers: a scripted expert, or a model behind a server, does a task's training problems.
 
-SmartSnap §4.1 has two teachers do all training tasks, with evidence. What was said is kept problem by problem
-in a journal beside the output, so that a call which was killed goes on.
+SmartSnap §4.1 has two teachers do all training tasks, with evidence (`teaching` holds the conversations).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
-
-from selfverify.core.episode import Ending, Episode, Reply, Said
-from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
-from selfverify.core.journal import STRICT
-from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish
+from selfverify.core.errors import DataError
 from selfverify.data.conversation_files import check_output, journal_of, write_conversations
-from selfverify.evaluation.sweep import Progress, Sweep, make_problems
+from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.conversation_export import Keep, asked_messages
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherSettings
-from selfverify.policy.sampling import derived_seed
-from selfverify.remote.client import ServerSettings
-from selfverify.serving.agent_speakers import OnServer, Script, Speaker, hold
+from selfverify.experiments.teaching import Asked, Lessons, School, Taught, at_most, whole
+from selfverify.rollouts.noted import Noted
 from selfverify.tasks.base import Task
 from selfverify.tasks.judged import worth_imitating
-
-AT_ONCE = 16
-"""Conversations at the same time, where the task does not say how many there may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taught:
-    """One conversation with a teacher.
-
-    Args:
-        messages: What was said.
-        rewards: What came of it.
-        lost: Why it broke off; empty where it did not.
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-
-    messages: list[dict[str, str]]
-    rewards: dict[str, float] = field(default_factory=dict)
-    lost: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Lessons:
-    """A line of the journal.
-
-    Args:
-        index: A training problem's index.
-        problem: Its id; empty where it could not be made.
-        conversations: Those about it.
-        unusable: Why it could not be made.
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-
-    index: int
-    problem: str
-    conversations: list[Taught] = field(default_factory=list)
-    unusable: str = ""
 
 
 @dataclass(slots=True)
@@ -118,106 +69,14 @@ def collect(
     """
     check_output(output)
     task = recipe_task(recipe)
-    if task.limits.turns == 1:
-        raise ConfigError(
-            f"task {task.name}: a conversation is over after the first answer; nothing to collect"
-        )
-    count = task.count("train")
-    total = problems if count is None else min(problems, count)
-    at_once = task.limits.at_once or AT_ONCE
-    settings = {
-        "task": task.name,
-        "task_options": task.config.model_dump(mode="json"),
-        "turns": task.limits.turns,
-        "seed": recipe.seed,
-        "samples": samples,
-        "teacher": teacher.model_dump(mode="json", exclude={"timeout"}),
-    }
-    sweep = Sweep(journal_of(output), Lessons, settings, total, max(at_once // samples, 1), progress)
-    with ThreadPoolExecutor(at_once, thread_name_prefix="teacher") as threads:
-        for share in sweep.shares():
-            made, unusable = make_problems(task, "train", recipe.seed, share)
-            calls = [
-                (
-                    index,
-                    threads.submit(
-                        partial(_taught, task, problem, teacher, derived_seed(recipe.seed, index, n))
-                    ),
-                )
-                for index, problem in made.items()
-                for n in range(samples)
-            ]
-            told = [(index, call.result()) for index, call in calls]
-            sweep.store(
-                [Lessons(i, made[i].id, [found for index, found in told if index == i]) for i in made]
-                + [Lessons(i, "", unusable=str(error)) for i, error in unusable.items()]
-            )
-    return _written(task, recipe, [sweep.rows[index] for index in sorted(sweep.rows)], output, keep)
+    total, school = at_most(task, problems), School(recipe, task, teacher, samples)
 
+    def ask(index: int) -> Asked:
+        problem = task.problem("train", recipe.seed, index)
+        return Asked(problem, lambda seed: Noted(task.open(problem, seed), asked_messages(problem)))
 
-class Noted(Episode):
-    """An episode whose conversation is noted down as roles and texts.
-
-    Args:
-        inner: The episode.
-        asked: The messages before it.
-    """
-
-    def __init__(self, inner: Episode, asked: Sequence[dict[str, str]]) -> None:
-        self.inner, self.channel = inner, inner.channel
-        self.messages = [*asked]
-        self.ended: Ending | None = None
-
-    def begin(self) -> Reply | None:
-        """See `Episode`."""
-        reply = self.inner.begin()
-        if reply is not None:
-            self._note(reply)
-        return reply
-
-    def reply(self, said: Said) -> Reply:
-        """See `Episode`."""
-        self.messages.append({"role": "assistant", "content": said.text})
-        reply = self.inner.reply(said)
-        if not reply.done and said.finish == Finish.STOP:
-            self._note(reply)
-        return reply
-
-    def ending(self) -> Ending:
-        """See `Episode`."""
-        self.ended = self.inner.ending()
-        return self.ended
-
-    def close(self) -> None:
-        """See `Episode`."""
-        self.inner.close()
-
-    def _note(self, reply: Reply) -> None:
-        if reply.images:
-            raise DataError("it shows images, and files of conversations hold text")
-        self.messages.append({"role": reply.role, "content": reply.text})
-
-
-def _taught(task: Task, problem: Problem, teacher: TeacherSettings, seed: int) -> Taught:
-    """One conversation; whatever fails loses it."""
-    noted = Noted(task.open(problem, seed), asked_messages(problem))
-    try:
-        hold(noted, _speaker(task, problem, teacher, seed), task.limits.turns)
-    except ConfigError:
-        raise
-    except SelfVerifyError as error:
-        return Taught(noted.messages, lost=str(error)[:2000])
-    finally:
-        noted.close()
-    assert noted.ended is not None
-    return Taught(noted.messages, noted.ended.rewards)
-
-
-def _speaker(task: Task, problem: Problem, teacher: TeacherSettings, seed: int) -> Speaker:
-    if teacher.server is None:
-        return Script([turn.text for turn in task.demonstrate_turns(problem, np.random.default_rng(seed))])
-    server = ServerSettings(teacher.server, timeout_s=teacher.timeout)
-    return OnServer(problem, server, teacher.fields(seed))
+    held = school.hold(journal_of(output), school.settings(), ask, total, progress)
+    return _written(task, recipe, held, output, keep)
 
 
 def _written(task: Task, recipe: Recipe, rows: Sequence[Lessons], output: Path, keep: Keep) -> Collection:
@@ -235,7 +94,7 @@ def _written(task: Task, recipe: Recipe, rows: Sequence[Lessons], output: Path, 
                 found.correct += worth_imitating(told.rewards)
                 if told.lost:
                     found.lost, found.reason = found.lost + 1, found.reason or told.lost
-                elif wanted(told) and _whole(told):
+                elif wanted(told) and whole(told):
                     found.written += 1
                     yield _line(task, recipe, row, number, told)
 
@@ -246,12 +105,6 @@ def _written(task: Task, recipe: Recipe, rows: Sequence[Lessons], output: Path, 
         held = f"{found.conversations} conversations, {found.correct} of them right{lost}"
         raise DataError(f"{output}: {error}; held: {held}. {journal_of(output)} has them all") from None
     return found
-
-
-def _whole(told: Taught) -> bool:
-    """Whether something was said in every turn, also in the last one."""
-    own = [message["content"].strip() for message in told.messages if message["role"] == "assistant"]
-    return all(own) and told.messages[-1]["role"] == "assistant"
 
 
 def _line(task: Task, recipe: Recipe, row: Lessons, number: int, told: Taught) -> dict[str, Any]:

@@ -15,6 +15,9 @@ class TeacherSettings(Settings):
     expert: bool = False
     """A script that knows the way: what the task demonstrates."""
 
+    own: bool = False
+    """The recipe's own policy, with the recipe's settings of sampling."""
+
     server: str | None = None
     """An OpenAI-compatible server behind which the teacher is."""
 
@@ -32,8 +35,8 @@ class TeacherSettings(Settings):
 
     @model_validator(mode="after")
     def _one_teacher(self) -> TeacherSettings:
-        if self.expert == (self.server is not None):
-            raise ValueError("say who teaches: --expert, or --server URL with --model NAME")
+        if self.expert + self.own + (self.server is not None) != 1:
+            raise ValueError("say who teaches: --expert, --own, or --server URL with --model NAME")
         if (self.server is None) != (self.model is None):
             raise ValueError("--server and --model go together")
         return self

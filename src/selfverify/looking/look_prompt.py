@@ -65,14 +65,14 @@ def asked_anew(
         problem: What was asked.
         turns: What the model has said in each step, and what it was shown: parts and images.
         role: Who showed it.
-        words: What the model is told now.
+        words: What the model is told now; empty for nothing.
     """
     messages, images = deepcopy(problem.messages), list(problem.images)
     for text, parts, shown in turns:
         messages.append({"role": "assistant", "content": text})
         messages.append({"role": role, "content": [dict(part) for part in parts]})
         images += shown
-    return replace(problem, messages=_told(messages, f"\n{words}"), images=images)
+    return replace(problem, messages=_told(messages, f"\n{words}") if words else messages, images=images)
 
 
 def _told(messages: Sequence[dict[str, Any]], words: str) -> list[dict[str, Any]]:

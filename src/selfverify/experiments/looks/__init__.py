@@ -1,0 +1,1 @@
+"""Data of looking again: collected, branched, judged, paired, exported (VTS-V §4)."""

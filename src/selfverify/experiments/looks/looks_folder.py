@@ -1,0 +1,100 @@
+"""The folder in which data of looking again are made.
+
+FOLDER/
+  collected.jsonl      conversations as they were held, by problem (a journal)
+  branched.jsonl       those that go on from the middle of a right one
+  induced.jsonl        the same, by a model that was asked to go on wrongly
+  verdicts.jsonl       what a model that judges answers has said
+  images/              what they show, by content
+  sft.jsonl            right traces, for supervised fine-tuning
+  pairs.jsonl          preferences, for the verifier
+  data.json            how many traces were dropped for which reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from PIL.Image import Image
+
+from selfverify.core.errors import ConfigError
+from selfverify.core.journal import read_journal
+from selfverify.evaluation.steps import IMAGES, written_images
+from selfverify.experiments.teaching import Lessons, Taught
+from selfverify.looking.traces import LookTrace
+
+COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
+SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
+Way = Literal["branched", "induced"]
+SOURCES = {"sampled": COLLECTED, "branched": "branched.jsonl", "induced": "induced.jsonl"}
+"""Journals by the source of their traces."""
+
+
+def image_keeper(folder: Path) -> Callable[[Image], str]:
+    """What writes images into a folder and names them by their content, for several threads."""
+    lock = Lock()
+
+    def keep(image: Image) -> str:
+        with lock:
+            [name] = written_images(folder / IMAGES, [image])
+        return name
+
+    return keep
+
+
+def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[Lessons]]:
+    """The header and the lines of one of a folder's journals, in order.
+
+    Raises:
+        ConfigError: There is no such journal.
+        DataError: It is damaged.
+    """
+    path = folder / SOURCES[source]
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no {path.name}; `selfverify looking collect` makes it")
+    settings, rows = read_journal(path, Lessons)
+    return settings, [rows[index] for index in sorted(rows)]
+
+
+def all_traces(folder: Path) -> Iterator[LookTrace]:
+    """The traces of all journals in a folder.
+
+    Raises:
+        ConfigError: Nothing was collected there.
+        DataError: A journal is damaged.
+    """
+    for source, name in SOURCES.items():
+        if source == "sampled" or (folder / name).is_file():
+            settings, rows = read_lessons(folder, source)
+            for row in rows:
+                yield from traces_of(row, source, str(settings.get("task", "")))
+
+
+def traces_of(row: Lessons, source: str, task: str) -> Iterator[LookTrace]:
+    """The traces in a line of a journal."""
+    about = row.about
+    name = str(about.get("parent") or row.problem)
+    for number, told in enumerate(row.conversations):
+        yield _trace(row, told, f"{name}#{number}" if source == "sampled" else f"{name}/{source}#{number}",
+                     source, task)  # fmt: skip
+
+
+def _trace(row: Lessons, told: Taught, name: str, source: str, task: str) -> LookTrace:
+    about = row.about
+    return LookTrace(
+        id=name,
+        problem=str(about.get("problem") or row.problem),
+        messages=told.messages,
+        cuts=[*about.get("cuts", []), *told.cuts],
+        rewards=told.rewards,
+        steps=[*about.get("steps", []), *told.steps],
+        finish=told.finish,
+        lost=told.lost,
+        source=source,
+        category=str(about.get("category") or ""),
+        task=task,
+        told=int(about.get("told", 1)),
+    )

@@ -1,0 +1,35 @@
+"""Reading ``pairs.jsonl`` again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.files import naming, read_regular
+from selfverify.experiments.looks.looks_folder import PAIRS
+from selfverify.looking.preference_pairs import Pair
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """The pairs of a file, or of the file in a folder; their images are named as seen from beside it.
+
+    Raises:
+        ConfigError: There is no such file.
+        DataError: A line is no pair; the message names it.
+    """
+    path = path / PAIRS if path.is_dir() else path
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}; `selfverify looking sets` writes pairs.jsonl")
+    reader, found = TypeAdapter(Pair), []
+    with naming(path):
+        lines = read_regular(path).splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(reader.validate_json(line))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = ".".join(str(part) for part in fault["loc"])
+            raise DataError(f"{path}, line {number}: {f'{name}: ' if name else ''}{fault['msg']}") from None
+    return found

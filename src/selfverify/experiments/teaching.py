@@ -1,0 +1,277 @@
+"""Conversations with teachers: a scripted expert, a model behind a server, or the recipe's own policy.
+
+What was said is kept problem by problem in a journal, so that a call which was killed goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from selfverify.core.episode import Episode
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
+from selfverify.core.journal import STRICT
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.evaluation.sweep import Progress, Sweep
+from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.run import start_processes
+from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import derived_seed
+from selfverify.remote.client import ServerSettings
+from selfverify.rollouts.converse import converse
+from selfverify.rollouts.noted import Message, Noted
+from selfverify.serving.agent_speakers import OnServer, Script, Speaker, hold
+from selfverify.tasks.base import Task
+
+AT_ONCE = 16
+"""Conversations at the same time, where the task does not say how many there may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """One conversation with a teacher.
+
+    Args:
+        messages: What was said (`noted.Message`).
+        rewards: What came of it.
+        lost: Why it broke off; empty where it did not.
+        cuts: For each turn of the teacher the channels that it consists of, as `Reply.cuts` has them.
+        steps: What the task makes of each turn.
+        finish: How the last turn ended.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    messages: list[Message]
+    rewards: dict[str, float] = field(default_factory=dict)
+    lost: str = ""
+    cuts: list[list[list[Any]]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    finish: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """A line of the journal.
+
+    Args:
+        index: The index of what was asked.
+        problem: Its id; empty where it could not be made.
+        conversations: Those about it.
+        unusable: Why it could not be made.
+        about: What else is to be known of the problem.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    index: int
+    problem: str
+    conversations: list[Taught] = field(default_factory=list)
+    unusable: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A conversation that is to be held.
+
+    Args:
+        problem: What it is about.
+        open: Begins it; the number is a seed.
+        about: See `Lessons`.
+    """
+
+    problem: Problem
+    open: Callable[[int], Noted]
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+Ask = Callable[[int], Asked]
+"""What is asked at an index; raises `DataError` where nothing can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class School:
+    """Who teaches what.
+
+    Args:
+        recipe: Whose task, episode, seed and, for its own policy, model and sampling are used.
+        task: The recipe's task.
+        teacher: Who teaches.
+        samples: Conversations about each problem.
+    """
+
+    recipe: Recipe
+    task: Task
+    teacher: TeacherSettings
+    samples: int = 1
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides what is said, for a journal's header."""
+        about = {
+            "task": self.task.name,
+            "task_options": self.task.config.model_dump(mode="json"),
+            "turns": self.task.limits.turns,
+            "seed": self.recipe.seed,
+            "samples": self.samples,
+            "teacher": self.teacher.model_dump(mode="json", exclude={"timeout"}),
+        }
+        if self.teacher.own:
+            about |= {
+                "policy": self.recipe.policy.model_dump(mode="json"),
+                "sampling": self.recipe.sampling.model_dump(mode="json"),
+            }
+        return about
+
+    def hold(
+        self,
+        journal: Path,
+        settings: Mapping[str, Any],
+        ask: Ask,
+        total: int,
+        progress: Progress | None = None,
+    ) -> list[Lessons]:
+        """Hold the conversations that the journal does not have yet, and return all.
+
+        Args:
+            journal: The file.
+            settings: Its header.
+            ask: What is asked.
+            total: How many problems there are.
+            progress: Called after each batch of problems.
+
+        Raises:
+            ConfigError: The journal is that of other settings, or the teacher cannot do this task.
+        """
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        at_once = self.task.limits.at_once or AT_ONCE
+        sweep = Sweep(journal, Lessons, settings, total, max(at_once // self.samples, 1), progress)
+        policy: Policy | None = None
+        with ThreadPoolExecutor(at_once, thread_name_prefix="teacher") as threads:
+            for share in sweep.shares():
+                if self.teacher.own and policy is None:
+                    policy = self._policy()
+                made: dict[int, Asked] = {}
+                unusable: dict[int, str] = {}
+                for index in share:
+                    try:
+                        made[index] = ask(index)
+                    except DataError as error:
+                        unusable[index] = str(error)
+                told = self._by_policy(policy, made) if policy is not None else self._apart(threads, made)
+                sweep.store(
+                    [Lessons(i, made[i].problem.id, told[i], about=made[i].about) for i in made]
+                    + [Lessons(i, "", unusable=reason) for i, reason in unusable.items()]
+                )
+        return [sweep.rows[index] for index in sorted(sweep.rows)]
+
+    def _policy(self) -> Policy:
+        start_processes(self.recipe)
+        policy = Policy.load(self.recipe.policy)
+        self.task.use_space(policy.coordinate_space)
+        self.task.use_policy(policy)
+        return policy
+
+    def _apart(self, threads: ThreadPoolExecutor, made: Mapping[int, Asked]) -> dict[int, list[Taught]]:
+        """Each conversation on a thread of its own."""
+        calls = {
+            index: [
+                threads.submit(partial(self._taught, asked, derived_seed(self.recipe.seed, index, n)))
+                for n in range(self.samples)
+            ]
+            for index, asked in made.items()
+        }
+        return {index: [call.result() for call in those] for index, those in calls.items()}
+
+    def _taught(self, asked: Asked, seed: int) -> Taught:
+        """One conversation; whatever fails loses it."""
+        noted = asked.open(seed)
+        try:
+            hold(noted, self._speaker(asked.problem, seed), self.task.limits.turns)
+        except ConfigError:
+            raise
+        except SelfVerifyError as error:
+            return Taught(noted.messages, lost=str(error)[:2000])
+        finally:
+            noted.close()
+        return as_taught(noted)
+
+    def _speaker(self, problem: Problem, seed: int) -> Speaker:
+        if self.teacher.server is None:
+            turns = self.task.demonstrate_turns(problem, np.random.default_rng(seed))
+            return Script([turn.text for turn in turns])
+        server = ServerSettings(self.teacher.server, timeout_s=self.teacher.timeout)
+        return OnServer(problem, server, self.teacher.fields(seed))
+
+    def _by_policy(self, policy: Policy, made: Mapping[int, Asked]) -> dict[int, list[Taught]]:
+        """All conversations at once, as rollouts of the policy."""
+        if not made:
+            return {}
+        opened: list[Noted] = []
+        order = iter([asked for asked in made.values() for _ in range(self.samples)])
+
+        def begin(problem: Problem, seed: int) -> Episode:
+            # The driver opens them problem by problem.
+            opened.append(next(order).open(seed))
+            return opened[-1]
+
+        sampling = self.recipe.sampling.model_copy(
+            update={
+                "engine": "own", "group_size": self.samples,
+                "temperature": self.teacher.temperature, "max_new_tokens": self.teacher.max_tokens,
+            }
+        )  # fmt: skip
+        problems = [asked.problem for asked in made.values()]
+        seeds = [derived_seed(self.recipe.seed, index, 0) for index in made]
+        rollout = converse(policy, self.task, problems, seeds, sampling, begin, self.task.limits)
+        told = iter(opened)
+        found: dict[int, list[Taught]] = {}
+        for index, group in zip(made, rollout.groups, strict=True):
+            noted = [next(told) for _ in group.trajectories]
+            found[index] = [
+                as_taught(one, trajectory.segments[-1].finish)
+                for one, trajectory in zip(noted, group.trajectories, strict=True)
+            ]
+        return found
+
+
+def as_taught(noted: Noted, finish: Finish | None = None) -> Taught:
+    """A conversation that has been held as the journal keeps it."""
+    ended, finish = noted.ended, finish or noted.finish
+    if ended is None or ended.lost:
+        return Taught(noted.messages, lost="its episode failed" if ended is None else "it was not judged")
+    return Taught(
+        noted.messages,
+        ended.rewards,
+        cuts=noted.cuts,
+        steps=[dict(turn) for turn in ended.turns if isinstance(turn, dict)],
+        finish=str(finish or ""),
+    )
+
+
+def whole(told: Taught) -> bool:
+    """Whether something was said in every turn, also in the last one."""
+    own = [message["content"].strip() for message in told.messages if message["role"] == "assistant"]
+    return all(own) and told.messages[-1]["role"] == "assistant"
+
+
+def at_most(task: Task, problems: int) -> int:
+    """How many training problems there are, if so many are wanted.
+
+    Raises:
+        ConfigError: The task's conversations are over after the first answer.
+    """
+    if task.limits.turns == 1:
+        raise ConfigError(
+            f"task {task.name}: a conversation is over after the first answer; nothing to collect"
+        )
+    count = task.count("train")
+    return problems if count is None else min(problems, count)

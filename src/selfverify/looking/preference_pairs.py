@@ -1,0 +1,186 @@
+"""Pairs of traces that a verifier learns from (VTS-V §4.2): one beginning, then a better and a worse way.
+
+The paper prompts a model to go on wrongly. Prompted lies tell themselves by their words (`leak_test`), so a
+model's own wrong traces of the same problem count here, too, and those that share most with the right one
+come first. What both have in common becomes the prompt, where multi-step DPO's log-ratios cancel (Eq. 10).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from selfverify.core.journal import STRICT
+from selfverify.looking.traces import LookTrace, Message
+
+Kind = Literal["wrong", "wasteful"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A preference.
+
+    Args:
+        id: Its name.
+        problem: The problem's id.
+        kind: Why the rejected trace is worse: its answer is ``wrong``, or it is right and looked more often
+            (``wasteful``).
+        source: Who made the rejected trace, see `LookTrace.source`.
+        prompt: The question, and the turns and replies that both traces have.
+        chosen: What comes behind in the better trace, a turn first and last.
+        rejected: What comes behind in the worse one.
+        chosen_cuts: For each turn in ``chosen`` its channels.
+        rejected_cuts: For each turn in ``rejected`` its channels.
+        category: The problem's.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    id: str
+    problem: str
+    kind: Kind
+    source: str
+    prompt: list[Message]
+    chosen: list[Message]
+    rejected: list[Message]
+    chosen_cuts: list[list[list[Any]]] = field(default_factory=list)
+    rejected_cuts: list[list[list[Any]]] = field(default_factory=list)
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How pairs are made.
+
+    Args:
+        wasteful: Whether two right traces make a pair, too, of which the one with fewer looks is preferred
+            (ours: the paper's pairs differ in right and wrong only).
+        most: Pairs of one problem and kind at most.
+        longest_ratio: How many times longer one side may be than the other, in characters of what was said.
+        match_lengths: Whether the chosen side is longer as often as the rejected one. Both limits are for
+            pairs of kind ``wrong``: that the other ones are longer is what is wrong with them.
+    """
+
+    wasteful: bool = False
+    most: int = 4
+    longest_ratio: float = 4.0
+    match_lengths: bool = True
+
+
+def make_pairs(traces: Iterable[LookTrace], how: Pairing) -> tuple[list[Pair], Counter[str]]:
+    """Pair the traces of each problem on their longest common prefix.
+
+    Of all possible pairs those with most turns in common come first, then those of like lengths; a trace is
+    the rejected one of one pair at most for each kind.
+
+    Returns:
+        The pairs, and how many possible ones or traces were left out for which reason.
+    """
+    by_problem: dict[str, list[LookTrace]] = defaultdict(list)
+    for trace in traces:
+        by_problem[trace.problem].append(trace)
+    pairs: list[Pair] = []
+    dropped: Counter[str] = Counter()
+    for problem in sorted(by_problem):
+        right = [t for t in by_problem[problem] if t.correct and t.source != "induced"]
+        wrong = [t for t in by_problem[problem] if not t.correct]
+        dropped["induced to be wrong, and right"] += sum(
+            t.correct and t.source == "induced" for t in by_problem[problem]
+        )
+        if not right:
+            dropped["no right trace of the problem"] += len(wrong)
+            continue
+        if not wrong and not how.wasteful:
+            dropped["no wrong trace of the problem"] += len(right)
+        pairs += _chosen("wrong", [(w, x) for w in right for x in wrong], how, dropped)
+        if how.wasteful:
+            fewer = [(a, b) for a in right for b in right if len(a.turns) < len(b.turns)]
+            pairs += _chosen("wasteful", fewer, how, dropped)
+    if how.match_lengths:
+        pairs = matched_lengths(pairs, dropped)
+    return pairs, +dropped
+
+
+def _chosen(
+    kind: Kind, possible: Sequence[tuple[LookTrace, LookTrace]], how: Pairing, dropped: Counter[str]
+) -> list[Pair]:
+    """The pairs of one problem."""
+    found: list[tuple[int, int, Pair]] = []
+    for better, worse in possible:
+        pair = paired(better, worse, kind)
+        if isinstance(pair, str):
+            dropped[pair] += 1
+            continue
+        a, b = said_length(pair.chosen), said_length(pair.rejected)
+        if kind == "wrong" and max(a, b) > how.longest_ratio * max(min(a, b), 1):
+            dropped[f"one side is more than {how.longest_ratio:g} times as long as the other"] += 1
+            continue
+        found.append((-len(pair.prompt), abs(a - b), pair))
+    taken: list[Pair] = []
+    used: set[str] = set()
+    for _, _, pair in sorted(found, key=lambda one: (one[0], one[1], one[2].id)):
+        worse_name = pair.id.rpartition(" > ")[2]
+        if worse_name in used:
+            continue
+        if len(taken) == how.most:
+            dropped[f"the problem has {how.most} pairs already"] += 1
+            used.add(worse_name)
+            continue
+        used.add(worse_name)
+        taken.append(pair)
+    return taken
+
+
+def paired(better: LookTrace, worse: LookTrace, kind: Kind) -> Pair | str:
+    """The pair of two traces, or why they make none."""
+    count = 0
+    for one, other in zip(better.messages, worse.messages, strict=False):
+        if one != other:
+            break
+        count += 1
+    if count == 0:
+        return "the two are asked differently"
+    if count == min(len(better.messages), len(worse.messages)):
+        return "one is the beginning of the other"
+    if {better.messages[count]["role"], worse.messages[count]["role"]} != {"assistant"}:
+        return "the same words are replied to differently"
+    turns = sum(message["role"] == "assistant" for message in better.messages[:count])
+    return Pair(
+        f"{better.id} > {worse.id}",
+        better.problem,
+        kind,
+        worse.source,
+        better.messages[:count],
+        better.messages[count:],
+        worse.messages[count:],
+        better.cuts[turns:],
+        worse.cuts[turns:],
+        better.category,
+    )
+
+
+def said_length(messages: Iterable[Message]) -> int:
+    """Characters of what the model says in messages."""
+    return sum(len(message["content"]) for message in messages if message["role"] == "assistant")
+
+
+def matched_lengths(pairs: Sequence[Pair], dropped: Counter[str]) -> list[Pair]:
+    """Pairs among which the chosen side is longer as often as it is shorter.
+
+    Those that differ most in length leave first.
+    """
+    differences = {
+        pair.id: said_length(pair.chosen) - said_length(pair.rejected)
+        for pair in pairs
+        if pair.kind == "wrong"
+    }
+    longer = sorted((d, name) for name, d in differences.items() if d > 0)
+    shorter = sorted((-d, name) for name, d in differences.items() if d < 0)
+    kept = min(len(longer), len(shorter))
+    left_out = {name for _, name in [*longer[kept:], *shorter[kept:]]}
+    if left_out:
+        side = "chosen" if len(longer) > len(shorter) else "rejected"
+        dropped[f"the {side} side would be longer more often"] += len(left_out)
+    return [pair for pair in pairs if pair.kind != "wrong" or pair.id not in left_out]

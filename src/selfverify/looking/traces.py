@@ -1,0 +1,259 @@
+"""What a model said and was shown while it looked, as data: VTS-V Eq. 1's τ, checked and counted.
+
+§4.1 flattens nested structures, merges turns that belong together, and drops what is malformed, trivial,
+too long or wrong. Here every trace that is dropped has a reason, and reasons are counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from selfverify.core.trajectory import ANSWER
+from selfverify.tasks.judged import worth_imitating
+from selfverify.tasks.tool_episode import TOOL_CALLS
+
+PIXELS_PER_TOKEN = 28 * 28
+"""Qwen2-VL and Qwen2.5-VL merge 28 x 28 pixels into one token."""
+BYTES_PER_TOKEN = 4
+"""Of text, as an estimate."""
+ROLES = ("system", "user", "assistant", "tool")
+Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class LookTrace:
+    """One conversation.
+
+    Args:
+        id: Its name.
+        problem: The problem's id. Traces of one problem have the same.
+        messages: ``role`` and ``content``: a text, or parts of type ``text`` and ``image``, the latter with
+            the name of a file.
+        cuts: For each message of the assistant its channels, as `Reply.cuts` has them.
+        rewards: What came of it.
+        steps: What each step did (`LookStep`).
+        finish: How the last turn ended.
+        lost: Why it broke off; empty where it did not.
+        source: Who made it: ``sampled``, ``branched`` from another trace, or ``induced`` to be wrong.
+        category: The problem's.
+        task: The task's name.
+        told: How many messages were given to who spoke, the question among them.
+    """
+
+    id: str
+    problem: str
+    messages: list[Message]
+    cuts: list[list[list[Any]]] = field(default_factory=list)
+    rewards: dict[str, float] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    finish: str = "stop"
+    lost: str = ""
+    source: str = "sampled"
+    category: str = ""
+    task: str = ""
+    told: int = 1
+
+    @property
+    def correct(self) -> bool:
+        """Whether the task found the answer right and whole."""
+        return worth_imitating(self.rewards)
+
+    @property
+    def turns(self) -> list[Message]:
+        """What the model said: H steps and the answer."""
+        return [message for message in self.messages if message["role"] == "assistant"]
+
+    @property
+    def images(self) -> list[str]:
+        """The names of all images in order."""
+        return [part["image"] for message in self.messages for part in parts_of(message) if is_image(part)]
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What a trace has to be.
+
+    Args:
+        most_tokens: Longer ones are dropped (§4.1: 20,000; §4.2's released filter for pairs: 10,000).
+        least_calls: Carried out calls of tools; 0 keeps answers at first sight.
+        errors: Whether steps are kept whose call failed.
+    """
+
+    most_tokens: int = 20_000
+    least_calls: int = 1
+    errors: bool = True
+
+
+def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A message's content as parts."""
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def is_image(part: Mapping[str, Any]) -> bool:
+    """Whether a part is an image."""
+    return part.get("type") == "image"
+
+
+def flattened(messages: Sequence[Message]) -> list[Message]:
+    """Messages with nested lists of parts opened, texts side by side joined, and users' messages merged.
+
+    A message that holds text only has a text as its content.
+    """
+    found: list[Message] = []
+    for message in messages:
+        content = message["content"]
+        parts = _joined(_opened(content)) if isinstance(content, list) else parts_of(message)
+        if found and found[-1]["role"] == message["role"] == "user":
+            parts = _joined([*parts_of(found.pop()), *parts])
+        text = not any(map(is_image, parts))
+        found.append(
+            {
+                "role": message["role"],
+                "content": "".join(part.get("text", "") for part in parts) if text else parts,
+            }
+        )
+    return found
+
+
+def _opened(parts: Iterable[Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, list):
+            found += _opened(part)
+        else:
+            found.append({"type": "text", "text": part} if isinstance(part, str) else part)
+    return found
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if found and part.get("type") == found[-1].get("type") == "text":
+            found[-1] = {"type": "text", "text": found[-1]["text"] + part["text"]}
+        else:
+            found.append(dict(part))
+    return found
+
+
+def estimated_length(messages: Iterable[Message], sizes: Mapping[str, tuple[int, int]]) -> int:
+    """About how many tokens messages have: a quarter of their bytes, and an image's pixels by 28 x 28.
+
+    Args:
+        messages: The messages.
+        sizes: Width and height of images by name.
+    """
+    tokens = 0
+    for message in messages:
+        for part in parts_of(message):
+            if is_image(part):
+                wide, high = sizes[part["image"]]
+                tokens += max(wide * high // PIXELS_PER_TOKEN, 1)
+            else:
+                tokens += -(-len(part["text"].encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+    return tokens
+
+
+class Curation:
+    """Checks traces one after another, and counts what is dropped by its reason.
+
+    Args:
+        folder: Where images are.
+        demands: What a trace has to be.
+    """
+
+    def __init__(self, folder: Path, demands: Demands) -> None:
+        self.folder, self.demands = folder, demands
+        self.dropped: Counter[str] = Counter()
+        self.sizes: dict[str, tuple[int, int]] = {}
+        """Of the images that were seen."""
+        self._seen: set[str] = set()
+        self._missing: set[str] = set()
+        self._asked: dict[str, list[Message]] = {}
+
+    def take(self, traces: Iterable[LookTrace]) -> list[LookTrace]:
+        """The traces that are kept, flattened."""
+        kept = []
+        for trace in traces:
+            reason = self._fault(trace)
+            if reason:
+                self.dropped[reason] += 1
+            else:
+                kept.append(trace)
+        return kept
+
+    def _fault(self, trace: LookTrace) -> str:
+        """Why a trace is dropped; empty where it is not."""
+        if trace.lost:
+            return "they broke off"
+        if trace.finish != "stop":
+            return "their last turn was cut off"
+        if fault := malformed(trace):
+            return f"malformed: {fault}"
+        trace.messages = flattened(trace.messages)
+        if any(not self._is_there(name) for name in trace.images):
+            return "an image is missing or cannot be read"
+        if trace.rewards.get(TOOL_CALLS, 0) < self.demands.least_calls:
+            return "no tool was used"
+        if not self.demands.errors and any(step.get("error") for step in trace.steps):
+            return "a call failed"
+        if estimated_length(trace.messages, self.sizes) > self.demands.most_tokens:
+            return f"they are longer than {self.demands.most_tokens:,} tokens"
+        first = self._asked.setdefault(trace.problem, trace.messages[:1])
+        if trace.messages[:1] != first:
+            return "the same problem is asked otherwise"
+        same = repr((trace.problem, trace.messages))
+        if same in self._seen:
+            return "the same was said before"
+        self._seen.add(same)
+        return ""
+
+    def _is_there(self, name: str) -> bool:
+        if name in self._missing:
+            return False
+        if name not in self.sizes:
+            try:
+                if Path(name).name != name:
+                    raise ValueError("a name leads elsewhere")
+                with Image.open(self.folder / name, formats=("PNG",)) as image:
+                    self.sizes[name] = image.size
+                    image.verify()
+            except (OSError, ValueError, SyntaxError):
+                self._missing.add(name)
+                self.sizes.pop(name, None)
+                return False
+        return True
+
+
+def malformed(trace: LookTrace) -> str:
+    """What is wrong with a trace's form; empty where nothing is."""
+    for message in trace.messages:
+        if message.get("role") not in ROLES:
+            return "a role is unknown"
+        content = message.get("content")
+        parts = _opened(content) if isinstance(content, list) else [{"type": "text", "text": content}]
+        for part in parts:
+            if not isinstance(part, dict) or part.get("type") not in ("text", "image"):
+                return "a part is neither text nor image"
+            if not isinstance(part.get("image" if is_image(part) else "text"), str):
+                return "a part is empty"
+    roles = [message["role"] for message in trace.messages]
+    if not roles or roles[0] == "assistant" or roles[-1] != "assistant":
+        return "no question at the beginning, or no answer at the end"
+    said = [place for place, role in enumerate(roles) if role == "assistant"]
+    if any(after == before + 1 for before, after in itertools.pairwise(said)):
+        return "two turns without a reply between them"
+    if any(not isinstance(turn["content"], str) or not turn["content"].strip() for turn in trace.turns):
+        return "a turn is empty or shows images"
+    if len(trace.cuts) != len(said):
+        return "channels and turns differ in number"
+    if trace.cuts[-1][0][0] != ANSWER:
+        return "they end without an answer"
+    return ""

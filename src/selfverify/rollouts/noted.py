@@ -1,0 +1,115 @@
+"""Conversations noted down as they are held, whoever holds them: messages with images, channels, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from PIL.Image import Image
+
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+
+KeepImage = Callable[[Image], str]
+"""Puts an image somewhere and returns its name."""
+Message = dict[str, Any]
+"""``role`` and ``content``: a text, or parts ``{"type": "text", "text": ...}`` and ``{"type": "image",
+"image": NAME}``."""
+
+
+class Noted(Episode):
+    """An episode whose conversation is noted down.
+
+    Args:
+        inner: The episode.
+        asked: The messages before it.
+        keep: Keeps an image that is shown; None refuses images.
+    """
+
+    def __init__(self, inner: Episode, asked: Sequence[Message], keep: KeepImage | None = None) -> None:
+        self.inner, self.channel, self.keep = inner, inner.channel, keep
+        self.messages: list[Message] = [*asked]
+        self.cuts: list[list[list[Any]]] = []
+        """For each turn of the policy its channels, as `Reply.cuts` has them."""
+        self.finish: Finish | None = None
+        """How the last turn ended."""
+        self.ended: Ending | None = None
+
+    def foreseen(self) -> Sequence[Reply]:
+        """See `Episode`."""
+        return self.inner.foreseen()
+
+    def begin(self) -> Reply | None:
+        """See `Episode`."""
+        reply = self.inner.begin()
+        if reply is not None:
+            self._note(reply)
+        return reply
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`.
+
+        Raises:
+            DataError: An image is shown, and none are kept.
+        """
+        self.messages.append({"role": "assistant", "content": said.text})
+        reply = self.inner.reply(said)
+        self.cuts.append([[*cut] for cut in reply.cuts or [(self.channel, 0)]])
+        self.finish = said.finish
+        if not reply.done and said.finish == Finish.STOP:
+            self._note(reply)
+        return reply
+
+    def answers(self) -> Sequence[Any]:
+        """See `Episode`."""
+        return self.inner.answers()
+
+    def ending(self) -> Ending:
+        """See `Episode`."""
+        self.ended = self.inner.ending()
+        return self.ended
+
+    def close(self) -> None:
+        """See `Episode`."""
+        self.inner.close()
+
+    def _note(self, reply: Reply) -> None:
+        if reply.images and self.keep is None:
+            raise DataError("it shows images, and files of conversations hold text")
+        parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
+        self.messages.append({"role": reply.role, "content": noted_content(parts, reply.images, self.keep)})
+
+
+def noted_messages(problem: Problem, keep: KeepImage) -> list[Message]:
+    """A problem's messages as they are noted down.
+
+    Raises:
+        DataError: Places and images differ in number.
+    """
+    left, found = list(problem.images), []
+    for message in problem.messages:
+        content = message.get("content") or ""
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        count = sum(part["type"] == "image" for part in parts)
+        if count > len(left):
+            raise DataError(f"problem {problem.id}: more places for images than images")
+        found.append({"role": message["role"], "content": noted_content(parts, left[:count], keep)})
+        left = left[count:]
+    if left:
+        raise DataError(f"problem {problem.id}: {len(left)} images have no place in its messages")
+    return found
+
+
+def noted_content(
+    parts: Sequence[Mapping[str, Any]], images: Sequence[Image], keep: KeepImage | None
+) -> str | list[dict[str, Any]]:
+    """A message's content: a text where it shows no image, else parts in which images have names."""
+    if keep is None or not images:
+        return "".join(part["text"] for part in parts if part["type"] == "text")
+    left = iter(images)
+    return [
+        {"type": "image", "image": keep(next(left))} if part["type"] == "image" else dict(part)
+        for part in parts
+    ]

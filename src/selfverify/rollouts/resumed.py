@@ -1,0 +1,72 @@
+"""A conversation that goes on from a point in the middle of one that has been held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.errors import DataError
+from selfverify.core.trajectory import Finish
+from selfverify.rollouts.noted import KeepImage, Message, noted_content
+
+
+class Resumed(Episode):
+    """An episode to which the first turns of a conversation are said before the policy speaks.
+
+    What it replies to them has to be what was replied then: what comes after would belong to another
+    conversation otherwise.
+
+    Args:
+        inner: The episode of the problem as it was first asked.
+        told: The messages of these turns and the replies to them.
+        keep: Names images.
+    """
+
+    def __init__(self, inner: Episode, told: Sequence[Message], keep: KeepImage) -> None:
+        self.inner, self.channel, self.told, self.keep = inner, inner.channel, told, keep
+        self.turns = sum(message["role"] == "assistant" for message in told)
+
+    def foreseen(self) -> Sequence[Reply]:
+        """See `Episode`."""
+        return self.inner.foreseen()
+
+    def begin(self) -> Reply | None:
+        """See `Episode`.
+
+        Raises:
+            DataError: The conversation cannot be held again as it was.
+        """
+        self.inner.begin()
+        turn, reply = 0, Reply()
+        for message in self.told:
+            if message["role"] == "assistant":
+                reply = self.inner.reply(Said(message["content"], [], Finish.STOP, turn))
+                turn += 1
+                if reply.done:
+                    raise DataError(f"the conversation is over after turn {turn}, and it went on then")
+                continue
+            parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else None
+            shown = noted_content(parts or list(reply.content), reply.images, self.keep)  # type: ignore[arg-type]
+            if (reply.role, shown) != (message["role"], message["content"]):
+                raise DataError(f"turn {turn} is replied to otherwise than it was then")
+        return None
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`."""
+        return self.inner.reply(replace(said, turn=said.turn + self.turns))
+
+    def answers(self) -> Sequence[Any]:
+        """See `Episode`."""
+        return self.inner.answers()
+
+    def ending(self) -> Ending:
+        """See `Episode`. What is said of single turns is said of the new ones only."""
+        ended = self.inner.ending()
+        lost = [turn - self.turns for turn in ended.lost_turns if turn >= self.turns]
+        return replace(ended, turns=ended.turns[self.turns :], lost_turns=lost)
+
+    def close(self) -> None:
+        """See `Episode`."""
+        self.inner.close()

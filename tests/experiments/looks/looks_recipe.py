@@ -1,0 +1,61 @@
+"""A recipe of `digits-far` with a small fresh policy, and traces made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from selfverify.evaluation.steps import IMAGES
+from selfverify.experiments.looks.looks_folder import image_keeper
+from selfverify.experiments.recipe import Recipe
+from selfverify.looking.traces import LookTrace
+
+
+def far_recipe(**more: Any) -> Recipe:
+    """The recipe."""
+    return Recipe.model_validate(
+        {
+            "name": "far",
+            "policy": {"path": "builtin:digits"},
+            "task": {"name": "digits-far"},
+            "method": {"name": "conversations-sft"},
+            "sampling": {"max_new_tokens": 12},
+            "learner": {"steps": 1},
+            **more,
+        }
+    )
+
+
+def trace(
+    folder: Path, name: str, *said: str, right: bool = True, problem: str = "p", **more: Any
+) -> LookTrace:
+    """A trace in which every turn but the last is replied to with an image of its own."""
+    keep = image_keeper(folder)
+    asked = [
+        {"type": "image", "image": keep(Image.new("L", (8, 8), 9))},
+        {"type": "text", "text": f"What is {problem}?"},
+    ]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
+    for turn in said[:-1]:
+        shade = sum(turn.encode()) % 251
+        messages += [
+            {"role": "assistant", "content": turn},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "2:"},
+                    {"type": "image", "image": keep(Image.new("L", (8, 8), shade))},
+                ],
+            },
+        ]
+    messages.append({"role": "assistant", "content": said[-1]})
+    cuts: list[list[list[Any]]] = [[["plan", 0], ["action", 1]] for _ in said[:-1]] + [[["answer", 0]]]
+    rewards = {"correct": float(right), "answer_format": 1.0, "tool_calls": float(len(said) - 1)}
+    return LookTrace(name, problem, messages, cuts, rewards, **more)
+
+
+def images_of(folder: Path) -> set[str]:
+    """The names of the images in a folder."""
+    return {path.name for path in (folder / IMAGES).iterdir()}

@@ -1,0 +1,265 @@
+"""Data of looking again: collected, branched, induced, judged, paired; a kill loses and doubles nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.experiments.looks.looks_recipe import far_recipe
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.evaluation.steps import IMAGES
+from selfverify.experiments.looks.collect_looks import INDUCE, branch_looks, collect_looks, transcript
+from selfverify.experiments.looks.judge_looks import judge_looks
+from selfverify.experiments.looks.looks_folder import all_traces
+from selfverify.experiments.looks.make_sets import make_sets
+from selfverify.experiments.looks.read_pairs import read_pairs
+from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.looking.preference_pairs import Pairing
+from selfverify.looking.traces import Demands
+from serving_servers import Body, FakeUpstream, Loop
+
+EXPERT = TeacherSettings(expert=True)
+FREE = Pairing(match_lengths=False)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def wrong_server(loop: Loop, text: str = "<think>7</think><answer>0</answer>") -> tuple[str, FakeUpstream]:
+    fake = FakeUpstream(write=lambda body, i: text)
+    return loop.upstream(fake), fake
+
+
+def test_an_experts_looks_become_a_set(tmp_path: Path) -> None:
+    """Every conversation is there with its images and channels, and its steps."""
+    done = collect_looks(far_recipe(), EXPERT, tmp_path, problems=6)
+    assert (done.traces, done.correct, done.lost) == (6, 6, 0)
+    made = make_sets(tmp_path, Demands(), FREE)
+    assert (made.traces, made.sft, made.pairs, made.sft_dropped) == (6, 6, 0, {})
+    assert made.pairs_dropped == {"no wrong trace of the problem": 6}
+    lines = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
+    for line in lines:
+        shown = [
+            part["image"]
+            for message in line["messages"]
+            if not isinstance(message["content"], str)
+            for part in message["content"]
+            if part["type"] == "image"
+        ]
+        turns = [m for m in line["messages"] if m["role"] == "assistant"]
+        assert len(shown) == len(turns) and all((tmp_path / name).is_file() for name in shown)
+        assert [cut[0][0] for cut in line["cuts"]] == ["plan"] * (len(turns) - 1) + ["answer"]
+        assert [step["step"] for step in line["steps"]] == [*range(1, len(turns))]
+    again = (tmp_path / "sft.jsonl").read_bytes()
+    make_sets(tmp_path, Demands(), FREE)
+    assert (tmp_path / "sft.jsonl").read_bytes() == again
+    with pytest.raises(ConfigError, match="samples"):
+        collect_looks(far_recipe(), EXPERT, tmp_path, problems=6, samples=2)
+
+
+def test_a_server_goes_on_wrongly_from_the_middle(tmp_path: Path, loop: Loop) -> None:
+    """It is shown what was shown then, with the request; the trace does not have the request in it."""
+    collect_looks(far_recipe(), EXPERT, tmp_path, problems=5)
+    url, fake = wrong_server(loop)
+    server = TeacherSettings(server=url, model="m")
+    done = branch_looks(far_recipe(), server, tmp_path, "induced")
+    assert (done.traces, done.correct, done.lost) == (5, 0, 0) and len(fake.seen) == 5
+    for body in fake.seen:
+        *_, last = body["messages"]
+        assert last["role"] == "user" and last["content"][-1]["text"].endswith(INDUCE)
+        images = [p for m in body["messages"] if m["role"] == "user" for p in m["content"]]
+        turns = sum(m["role"] == "assistant" for m in body["messages"])
+        assert sum(p["type"] == "image_url" for p in images) == turns + 1 >= 2
+    induced = [trace for trace in all_traces(tmp_path) if trace.source == "induced"]
+    assert INDUCE not in json.dumps([trace.messages for trace in induced])
+    assert all(len(trace.cuts) == len(trace.turns) == len(trace.steps) + 1 for trace in induced)
+    made = make_sets(tmp_path, Demands(), FREE)
+    assert made.kinds == {"wrong, induced": 5} and made.sft_dropped == {"they were induced to be wrong": 5}
+    for pair in read_pairs(tmp_path):
+        assert len(pair.prompt) >= 3 and pair.rejected[-1]["content"].endswith("<answer>0</answer>")
+        assert pair.chosen_cuts[-1] == [["answer", 0]] == pair.rejected_cuts[-1]
+
+
+def test_the_own_policy_looks_and_branches(tmp_path: Path) -> None:
+    """A policy that runs here needs no server; what it says comes out the same when asked again."""
+    own = TeacherSettings(own=True, max_tokens=8)
+    done = collect_looks(far_recipe(), own, tmp_path / "a", problems=2, samples=2)
+    assert done.traces == 4 and done.lost == 0
+    collect_looks(far_recipe(), own, tmp_path / "b", problems=2, samples=2)
+    assert (tmp_path / "a" / "collected.jsonl").read_bytes() == (
+        tmp_path / "b" / "collected.jsonl"
+    ).read_bytes()
+    collect_looks(far_recipe(), EXPERT, tmp_path / "c", problems=3)
+    done = branch_looks(far_recipe(), own, tmp_path / "c", "branched", samples=2, most=2)
+    assert done.traces == 4 and done.lost == 0
+    parents = {trace.id: trace for trace in all_traces(tmp_path / "c") if trace.source == "sampled"}
+    for trace in all_traces(tmp_path / "c"):
+        if trace.source == "branched":
+            parent = parents[trace.id.partition("/branched")[0]]
+            kept = len(trace.turns) - 1
+            assert trace.turns[:1] == parent.turns[:1] and trace.problem == parent.problem
+            assert kept >= 1 and len(trace.cuts) == len(trace.turns)
+
+
+def test_what_cannot_go_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no collected\.jsonl"):
+        branch_looks(far_recipe(), TeacherSettings(own=True), tmp_path, "branched")
+    collect_looks(far_recipe(), EXPERT, tmp_path, problems=2)
+    with pytest.raises(ConfigError, match="a script cannot go on"):
+        branch_looks(far_recipe(), EXPERT, tmp_path, "branched")
+    with pytest.raises(ConfigError, match="seed 0, and the recipe has 3"):
+        branch_looks(far_recipe(seed=3), TeacherSettings(own=True), tmp_path, "branched")
+    with pytest.raises(ValueError, match="say who teaches"):
+        TeacherSettings(own=True, expert=True)
+
+
+def test_traces_whose_replies_have_changed_are_lost(tmp_path: Path, loop: Loop) -> None:
+    """A conversation that cannot be held again as it was is not gone on from."""
+    collect_looks(far_recipe(), EXPERT, tmp_path, problems=1)
+    path = tmp_path / "collected.jsonl"
+    path.write_text(path.read_text().replace('"2:"', '"3:"'))
+    url, _ = wrong_server(loop)
+    done = branch_looks(far_recipe(), TeacherSettings(server=url, model="m"), tmp_path, "branched")
+    assert done.lost == 1 and "replied to otherwise" in done.reason
+
+
+def test_examples_are_put_before_the_question_in_words(tmp_path: Path, loop: Loop) -> None:
+    collect_looks(far_recipe(), EXPERT, tmp_path / "shown", problems=3)
+    make_sets(tmp_path / "shown", Demands(), FREE)
+    url, fake = wrong_server(loop)
+    server = TeacherSettings(server=url, model="m")
+    collect_looks(far_recipe(), server, tmp_path / "new", 1, shots=tmp_path / "shown" / "sft.jsonl")
+    [body] = fake.seen
+    first, image, question = body["messages"][0]["content"]
+    assert first["text"].count("Example ") == 2 and "[image 2]\nYou: <think>" in first["text"]
+    assert image["type"] == "image_url" and question["text"].startswith("Start in cell")
+    [trace] = all_traces(tmp_path / "new")
+    assert "Example" not in json.dumps(trace.messages) and len(trace.images) == 1
+    assert transcript(trace.messages).startswith("Shown: [image 1]Start in cell")
+    (tmp_path / "bad.jsonl").write_text('{"messages": 5}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl, line 1: it is no trace"):
+        collect_looks(far_recipe(), server, tmp_path / "x", 1, shots=tmp_path / "bad.jsonl")
+
+
+def test_a_model_judges_answers(tmp_path: Path, loop: Loop) -> None:
+    """What it finds wrong or says nothing about is dropped, each with its reason."""
+    collect_looks(far_recipe(), EXPERT, tmp_path, problems=4)
+
+    def write(body: Body, i: int) -> str:
+        words = body["messages"][0]["content"]
+        target = int(words.partition("Reference: ")[2].partition("\n")[0])
+        return ("CORRECT", "Surely INCORRECT.", "I cannot say.")[target % 3]
+
+    fake = FakeUpstream(write=write)
+    server = TeacherSettings(server=loop.upstream(fake), model="m")
+    right, wrong, neither = judge_looks(tmp_path, server)
+    assert right + wrong + neither == 4 and len(fake.seen) == 4
+    assert judge_looks(tmp_path, server) == (right, wrong, neither) and len(fake.seen) == 4
+    assert fake.seen[0]["temperature"] == 0 and "Start in cell" in fake.seen[0]["messages"][0]["content"]
+    if right:
+        made = make_sets(tmp_path, Demands(), FREE, judged=True)
+        assert made.sft == right
+        assert made.sft_dropped.get("a model judged the answer wrong", 0) == wrong
+        assert made.sft_dropped.get("no model has judged the answer", 0) == neither
+    with pytest.raises(ConfigError, match="behind a server"):
+        judge_looks(tmp_path, TeacherSettings(own=True))
+
+
+def test_nothing_right_says_why(tmp_path: Path, loop: Loop) -> None:
+    url, _ = wrong_server(loop)
+    collect_looks(far_recipe(), TeacherSettings(server=url, model="m"), tmp_path, problems=2)
+    with pytest.raises(DataError, match="no right trace is left of 2; dropped: 2 because no tool was used"):
+        make_sets(tmp_path, Demands(), FREE)
+
+
+def test_a_collection_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted one stores what it has; the same files come out as of one that was not."""
+    monkeypatch.setattr("selfverify.experiments.teaching.AT_ONCE", 2)
+    calls: list[int] = []
+
+    def stop(number: int, total: int) -> None:
+        calls.append(number)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect_looks(far_recipe(), EXPERT, tmp_path / "a", problems=6, progress=stop)
+    journal = tmp_path / "a" / "collected.jsonl"
+    assert len(journal.read_text().splitlines()) == 5
+    with journal.open("a") as file:
+        file.write('{"index": 4, "prob')  # what a kill may leave
+    collect_looks(far_recipe(), EXPERT, tmp_path / "a", problems=6)
+    collect_looks(far_recipe(), EXPERT, tmp_path / "b", problems=6)
+    assert journal.read_bytes() == (tmp_path / "b" / "collected.jsonl").read_bytes()
+    assert {p.name for p in (tmp_path / "a" / IMAGES).iterdir()} == {
+        p.name for p in (tmp_path / "b" / IMAGES).iterdir()
+    }
+
+
+@pytest.mark.slow
+def test_kill_9(tmp_path: Path) -> None:
+    """Killed at whatever moment, again and again, a collection ends as if nothing had happened."""
+    (tmp_path / "far.yaml").write_text(
+        "name: far\npolicy: {path: builtin:digits}\ntask: {name: digits-far}\n"
+        "method: {name: conversations-sft}\nlearner: {steps: 1}\n"
+    )
+    command = [
+        sys.executable, "-m", "selfverify", "looking", "collect", str(tmp_path / "far.yaml"), "--expert",
+        "--problems", "200", "--output", str(tmp_path / "a"),
+    ]  # fmt: skip
+    for wait in (6.0, 7.0, 8.0):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(wait)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    collect_looks(far_recipe(), EXPERT, tmp_path / "b", problems=200)
+    assert (tmp_path / "a" / "collected.jsonl").read_bytes() == (
+        tmp_path / "b" / "collected.jsonl"
+    ).read_bytes()
+
+
+def test_the_commands(tmp_path: Path, loop: Loop) -> None:
+    """Each says what it made and what it left out; a leak ends with status 1."""
+    recipe = tmp_path / "far.yaml"
+    recipe.write_text(
+        "name: far\npolicy: {path: builtin:digits}\ntask: {name: digits-far}\n"
+        "method: {name: conversations-sft}\nlearner: {steps: 1}\n"
+    )
+    folder = str(tmp_path / "looks")
+    url, _ = wrong_server(loop)
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, ["looking", *words])
+
+    shown = run("collect", str(recipe), "--expert", "--problems", "6", "--output", folder)
+    assert shown.exit_code == 0 and "6 traces, 6 of them right" in shown.output, shown.output
+    server = ["--server", url, "--model", "m"]
+    shown = run("branch", str(recipe), folder, "--way", "induced", *server, "--json")
+    assert json.loads(shown.stdout)["traces"] == 6
+    shown = run("sets", folder, "--any-length", "--longest-ratio", "100")
+    assert "6 of 12 traces" in shown.output and "6 pairs (6 wrong, induced)" in shown.output
+    assert "they were induced to be wrong" in shown.output
+    found = run("leaks", folder, "--json")
+    leak = json.loads(found.stdout)
+    assert found.exit_code == (0 if leak["passes"] else 1) and leak["pairs"] == 6
+    assert "guessed" in run("leaks", f"{folder}/pairs.jsonl").output
+    (tmp_path / "looks" / "pairs.jsonl").write_text('{"id": 3}\n')
+    assert "pairs.jsonl, line 1: " in run("leaks", folder).output
+    assert run("leaks", str(tmp_path)).exit_code == 2
+    assert "available here" in run().output
