@@ -62,6 +62,10 @@ class Noted(Episode):
             self._note(reply)
         return reply
 
+    def aside(self, said: Said) -> None:
+        """See `Episode`."""
+        self.inner.aside(said)
+
     def answers(self) -> Sequence[Any]:
         """See `Episode`."""
         return self.inner.answers()

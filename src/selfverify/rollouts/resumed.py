@@ -57,6 +57,10 @@ class Resumed(Episode):
         """See `Episode`."""
         return self.inner.reply(replace(said, turn=said.turn + self.turns))
 
+    def aside(self, said: Said) -> None:
+        """See `Episode`."""
+        self.inner.aside(said)
+
     def answers(self) -> Sequence[Any]:
         """See `Episode`."""
         return self.inner.answers()

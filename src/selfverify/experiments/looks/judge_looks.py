@@ -30,7 +30,7 @@ _LONGEST_ANSWER = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOpinion:
+class OnAnswer:
     """A line of ``verdicts.jsonl``.
 
     Args:
@@ -80,7 +80,7 @@ def judge_looks(
         "judge": judge.model_dump(mode="json", exclude={"timeout"}),
         "traces": [trace.id for trace, _ in asked],
     }
-    sweep = Sweep(folder / VERDICTS, AnswerOpinion, about, len(asked), AT_ONCE, progress)
+    sweep = Sweep(folder / VERDICTS, OnAnswer, about, len(asked), AT_ONCE, progress)
     for share in sweep.shares():
         batch = [(index, *asked[index]) for index in share]
         sweep.store(background.start(_ask_all(batch, judge)).result())
@@ -100,9 +100,7 @@ def _question(about: dict[str, Any], trace: LookTrace) -> str:
     )
 
 
-async def _ask_all(
-    batch: Sequence[tuple[int, LookTrace, str]], judge: TeacherSettings
-) -> list[AnswerOpinion]:
+async def _ask_all(batch: Sequence[tuple[int, LookTrace, str]], judge: TeacherSettings) -> list[OnAnswer]:
     assert judge.server is not None
     async with OpenAIClient(ServerSettings(judge.server, timeout_s=judge.timeout)) as client:
         return await asyncio.gather(*(_ask(client, judge, *one) for one in batch))
@@ -110,13 +108,13 @@ async def _ask_all(
 
 async def _ask(
     client: OpenAIClient, judge: TeacherSettings, index: int, trace: LookTrace, words: str
-) -> AnswerOpinion:
+) -> OnAnswer:
     body = {**judge.fields(0), "temperature": 0.0, "messages": [{"role": "user", "content": words}]}
     try:
         said = (await client.chat(body))["choices"][0]["message"].get("content")
     except (SelfVerifyError, KeyError, IndexError, TypeError, AttributeError) as error:
-        return AnswerOpinion(index, trace.id, None, str(error)[:500])
+        return OnAnswer(index, trace.id, None, str(error)[:500])
     words_said = {match[0] for match in _WORD.finditer(str(said or "").upper())}
     if len(words_said) != 1:
-        return AnswerOpinion(index, trace.id, None, f"it says neither: {str(said)[:200]!r}")
-    return AnswerOpinion(index, trace.id, words_said == {"CORRECT"})
+        return OnAnswer(index, trace.id, None, f"it says neither: {str(said)[:200]!r}")
+    return OnAnswer(index, trace.id, words_said == {"CORRECT"})

@@ -13,7 +13,7 @@ from selfverify.core.atomic_files import write_json, written_whole
 from selfverify.core.errors import DataError
 from selfverify.core.journal import read_journal
 from selfverify.evaluation.steps import IMAGES
-from selfverify.experiments.looks.judge_looks import AnswerOpinion
+from selfverify.experiments.looks.judge_looks import OnAnswer
 from selfverify.experiments.looks.looks_folder import ABOUT, PAIRS, SFT, VERDICTS, all_traces
 from selfverify.looking.preference_pairs import Pair, Pairing, make_pairs
 from selfverify.looking.traces import Curation, Demands, LookTrace, Message, is_image, parts_of
@@ -122,7 +122,7 @@ def in_folder(messages: Iterable[Message]) -> list[Message]:
 
 def _as_judged(traces: Iterable[LookTrace], folder: Path, dropped: Counter[str]) -> list[LookTrace]:
     """Traces without those whose right answer the model did not find right."""
-    _, rows = read_journal(folder / VERDICTS, AnswerOpinion)
+    _, rows = read_journal(folder / VERDICTS, OnAnswer)
     opinions = {row.trace: row for row in rows.values()}
     kept = []
     for trace in traces:
