@@ -14,7 +14,16 @@ from selfverify.serving import intake
 from selfverify.serving.app import Gateway
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
-from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway
+from serving_servers import (
+    Body,
+    FakeUpstream,
+    data_url,
+    open_upstream,
+    png,
+    post,
+    question,
+    quick_gateway,
+)
 
 JSON = {"Content-Type": "application/json"}
 
@@ -62,6 +71,40 @@ def test_many_small_values_are_refused_before_they_are_parsed(monkeypatch: pytes
     assert many[0] == 413 and "50,000 values" in many[1]["error"]["message"]
     assert (deep[0], deep[1]["error"]["code"]) == (400, "invalid_json")
     assert text[0] == 200 and len(parsed) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        ("x" * 700_000, 413),
+        ("x" * 400_000, 200),
+        ([{"type": "file", "file": {"file_data": "data:application/pdf;base64," + "A" * 900_000}}], 200),
+        ([{"type": "image_url", "image_url": {"url": data_url(png() + b"x" * 900_000)}}], 200),
+        ([{"type": "text", "text": "data:application/pdf;base64," + "A\n" * 450_000}], 413),
+    ],
+)
+def test_a_large_text_is_never_parsed(content: Any, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser holds the interpreter as long as it reads. Images are taken out before."""
+    parsed: list[int] = []
+    real = intake.from_json
+    monkeypatch.setattr(
+        intake, "from_json", lambda raw, **more: (parsed.append(len(raw)), real(raw, **more))[1]
+    )
+    fake = FakeUpstream()
+
+    async def main() -> tuple[int, Body]:
+        async with AsyncExitStack() as stack:
+            _, port = await opened(stack, fake, GatewaySettings(max_text_mb=0.5))
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            body = question() | {"messages": [{"role": "user", "content": content}], "model": "m@plain"}
+            return await post(session, f"http://127.0.0.1:{port}/v1/chat/completions", body)
+
+    found, reply = asyncio.run(main())
+    assert found == status and all(size <= 2**19 for size in parsed)
+    if status == 200:
+        assert fake.seen[0]["messages"][0]["content"] == content
+    else:
+        assert not parsed and "524,288 bytes besides images" in reply["error"]["message"]
 
 
 def test_infinity_is_no_json() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -24,14 +24,16 @@ from selfverify.remote.chat_wire import (
     checked,
     decoded,
     encoded,
+    encoded_pieces,
     garbage,
     lenient,
     read_body,
     read_events,
     refusal,
 )
-from selfverify.remote.json_size import has_more_values
+from selfverify.remote.in_turn import LARGE, in_turn
 from selfverify.remote.lacking import Lacking
+from selfverify.remote.large_json import characters
 
 try:
     import aiohttp
@@ -301,9 +303,8 @@ class OpenAIClient:
         return ServerError(text, status, code, retry=True, detail=detail)
 
     async def _decoded(self, raw: bytes) -> dict[str, Any]:
-        if await has_more_values(raw, self.settings.most_values):
-            raise garbage(f"more than {self.settings.most_values:,} values")
-        return decoded(raw)
+        most = self.settings.most_values
+        return await in_turn(decoded, raw, most) if len(raw) > LARGE else decoded(raw, most)
 
     async def _once(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[bytes, dict[str, Any]]:
         """Return a reply's bytes, and the object in them."""
@@ -315,14 +316,25 @@ class OpenAIClient:
         """Post a body, or get what is there; return the response, of which nothing is read yet."""
         assert self._session is not None, "use the client as a context manager"
         url = self.base / path
-        response = await (
-            self._session.get(url) if body is None else self._session.post(url, data=encoded(body))
-        )
+        if body is None:
+            response = await self._session.get(url)
+        elif characters(body) <= LARGE:
+            response = await self._session.post(url, data=encoded(body))
+        else:
+            pieces = await in_turn(encoded_pieces, body)
+            length = {"Content-Length": str(sum(map(len, pieces)))}
+            response = await self._session.post(url, data=_each(pieces), headers=length)
         if response.status < 400:
             return response
         async with response:
             raw = await read_body(response, self.settings.most_bytes)
             raise refusal(response.status, lenient(raw), response.headers.get("Retry-After"))
+
+
+async def _each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield pieces; so each is sent before the next one is copied into the socket's buffer."""
+    for piece in pieces:
+        yield piece
 
 
 def server_url(url: str) -> URL:

@@ -11,7 +11,9 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from selfverify.remote.in_turn import LARGE, in_turn
 from selfverify.remote.json_size import has_more_values
+from selfverify.remote.large_json import put_back, read_large
 from selfverify.serving.api_errors import ApiError, invalid
 from selfverify.serving.serve_settings import GatewaySettings
 
@@ -27,6 +29,7 @@ class Intake:
     def __init__(self, settings: GatewaySettings) -> None:
         self.most_bytes = int(settings.max_body_mb * 2**20)
         self.most_together = max(int(settings.max_bodies_mb * 2**20), self.most_bytes)
+        self.most_text = int(settings.max_text_mb * 2**20)
         self.most_values = settings.max_values
         self.read_s = min(READ_S, settings.timeout)
         self.held = 0
@@ -74,27 +77,39 @@ class Room:
 
         Raises:
             ApiError: The request is no JSON object, is not declared as JSON, is compressed, has too many
-                bytes or values, or comes too slowly; or all requests together have too many bytes.
+                bytes or values, too much text, or comes too slowly; or all requests together have too many
+                bytes.
         """
         if request.content_type != "application/json":
             # Browsers let every page send other types anywhere, without asking the server first.
             raise ApiError(415, "Content-Type: application/json is needed", "unsupported_media_type")
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
-        intake, data = self.intake, await self._body(request)
-        if await has_more_values(data, intake.most_values):
-            text = f"the request has more than {intake.most_values:,} values in lists and objects"
-            raise ApiError(413, text, "request_too_large")
-        try:
-            found = from_json(data, allow_inf_nan=False)
-        except ValueError as error:
-            raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
+        data = await self._body(request)
+        found = await in_turn(self._parsed, data) if len(data) > LARGE else self._parsed(data)
         if not isinstance(found, dict):
             raise ApiError(400, "the request has to be a JSON object", "invalid_json")
         return found
 
-    async def _body(self, request: web.Request) -> bytes:
-        intake, parts = self.intake, []
+    def _parsed(self, data: bytearray) -> Any:
+        """Return what a body says."""
+        intake = self.intake
+        read = read_large(data, intake.most_text)
+        if read is None:
+            text = f"the request has more than {intake.most_text:,} bytes besides images in data URLs"
+            raise ApiError(413, text, "request_too_large")
+        left, urls = read
+        if has_more_values(left, intake.most_values):
+            text = f"the request has more than {intake.most_values:,} values in lists and objects"
+            raise ApiError(413, text, "request_too_large")
+        try:
+            found = from_json(left, allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
+        return put_back(found, urls) if urls else found
+
+    async def _body(self, request: web.Request) -> bytearray:
+        intake, data = self.intake, bytearray()
         self._fit(request.content_length or 0)
         try:
             async with asyncio.timeout(0 if intake._stopping else intake.read_s) as timeout:
@@ -102,7 +117,7 @@ class Room:
                 try:
                     async for part in request.content.iter_any():
                         self._fit(self.held + len(part))
-                        parts.append(part)
+                        data += part
                         self.held += len(part)
                         intake.held += len(part)
                 finally:
@@ -112,7 +127,7 @@ class Room:
                 raise ApiError(503, "the gateway is being stopped", "stopping") from None
             text = f"the request did not arrive within {intake.read_s:g} s"
             raise ApiError(408, text, "timeout") from None
-        return b"".join(parts)
+        return data
 
     def _fit(self, size: int) -> None:
         """Raise `ApiError` if this request's body may not have so many bytes now."""

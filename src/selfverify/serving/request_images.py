@@ -8,17 +8,21 @@ import binascii
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from PIL import Image
 
 from selfverify.core.rgb import to_rgb
 from selfverify.data.images import FORMATS
+from selfverify.remote.in_turn import LARGE, STEP, in_turn
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.serve_settings import ImageLimits
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _DATA_URL = re.compile(r"data:image/[a-zA-Z0-9.+-]{1,32};base64,", re.ASCII)
 
@@ -73,7 +77,7 @@ async def take_images(
     found: list[Picture] = []
     for url in urls:
         if url.startswith("data:"):
-            found.append(await asyncio.to_thread(_from_data_url, url, limits))
+            found.append(await _aside(len(url), _from_data_url, url, limits))
         elif fetcher is None:
             raise _bad(
                 "remote images are not fetched; send the image itself (data:image/png;base64,...)",
@@ -81,7 +85,7 @@ async def take_images(
             )
         else:
             data = await fetcher.fetch(url)
-            found.append(await asyncio.to_thread(check_image, data, limits))
+            found.append(await _aside(len(data), check_image, data, limits))
         total = sum(picture.pixels for picture in found)
         if total > limits.pixels:
             text = f"the images have {total:,} pixels together, and {limits.pixels:,} are allowed"
@@ -117,10 +121,30 @@ def _from_data_url(url: str, limits: ImageLimits) -> Picture:
     if (len(url) - head.end()) * 3 // 4 > limits.bytes + 2:
         raise _too_large(limits)
     try:
-        data = base64.b64decode(url[head.end() :].encode("ascii"), validate=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
+        data = _from_base64(url, head.end())
+    except ValueError as error:
         raise _bad(f"an image's base64 is broken: {error}") from None
     return check_image(data, limits)
+
+
+def _from_base64(text: str, start: int) -> bytes:
+    """Return the bytes that a text says in base64 from a place on, step by step.
+
+    Raises:
+        ValueError: It is no base64.
+    """
+    if 0 <= text.find("=", start) < len(text) - 2:
+        raise ValueError("padding stands at the end only")
+    data = bytearray()
+    for at in range(start, len(text), STEP):
+        data += binascii.a2b_base64(text[at : at + STEP], strict_mode=True)
+    return bytes(data)
+
+
+async def _aside(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function beside the event loop, with ``size`` bytes of data."""
+    call = in_turn if size > LARGE else asyncio.to_thread
+    return await call(function, *args, **kwargs)
 
 
 def check_image(data: bytes, limits: ImageLimits) -> Picture:

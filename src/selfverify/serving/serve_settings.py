@@ -101,6 +101,10 @@ class GatewaySettings(Settings):
     max_bodies_mb: float = Field(1024.0, ge=0.001)
     """The MiB that all requests being worked on may have together; others are told to come back."""
 
+    max_text_mb: float = Field(4.0, ge=0.001)
+    """The most text in a request, in MiB: all that is no image or other file in a data URL. 4 MiB are about
+    a million tokens."""
+
     max_values: int = Field(50_000, ge=100)
     """The most values in lists and objects of a request. While they are read, nobody is answered."""
 
