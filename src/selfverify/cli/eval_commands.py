@@ -109,12 +109,14 @@ class CalibrationSettings(Settings):
     """Withhold unsure answers, so that at most this share of the others is wrong."""
 
     test: Path | None = None
-    """A `samples.jsonl` to report on. By default half of the problems are set aside for that."""
+    """A `samples.jsonl`, or its folder, to report on. By default half of the problems are set aside."""
 
 
 @settings_as_options
 def calibrate(
-    samples: Annotated[Path, typer.Argument(help="A `samples.jsonl` that `selfverify eval` wrote.")],
+    samples: Annotated[
+        Path, typer.Argument(help="A `samples.jsonl` that `selfverify eval` wrote, or its folder.")
+    ],
     output: Annotated[Path, typer.Option(help="The file to write, or the model's folder.")],
     settings: CalibrationSettings,
     as_json: Json = False,
@@ -130,14 +132,11 @@ def calibrate(
     - `selfverify calibrate validation.jsonl --test test.jsonl --strategy best --output calibration.json`
     """
     from selfverify.evaluation.calibrate import calibrate as fit
-    from selfverify.evaluation.store import read_samples
+    from selfverify.evaluation.store import find_store, read_samples
     from selfverify.selection.calibration import CALIBRATION_FILE
 
-    for path in (samples, settings.test):
-        if path is not None and not path.is_file():
-            raise ConfigError(f"there is no file {path}; `selfverify eval` writes samples.jsonl")
-    sampled, stored = read_samples(samples)
-    held_out = read_samples(settings.test)[1] if settings.test else None
+    sampled, stored = read_samples(find_store(samples))
+    held_out = read_samples(find_store(settings.test))[1] if settings.test else None
     about = {name: value for name, value in sampled.items() if name in ("task", "weights", "split")}
     how = (settings.verifier, settings.strategy, settings.kind, settings.target_risk)
     fitted = fit(stored, *how, held_out, describe=about)

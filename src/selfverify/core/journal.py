@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -92,8 +92,16 @@ class Journal:
             os.fsync(file.fileno())
 
 
-def open_journal(path: Path, row: type[Row], settings: Mapping[str, Any]) -> tuple[Journal, dict[int, Row]]:
+def open_journal(
+    path: Path, row: type[Row], settings: Mapping[str, Any], new_names: Collection[str] = ()
+) -> tuple[Journal, dict[int, Row]]:
     """Open a journal with a header, a new one or one to go on with.
+
+    Args:
+        path: The file.
+        row: The dataclass of its lines.
+        settings: What decides what the lines say.
+        new_names: Settings that older journals do not name. Nobody knows what they were there.
 
     Returns:
         The journal, and the rows that it holds by index.
@@ -112,7 +120,9 @@ def open_journal(path: Path, row: type[Row], settings: Mapping[str, Any]) -> tup
         path, row, warn=False
     )  # `Journal` warns below, where it removes a cut-off line
     # As a reader sees the settings: lists, not tuples.
-    if changed := differences(found, json.loads(header)["settings"]):
+    asked = json.loads(header)["settings"]
+    asked = {name: value for name, value in asked.items() if name in found or name not in new_names}
+    if changed := differences(found, asked):
         raise ConfigError(
             f"{path} was written under other settings: {'; '.join(changed)}. Set them back to go on with it, "
             "or choose another path to start anew"

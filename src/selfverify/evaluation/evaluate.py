@@ -27,6 +27,9 @@ from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.reading import read_rollout
 from selfverify.tasks.base import Judged, Task
 
+IMAGE_BACKEND = "image_backend"
+"""The setting that names what prepares images (`Policy.image_backend`)."""
+
 
 def evaluate(
     policy: Policy,
@@ -60,7 +63,8 @@ def evaluate(
         The summary of `selfverify.evaluation.metrics.summarise`, with the tables named above.
 
     Raises:
-        ConfigError: The store holds samples of other settings, of other weights or of other problems.
+        ConfigError: The store holds samples of other settings, of other weights or of other problems; or
+            other code prepared its images.
         DataError: A problem cannot be made or encoded, and ``config.on_bad`` is ``refuse``. (Training skips
             such a problem. A measurement would change if it did.)
     """
@@ -77,6 +81,7 @@ def evaluate(
         **config.model_dump(exclude={"batch_problems", "on_bad"}),
         **(describe or {}),
         **({"extractor": extractor.name} if extractor is not None else {}),
+        **({IMAGE_BACKEND: policy.image_backend} if policy.image_backend else {}),
     }
 
     sampling = SamplingConfig(
@@ -91,7 +96,9 @@ def evaluate(
         task.keep_in(path.parent)
 
     def measure() -> dict[str, Any]:
-        sweep = Sweep(path, StoredProblem, settings, held_out.total, config.batch_problems, progress)
+        sweep = Sweep(
+            path, StoredProblem, settings, held_out.total, config.batch_problems, progress, {IMAGE_BACKEND}
+        )
         ranks.on_first(lambda: _refuse_other_data(path, held_out, sweep.rows))
         for share in sweep.shares():
             problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))

@@ -10,7 +10,7 @@ Evaluations, the data filter and STaR's sampling are sweeps. Their loops look li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic
@@ -41,6 +41,7 @@ class Sweep(Generic[Row]):
         total: The number of problems; their indices are 0 to ``total`` - 1.
         batch: The number of problems that one process works on at once.
         progress: Called by the first process after each batch.
+        new_names: See `open_journal`.
 
     Raises:
         ConfigError: The journal was written under other settings.
@@ -55,6 +56,7 @@ class Sweep(Generic[Row]):
         total: int,
         batch: int,
         progress: Progress | None = None,
+        new_names: Collection[str] = (),
     ) -> None:
         self.total, self.batch, self.progress = total, batch, progress
         self._journal: Journal | None = None
@@ -62,7 +64,7 @@ class Sweep(Generic[Row]):
         def open_() -> dict[int, Row]:
             if path is None:
                 return {}
-            self._journal, rows = open_journal(path, row, settings)
+            self._journal, rows = open_journal(path, row, settings, new_names)
             return rows
 
         self.rows = ranks.on_first(open_)
