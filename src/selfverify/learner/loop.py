@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from selfverify.core.errors import ConfigError, DataError, HungError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.machine import busy
 from selfverify.core.trajectory import Group
+from selfverify.learner.agreement import check_moments, check_processes, note_image_backend
 from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.checkpoint import (
     CHECKPOINTS_FOLDER,
@@ -26,7 +26,6 @@ from selfverify.learner.checkpoint import (
     latest_checkpoint,
     restore_rng,
 )
-from selfverify.learner.checkpoint_files import read_checkpoint
 from selfverify.learner.interrupt import interruptible
 from selfverify.learner.lesson import Lesson
 from selfverify.learner.logging import MetricsLog
@@ -137,7 +136,7 @@ class Learner:
         """
         with self.events:
             resumed = self.training.resume and self._resume()
-            self._check_agreement()
+            check_processes(self.training, self.source, self.step)
             if self.source.log is not None:
                 self.source.log.begin(self.training.resume, range(self.step, self.config.steps))
             if not resumed:
@@ -273,13 +272,18 @@ class Learner:
 
     # --- checkpoints --------------------------------------------------------------------------------
 
+    @property
+    def _masters(self) -> bool:
+        """Whether the optimizer keeps float32 masters of the weights."""
+        return isinstance(self.optimizer, ChannelOptimizer) and self.optimizer.masters
+
     def _progress(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "seed": self.training.seed,
             "best": self.best,
             "channels": self.config.channels,
-            "masters": isinstance(self.optimizer, ChannelOptimizer) and self.optimizer.masters,
+            "masters": self._masters,
             "skipped": self.source.skipped,
             "image_backend": self.policy.image_backend,
             "metrics_bytes": self.metrics_log.sync(),
@@ -330,7 +334,7 @@ class Learner:
             return False
         with whole_loading(self.accelerator):
             load_matching(self.policy.model, latest / MODEL_FOLDER)
-        self._check_moments(latest)
+        check_moments(latest, self.config.channels, self._masters)
         progress = self.checkpoints.load(latest, self.parallel.whole_optimizer(), self.scheduler)
         # A run that was made longer has another learning rate here than the one that was saved.
         rate = self.config.learning_rate * learning_rate_factor(self.config)(self.scheduler.last_epoch)
@@ -339,7 +343,8 @@ class Learner:
         self.step, self.best, self.source.skipped = progress["step"], progress["best"], progress["skipped"]
         self.events.step = self.step
         if ranks.index() == 0:
-            self._tell_image_backend(progress.get("image_backend"))  # older checkpoints have no such entry
+            # Older checkpoints have no such entry.
+            note_image_backend(progress.get("image_backend"), self.policy.image_backend)
             again = max(self.metrics_log.last_step() - self.step, 0)
             self._tell("resumed", checkpoint=latest.name, steps_again=again)
         ranks.on_first(lambda: self._cut_logs(progress["metrics_bytes"], progress["timing_bytes"]))
@@ -347,64 +352,6 @@ class Learner:
         restore_rng(latest)
         return True
 
-    def _tell_image_backend(self, before: str | None) -> None:
-        """Say that images are prepared by another class than before, which changes log-probabilities."""
-        now = self.policy.image_backend
-        if before not in (None, now):
-            message = (
-                f"images were prepared by {before} until now, and are by {now} from here on, which changes "
-                "log-probabilities (by up to 1.1 nats, as measured). Installing or removing torchvision does "
-                "this; put it back to go on as before"
-            )
-            note(logger, "image_backend_changed", message, before=before, now=now)
-
-    def _check_moments(self, latest: Path) -> None:
-        """Check that this run steps its weights as the one did that wrote the checkpoint.
-
-        Raises:
-            ConfigError: It does not, so that moments or masters would be lost.
-        """
-        progress = read_checkpoint(latest, only="rng")[0]["progress"]
-        channels = progress.get("channels", "joint")  # older checkpoints have neither entry
-        if channels != self.config.channels:
-            raise ConfigError(
-                f"{latest}: was written with learner.channels={channels}, whose moments do not go with "
-                f"learner.channels={self.config.channels}; keep it, or start the run anew"
-            )
-        own = isinstance(self.optimizer, ChannelOptimizer) and self.optimizer.masters
-        if progress.get("masters", False) and not own:
-            raise ConfigError(
-                f"{latest}: holds float32 masters, which this run would lose; keep policy.dtype, "
-                "policy.master_weights and the launcher's wrapper, or start the run anew"
-            )
-
     def _cut_logs(self, metrics: int, timing: int) -> None:
         self.metrics_log.truncate(metrics)
         self.timing_log.truncate(timing)
-
-    def _check_agreement(self) -> None:
-        """Check that all processes train the same weights on the same problems with the same settings.
-
-        Raises:
-            SelfVerifyError: They do not.
-        """
-        if ranks.count() == 1:
-            return
-        try:
-            problem = self.source.problem(0)
-            pixels = hashlib.sha256(b"".join(image.tobytes() for image in problem.images)).hexdigest()[:16]
-            first: Any = (problem.id, problem.messages, problem.target, pixels)
-        except DataError as error:  # all processes will skip this problem
-            first = str(error)
-        ranks.agree(
-            "the processes do not train the same",
-            {
-                "learner": self.config.model_dump(),
-                "sampling": self.training.sampling.model_dump(),
-                "method": (self.method.name, str(self.method.config)),
-                "seed": self.training.seed,
-                "weights": self.policy.whole(self.policy.fingerprint),
-                "first problem": first,
-                "step": self.step,
-            },
-        )
