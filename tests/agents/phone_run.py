@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tests.agents.chaos import GIVEN, Told
 
+from killed_runs import train
 from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
@@ -18,7 +19,6 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
-from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
 
 STEPS, GROUPS, SIZE = 6, 2, 3
@@ -68,18 +68,9 @@ def main() -> None:
         ratio="trajectory",
         denominator="trajectory",
     )
-    learn(
-        policy,
-        Telling(PhoneAgentsConfig.model_validate(GIVEN | {"judge": judge})),
-        make_method("smartsnap"),
-        config,
-        SamplingConfig(group_size=SIZE, max_new_tokens=24),
-        output=output,
-        seed=3,
-        resume="resume" in words,
-        on_step=lambda step, metrics, timing: print("step", step, flush=True),
-    )
-    policy.save(Path(output) / "model")
+    task = Telling(PhoneAgentsConfig.model_validate(GIVEN | {"judge": judge}))
+    sampling = SamplingConfig(group_size=SIZE, max_new_tokens=24)
+    train(policy, task, make_method("smartsnap"), config, sampling, Path(output), "resume" in words)
 
 
 if __name__ == "__main__":

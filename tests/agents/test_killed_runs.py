@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 from tests.agents.phone_run import GROUPS, SIZE, STEPS
 
+import killed_runs
+from killed_runs import finish, same_figures, same_weights
 from selfverify.agents.phone.small_policy import corpus
 from selfverify.core.events import read_events
 from selfverify.policy.tiny_text import text_tokenizer, write_tiny_text
 from serving_servers import FakeUpstream, Loop
 
 SCRIPT = Path(__file__).with_name("phone_run.py")
-ROOT = SCRIPT.parents[2]
 VERDICTS = ("SUCCESS", "SUCCESS", "FAILURE")
 
 
@@ -80,16 +79,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(model: Path, output: Path, url: str, resume: bool) -> subprocess.Popen[str]:
     """The program on its way."""
-    command = [sys.executable, str(SCRIPT), str(model), str(output), url, *(["resume"] if resume else [])]
-    paths = [str(ROOT / name) for name in ("src", "tests", ".")]
-    environment = {"PYTHONPATH": ":".join(paths), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=ROOT)
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors[-3000:]
+    return killed_runs.start(SCRIPT, model, output, url, *(["resume"] if resume else []))
 
 
 def kill(process: subprocess.Popen[str]) -> None:
@@ -98,11 +88,9 @@ def kill(process: subprocess.Popen[str]) -> None:
     assert process.returncode == -signal.SIGKILL, "the run has ended before it could be killed"
 
 
-def same(a: Path, b: Path) -> bool:
-    """Whether two runs have the same weights and the same figures, byte for byte."""
-    left, right = (load_file(folder / "model" / "model.safetensors") for folder in (a, b))
-    weights = left.keys() == right.keys() and all(bool((left[n] == right[n]).all()) for n in left)
-    return weights and (a / "metrics.jsonl").read_bytes() == (b / "metrics.jsonl").read_bytes()
+def same(one: Path, other: Path) -> bool:
+    """Whether two runs have the same weights and the same figures."""
+    return same_weights(one, other) and same_figures(one, other)
 
 
 @pytest.mark.slow

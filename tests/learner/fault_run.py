@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from killed_runs import train
 from selfverify.core.errors import DataError
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
@@ -20,7 +21,6 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import Tagged
 from selfverify.data.images import read_image
 from selfverify.experiments.registry import make_method
-from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Judged
 from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
@@ -82,17 +82,9 @@ def run(steps: int, output: Path, images: Path, faults: Path | None) -> None:
         checkpoint_every=4,
         drop_zero_advantage=False,
     )
-    learn(
-        Policy.load("builtin:digits"),
-        FiledSum(images, faults),
-        make_method("adpo"),
-        config,
-        SamplingConfig(group_size=4, max_new_tokens=32),
-        output=output,
-        seed=5,
-        resume=True,
-        on_step=lambda step, metrics, timing: print("step", step, flush=True),
-    ).save(output / "model")
+    policy, task = Policy.load("builtin:digits"), FiledSum(images, faults)
+    sampling = SamplingConfig(group_size=4, max_new_tokens=32)
+    train(policy, task, make_method("adpo"), config, sampling, output, resume=True, seed=5)
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from killed_runs import train
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.run import learn
 from selfverify.policy.policy import Policy
 
 STEPS = 16
@@ -35,19 +35,10 @@ def main() -> None:
         drop_zero_advantage=False,
         channels=channels,
     )
-    learn(
-        policy,
-        make_task("digits-pick"),
-        # Random weights write no scores. Demonstrations have both channels.
-        make_method("adpo" if channels == "joint" else "sft"),
-        config,
-        SamplingConfig(group_size=4, max_new_tokens=8),
-        output=output,
-        seed=3,
-        resume="resume" in words,
-        on_step=lambda step, metrics, timing: print("step", step, flush=True),
-    )
-    policy.save(Path(output) / "model")
+    # Random weights write no scores. Demonstrations have both channels.
+    method = make_method("adpo" if channels == "joint" else "sft")
+    sampling = SamplingConfig(group_size=4, max_new_tokens=8)
+    train(policy, make_task("digits-pick"), method, config, sampling, Path(output), "resume" in words)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from killed_runs import finish, same_weights, start
 from selfverify.core.credit import Alternatives
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
@@ -239,20 +238,18 @@ def test_killed_and_resumed_equals_unbroken(folder: Path, tmp_path: Path, channe
     """SIGKILL in the middle of the run; moments and masters of all channels come back bit for bit."""
     ended = []
     for name, kill in (("unbroken", False), ("broken", True)):
-        command = [sys.executable, str(SCRIPT), str(folder), str(tmp_path / name), channels, dtype]
+        words = [folder, tmp_path / name, channels, dtype]
         if kill:
-            with subprocess.Popen([*command], stdout=subprocess.PIPE, text=True) as process:
+            with start(SCRIPT, *words) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.split()[1] == "3":
                         process.kill()
                         break
-            command.append("resume")
-        done = subprocess.run(command, check=False, timeout=240, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
+            words.append("resume")
+        finish(start(SCRIPT, *words))
         ended.append(tmp_path / name)
-    left, right = (load_file(o / "model" / "model.safetensors") for o in ended)
-    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert same_weights(*ended)
     kept = [load_file(max((o / "checkpoints").glob("c*")) / "optimizer.safetensors") for o in ended]
     moments = [{n: t for n, t in each.items() if n.startswith("optimizer.")} for each in kept]
     assert moments[0].keys() == moments[1].keys()

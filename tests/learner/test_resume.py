@@ -6,29 +6,19 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+
+import killed_runs
+from killed_runs import finish, same_figures, same_weights
 
 SCRIPT = Path(__file__).with_name("resume_run.py")
 
 
 def start(model: Path, output: Path, resume: bool) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPT), str(model), str(output), *(["resume"] if resume else [])]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors[-2000:]
-
-
-def same_weights(a: Path, b: Path) -> bool:
-    left, right = (load_file(folder / "model" / "model.safetensors") for folder in (a, b))
-    return left.keys() == right.keys() and all(bool((left[name] == right[name]).all()) for name in left)
+    return killed_runs.start(SCRIPT, model, output, *(["resume"] if resume else []))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +50,7 @@ def test_killed_at_random_moments(model: Path, unbroken: Path, tmp_path: Path) -
     assert killed, "the run always ended before it could be killed"
     finish(start(model, tmp_path, resume=True))
     assert same_weights(unbroken, tmp_path)
-    assert (unbroken / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
+    assert same_figures(unbroken, tmp_path)
 
 
 def test_killed_while_a_checkpoint_is_written(model: Path, unbroken: Path, tmp_path: Path) -> None:
@@ -76,7 +66,7 @@ def test_killed_while_a_checkpoint_is_written(model: Path, unbroken: Path, tmp_p
     process.communicate()
     finish(start(model, tmp_path, resume=True))
     assert same_weights(unbroken, tmp_path)
-    assert (unbroken / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
+    assert same_figures(unbroken, tmp_path)
 
 
 def test_interrupted_by_ctrl_c(model: Path, unbroken: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from selfverify.core import ranks
 from selfverify.core.events import read_events
 from selfverify.core.journal import read_journal
 from selfverify.rollouts.recorded import RecordedGroup
+from served import free_port
 
 PROGRAM = Path(__file__).with_name("several.py")
 SOURCE = Path(__file__).parents[2] / "src"
@@ -29,11 +29,8 @@ def launch(output: Path, way: str, *settings: str, processes: int = 2) -> subpro
     """Run the program to its end, by torchrun if there are several processes."""
     command = [sys.executable]
     if way != "alone":
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         command += ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     return subprocess.run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.policy.vllm import VLLMEngine
 from selfverify.policy.vllm_start import require_vllm
+from served import free_port
 from vllm_standin import LLM, Server
 
 pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
@@ -387,9 +387,7 @@ def test_two_processes_get_their_own_answers(tmp_path: Path) -> None:
     """TRL's real gather and broadcast between two processes with different numbers of problems."""
     pytest.importorskip("requests")
     tests = Path(__file__).parents[1]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
     program = [
         sys.executable,

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import requests
 
+from served import served
 from serving_servers import Loop, quick_gateway
 
 pytestmark = [
@@ -40,33 +35,10 @@ def server(text_folders: dict[str, Path], tmp_path_factory: Paths) -> Iterator[t
     config = Path(folder) / "generation_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"do_sample": True}))
     log = tmp_path_factory.mktemp("serve") / "log"
-    port = _free_port()
-    words = ["serve", folder, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    code = "import sys; from transformers.cli.transformers import main; main()"
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *words], stdout=out, stderr=subprocess.STDOUT, env=environment
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            for _ in range(START_S):
-                assert process.poll() is None, log.read_text()[-2000:]
-                try:
-                    requests.get(f"{url}/health", timeout=2).raise_for_status()
-                    break
-                except requests.RequestException:
-                    time.sleep(1)
-            yield url, folder
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    program = "import sys; from transformers.cli.transformers import main; main()"
+    words = ["-c", program, "serve", folder, "--device", "cpu"]
+    with served(words, log, {"HF_HUB_OFFLINE": "1"}, START_S) as url:
+        yield url, folder
 
 
 @pytest.mark.parametrize("stream", [False, True])

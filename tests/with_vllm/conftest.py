@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +12,7 @@ import pytest
 import requests
 
 from selfverify.policy.loading import BUILTIN
+from served import served
 from serving_servers import Loop
 
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_SERVER_DEV_MODE": "1",
@@ -55,37 +50,12 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """vLLM before a copy of `builtin:digits`, in float32."""
     home = tmp_path_factory.mktemp("vllm")
     folder = shutil.copytree(BUILTIN / "digits", home / "digits")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # Not `vllm serve`: it asks for its version by a name that the CPU's package does not have.
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "m"]
-    words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32"]
-    words += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-model-len", "1024"]
-    log = home / "log"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            stdout=out, stderr=subprocess.STDOUT, env=os.environ | CPU, start_new_session=True,
-        )  # fmt: skip
-        try:
-            url = f"http://127.0.0.1:{port}"
-            for _ in range(START_S):
-                assert process.poll() is None, log.read_text()[-3000:]
-                try:
-                    requests.get(f"{url}/health", timeout=2).raise_for_status()
-                    break
-                except requests.RequestException:
-                    time.sleep(1)
-            yield Serving(url, folder)
-        finally:
-            # Its engine is a process of its own.
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    words += ["--enforce-eager", "--dtype", "float32", "--max-model-len", "1024"]
+    words += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+    with served(words, home / "log", CPU, START_S) as url:
+        yield Serving(url, folder)
 
 
 @pytest.fixture

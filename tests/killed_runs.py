@@ -1,0 +1,65 @@
+"""Training runs as programs, for tests that kill them and let them go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.run import learn
+from selfverify.methods.base import Method
+from selfverify.policy.policy import Policy
+from selfverify.tasks.base import Task
+
+TESTS = Path(__file__).parent
+
+
+def train(
+    policy: Policy,
+    task: Task,
+    method: Method,
+    config: LearnerConfig,
+    sampling: SamplingConfig,
+    output: Path,
+    resume: bool,
+    seed: int = 3,
+) -> None:
+    """What such a program does: say each step that is done on stdout, and save the model at the end."""
+    learn(
+        policy, task, method, config, sampling,
+        output=output, seed=seed, resume=resume,
+        on_step=lambda step, metrics, timing: print("step", step, flush=True),
+    )  # fmt: skip
+    policy.save(output / "model")
+
+
+def start(script: Path, *words: object) -> subprocess.Popen[str]:
+    """A program on its way, which finds what tests find."""
+    paths = os.pathsep.join(str(path) for path in (TESTS.parent / "src", TESTS, TESTS.parent))
+    return subprocess.Popen(
+        [sys.executable, str(script), *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TESTS.parent,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 280) -> None:
+    """Wait for its end, which has to be a good one."""
+    _, errors = process.communicate(timeout=seconds)
+    assert process.returncode == 0, errors[-3000:]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two runs have ended with the same bits."""
+    left, right = (load_file(folder / "model" / "model.safetensors") for folder in (one, other))
+    return left.keys() == right.keys() and all(bool((left[n] == right[n]).all()) for n in left)
+
+
+def same_figures(one: Path, other: Path) -> bool:
+    """Whether two runs have logged the same, byte for byte."""
+    return (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
