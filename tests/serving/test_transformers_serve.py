@@ -45,8 +45,7 @@ def server(text_folders: dict[str, Path], tmp_path_factory: Paths) -> Iterator[t
 def test_best_of_three(server: tuple[str, str], servers: Loop, stream: bool) -> None:
     """An untrained model says nothing sensible; what counts is that three different candidates come back."""
     url, model = server
-    gateway = quick_gateway(url, timeout_s=60.0)
-    address = servers.gateway(gateway)
+    address = servers.gateway(quick_gateway(url, timeout_s=60.0))
     with openai.OpenAI(base_url=address, api_key="x", max_retries=0, timeout=120) as client:
         settings = {"best_of": {"n": 3, "samples": True, "verifier": "soft"}}
         messages = [{"role": "user", "content": "What is 7 + 2?"}]
@@ -62,7 +61,6 @@ def test_best_of_three(server: tuple[str, str], servers: Loop, stream: bool) -> 
     assert finish in ("stop", "length")
     assert (found["samples_used"], found["samples_missing"]) == (3, 0)
     assert len({sample["text"] for sample in found["samples"]}) == 3
-    assert gateway.backend.sampler.one_by_one == {model}  # type: ignore[attr-defined]
 
 
 def test_a_model_that_is_not_there(server: tuple[str, str], servers: Loop) -> None:
