@@ -123,7 +123,7 @@ USER, HELLO = {"role": "user", "content": "Hi."}, {"role": "assistant", "content
         ),
         (
             bad(messages=[{"role": "user", "content": [{"type": "image"}]}, HELLO]),
-            r"message 1: its content has \{'type': 'image'\}, and only text is read",
+            "message 1: there are more places for images than its 0 images",
         ),
         (
             bad(messages=[USER, {**HELLO, "tool_calls": [{"function": {"arguments": {}}}]}]),
@@ -141,7 +141,22 @@ USER, HELLO = {"role": "user", "content": "Hi."}, {"role": "assistant", "content
         ),
         (bad(tools=[{"name": "tap"}]), "tool 1 is .* it needs a function with a name"),
         (bad(taught="some"), "its taught is 'some', neither all nor last"),
-        (bad(images=["a.png"]), "it shows images, and conversations are read as text only"),
+        (bad(images=["a.png"]), "1 of its 1 images have no place"),
+        (
+            bad(images=["a.png"], messages=[{**USER, "content": "<image> <image>"}, HELLO]),
+            "there are more places for images than its 1 images",
+        ),
+        (
+            bad(messages=[{**USER, "content": [{"type": "video", "video": "a"}]}, HELLO]),
+            "message 1: its content has .*, which is neither text nor an image",
+        ),
+        (
+            bad(messages=[USER, {**HELLO, "content": [{"type": "image", "image": "a.png"}]}]),
+            "message 2: the assistant shows images",
+        ),
+        (bad(cuts=[[["plan", 0]]]), "its cuts are of 1 turns, and the assistant speaks 2 times"),
+        (bad(cuts=[[["a", 0]], [["a", 1]]]), "its cuts of turn 2 are .*, which do not divide it"),
+        (bad(cuts=[[["a", 0], ["b", 9999]], []]), "its cuts of turn 1 are .*, which do not divide it"),
     ],
 )
 def test_damage_names_file_and_row(tmp_path: Path, row: dict[str, Any], reason: str) -> None:

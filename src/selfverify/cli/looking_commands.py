@@ -252,6 +252,30 @@ def leaks(
         raise typer.Exit(1)
 
 
+@app.command()
+def export(
+    folder: Folder,
+    output: Annotated[Path, typer.Option(help="The folder that is written.")],
+    to: Annotated[Literal["llama-factory", "trl"], typer.Option(help="Whose form the files have.")],
+    tails: Annotated[
+        Literal["first", "whole"],
+        typer.Option(help="Whether the sides of a pair end with their first turns, or are whole (trl)."),
+    ] = "first",
+    as_json: Json = False,
+) -> None:
+    """Write `sft.jsonl` and `pairs.jsonl` as LLaMA-Factory or TRL read them, with all images.
+
+    Example: `selfverify looking export looks --to llama-factory --output LLaMA-Factory/data/looks`
+    """
+    from selfverify.experiments.looks.export_looks import export_looks
+
+    done = export_looks(folder, output, to, tails)
+    if as_json:
+        print_json(asdict(done), indent=None)
+        return
+    typer.echo(f"{done.sft} traces, {done.pairs} pairs, {done.images} images: {output}")
+
+
 def _tell_collected(done: Any, folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(asdict(done), indent=None)

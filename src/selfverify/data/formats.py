@@ -20,10 +20,11 @@ from selfverify.data.delimited import Table
 from selfverify.data.fields import Convert, Images, Place, Record, Row, RowSource, filled, first
 from selfverify.data.gui_odyssey import convert_gui_odyssey, is_gui_odyssey
 from selfverify.data.jsonl import BYTE_ORDER_MARK, JsonFiles, JsonLines, JsonList, parse_object
+from selfverify.data.preferences import convert_preference, is_preference
 from selfverify.data.reasonseg import SUFFIXES, convert_reasonseg, is_reasonseg
 from selfverify.data.referring import ASKS_FOR_A_BOX, convert_grounding
 from selfverify.data.tfrecord import TFRecords, is_tfrecord
-from selfverify.data.tool_conversations import convert_conversation, is_conversation
+from selfverify.data.tool_conversations import convert_conversation, convert_sharegpt, is_conversation
 from selfverify.data.vqa import HUMAN, convert_vqa, spoken
 
 HEAD_BYTES = 2**16
@@ -68,6 +69,8 @@ def converter_of(record: Record) -> Convert:
         return convert_mobile
     if is_agent_task(record):
         return convert_agent_task
+    if is_preference(record):
+        return convert_preference
     if is_conversation(record):
         return convert_conversation
     if any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm")):
@@ -89,6 +92,7 @@ FORMATS: dict[str, Format] = {
     "csv": Format(_each(lambda file: Table(file, ",")), None, (".csv",)),
     "open-r1": Format(_each(Parquet), convert_vqa, (".parquet",)),
     "verl": Format(_each(Parquet), convert_conversation, (".parquet",)),
+    "sharegpt": Format(None, convert_sharegpt, (".json", ".jsonl")),
     "refcoco": Format(None, convert_grounding, (".json", ".jsonl", ".tsv")),
     "reasonseg": Format(_beside_images, convert_reasonseg, (".json",)),
     "android-control": Format(_each(TFRecords), convert_android_control),

@@ -4,6 +4,11 @@
 have ``tool_calls``, as OpenAI writes them. ``tools`` is a list of OpenAI's schemas. Both may be JSON in a
 text. Parquet gives every object of a list the fields of all of them; what is null is left out here.
 
+Messages may show images: as parts ``{"type": "image", "image": ...}`` (a path, or what else `Images` reads),
+or as places for the images in the column ``images``, in order: parts ``{"type": "image"}``, or ``<image>``
+in texts, as LLaMA-Factory writes it. Its other form, ``conversations`` with ``from`` and ``value``, is the
+format ``sharegpt``.
+
 Source: verl's ``MultiTurnSFTDataset``, and SmartSnap's release (``data.multiturn.messages_key=messages
 data.multiturn.tools_key=tools``).
 """
@@ -17,12 +22,15 @@ from typing import Any
 
 from selfverify.core.errors import DataError
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, optional, shown
+from selfverify.data.images import ImageRef
 
 LONGEST_NAME = 500
 LONGEST_MESSAGE = 1_000_000
 """Characters of a message; a longer one means that the file is broken."""
 ROLES = ("system", "user", "assistant", "tool")
 TAUGHT = ("all", "last")
+IMAGE_MARK = "<image>"
+"""A place for an image in a text, where a record has a column of images."""
 
 
 def is_conversation(record: Record) -> bool:
@@ -37,17 +45,14 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
     arguments), and ``tools``. ``taught`` says whether all the assistant's messages are to be learnt or the
     last one only (our own column; verl's files have none, and all are learnt).
     """
-    messages = [
-        _message(message, number)
-        for number, message in enumerate(_listed(record.get("messages"), "messages"), 1)
-    ]
+    shows = Shows(images, place, images.refs(record.get("images"), place))
+    messages = read_messages(record.get("messages"), "messages", shows)
+    shows.check_all_shown()
     if not any(message["role"] == "assistant" for message in messages):
         raise DataError("its messages have none of an assistant")
     if messages[0]["role"] not in ("system", "user"):
         raise DataError(f"message 1: its role is {messages[0]['role']}: a user has to ask first")
-    _check_order(messages)
-    if filled(record.get("images")):
-        raise DataError("it shows images, and conversations are read as text only")
+    check_order(messages)
     taught = first(record, "taught") or "all"
     if taught not in TAUGHT:
         raise DataError(f"its taught is {shown(taught)}, neither all nor last")
@@ -63,10 +68,110 @@ def convert_conversation(record: Record, place: Place, images: Images) -> Sequen
         "tools": [_tool(tool, number) for number, tool in enumerate(tools, start=1)],
         "taught": taught,
     }
+    if filled(record.get("cuts")):
+        row["cuts"] = read_cuts(record["cuts"], messages, "cuts")
     return [row]
 
 
-def _check_order(messages: Sequence[dict[str, Any]]) -> None:
+def convert_sharegpt(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`: ``conversations`` with ``from`` and ``value``, as well as ``messages``."""
+    if not filled(record.get("messages")):
+        told = _listed(record.get("conversations"), "conversations")
+        speakers = {
+            "human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool",
+        }  # fmt: skip
+        given = [
+            {"role": speakers.get(str(turn.get("from")), turn.get("from")), "content": turn.get("value")}
+            for turn in told
+            if isinstance(turn, dict)
+        ]
+        if filled(record.get("system")):
+            given.insert(0, {"role": "system", "content": record["system"]})
+        record = {**record, "messages": given}
+    return convert_conversation(record, place, images)
+
+
+class Shows:
+    """Gives the images of a record out to the places for them.
+
+    Args:
+        images: Finds those that parts name themselves.
+        place: Where the record stands.
+        refs: Those in the record's column, in order.
+        marks: Whether ``<image>`` in a text is a place, too.
+    """
+
+    def __init__(
+        self, images: Images, place: Place, refs: Sequence[ImageRef], marks: bool | None = None
+    ) -> None:
+        self.images, self.place, self.refs = images, place, list(refs)
+        self.marks = bool(refs) if marks is None else marks
+        self._given = 0
+
+    def next(self) -> ImageRef:
+        """The image of the next place.
+
+        Raises:
+            DataError: There is none.
+        """
+        if self._given >= len(self.refs):
+            raise DataError(f"there are more places for images than its {len(self.refs)} images")
+        self._given += 1
+        return self.refs[self._given - 1]
+
+    def named(self, value: Any) -> ImageRef:
+        """The image that a part names.
+
+        Raises:
+            DataError: It names none or several.
+        """
+        found = self.images.refs(value, self.place)
+        if len(found) != 1:
+            raise DataError(f"a part of a message shows {shown(value)}, which is not one image")
+        return found[0]
+
+    def check_all_shown(self) -> None:
+        """See that every image has a place.
+
+        Raises:
+            DataError: One has none.
+        """
+        if self._given < len(self.refs):
+            raise DataError(f"{len(self.refs) - self._given} of its {len(self.refs)} images have no place")
+
+
+def read_messages(value: Any, name: str, shows: Shows) -> list[dict[str, Any]]:
+    """Messages of a record: each has ``role``, ``content`` and, of an assistant, ``calls``.
+
+    A ``content`` that shows images is a list of parts, in which an image is an `ImageRef`; else it is a text.
+
+    Raises:
+        DataError: They are none; the message says which one.
+    """
+    return [_message(message, number, shows) for number, message in enumerate(_listed(value, name), 1)]
+
+
+def read_cuts(value: Any, messages: Sequence[dict[str, Any]], name: str) -> list[list[tuple[str, int]]]:
+    """For each of the assistant's messages the channels that it consists of, as `Reply.cuts` has them.
+
+    Raises:
+        DataError: They do not fit the messages.
+    """
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    given = [list(map(tuple, cuts)) for cuts in _listed(value, name)]
+    if len(given) != len(said):
+        raise DataError(f"its {name} are of {len(given)} turns, and the assistant speaks {len(said)} times")
+    for number, (cuts, text) in enumerate(zip(given, said, strict=True), start=1):
+        fits = cuts and all(
+            len(cut) == 2 and isinstance(cut[0], str) and cut[0] and isinstance(cut[1], int) for cut in cuts
+        )
+        starts = [cut[1] for cut in cuts] if fits else []
+        if not fits or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] > len(text):
+            raise DataError(f"its {name} of turn {number} are {shown(cuts)}, which do not divide it")
+    return given
+
+
+def check_order(messages: Sequence[dict[str, Any]]) -> None:
     """See that between two messages of the assistant either a user speaks or tools do."""
     said = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     for before, after in itertools.pairwise(said):
@@ -79,7 +184,7 @@ def _check_order(messages: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def _message(message: Any, number: int) -> dict[str, Any]:
+def _message(message: Any, number: int, shows: Shows) -> dict[str, Any]:
     where = f"message {number}"
     if not isinstance(message, dict):
         raise DataError(f"{where} is {shown(message)}, not an object")
@@ -87,8 +192,10 @@ def _message(message: Any, number: int) -> dict[str, Any]:
     if role not in ROLES:
         raise DataError(f"{where}: its role is {shown(role)}, none of {', '.join(ROLES)}")
     calls = message.get("tool_calls", message.get("calls"))
-    found: dict[str, Any] = {"role": role, "content": _content(message.get("content"), where)}
+    found: dict[str, Any] = {"role": role, "content": _content(message.get("content"), where, shows)}
     if role == "assistant":
+        if not isinstance(found["content"], str):
+            raise DataError(f"{where}: the assistant shows images")
         listed = [] if calls is None else _listed(calls, f"{where}: tool_calls")
         found["calls"] = [_call(call, f"{where}, call {n}") for n, call in enumerate(listed, start=1)]
     elif filled(calls) and calls != []:
@@ -98,26 +205,38 @@ def _message(message: Any, number: int) -> dict[str, Any]:
     return found
 
 
-def _content(content: Any, where: str) -> str:
-    """A message's text, which may stand in parts."""
+def _content(content: Any, where: str, shows: Shows) -> str | list[dict[str, Any]]:
+    """A message's text, or its parts where it shows images."""
     if content is None:
         return ""
-    if isinstance(content, list):
-        for part in content:
-            if (
-                not isinstance(part, dict)
-                or part.get("type") != "text"
-                or not isinstance(part.get("text"), str)
-            ):
-                raise DataError(f"{where}: its content has {shown(part)}, and only text is read")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
+    if not isinstance(content, str | list):
         raise DataError(f"{where}: its content is {shown(content)}, not a text")
-    if len(content) > LONGEST_MESSAGE:
-        raise DataError(
-            f"{where}: its content has {len(content):,} characters, more than {LONGEST_MESSAGE:,}"
-        )
-    return content
+    try:
+        parts = _parts(content, where, shows)
+    except DataError as error:
+        raise DataError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    if len(text) > LONGEST_MESSAGE:
+        raise DataError(f"{where}: its content has {len(text):,} characters, more than {LONGEST_MESSAGE:,}")
+    return parts if any(part["type"] == "image" for part in parts) else text
+
+
+def _parts(content: str | list[Any], where: str, shows: Shows) -> list[dict[str, Any]]:
+    """A message's texts and images."""
+    parts: list[dict[str, Any]] = []
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "image":
+            named = first(part, "image", "path")
+            parts.append({"type": "image", "image": shows.next() if named is None else shows.named(named)})
+        elif kind == "text" and isinstance(part.get("text"), str):
+            pieces = part["text"].split(IMAGE_MARK) if shows.marks else [part["text"]]
+            for number, piece in enumerate(pieces):
+                parts += [{"type": "image", "image": shows.next()}] if number else []
+                parts += [{"type": "text", "text": piece}] if piece else []
+        else:
+            raise DataError(f"{where}: its content has {shown(part)}, which is neither text nor an image")
+    return parts
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from selfverify.agents import background
-from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError
 from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
@@ -125,12 +124,15 @@ async def _ask(index: int, problem: Problem, teacher: TeacherSettings, seed: int
     assert teacher.server is not None
     server = ServerSettings(teacher.server, timeout_s=teacher.timeout)
     speaker = OnServer(problem, server, teacher.fields(derived_seed(seed, index)))
+    said = problem.target["said"]
+    replies = [heard.reply() for heard in problem.target["heard"]]
+    if problem.images or any(reply.images for reply in replies):
+        return Answered(index, problem.id, [], "it shows images, and files of conversations hold text")
     messages = asked_messages(problem)
-    said, heard = problem.target["said"], problem.target["heard"]
-    for turn, (text, (role, reply)) in enumerate(zip(said[:-1], heard, strict=True)):
-        messages += [{"role": "assistant", "content": text}, {"role": role, "content": reply}]
+    for turn, (text, reply) in enumerate(zip(said[:-1], replies, strict=True)):
+        messages += [{"role": "assistant", "content": text}, {"role": reply.role, "content": reply.text}]
         speaker.recall(text, turn)
-        speaker.hear(Reply(reply, role=role))
+        speaker.hear(reply)
     try:
         answer = await speaker.answer(len(said) - 1)
     except SelfVerifyError as error:

@@ -16,6 +16,7 @@ from selfverify.methods.adapo_adpo import AdaPOADPO
 from selfverify.methods.adpo import ADPO
 from selfverify.methods.base import Method
 from selfverify.methods.conversation_sft import ConversationSFT
+from selfverify.methods.dpo import DPO
 from selfverify.methods.grpo import GRPO
 from selfverify.methods.score import SCoRe
 from selfverify.methods.self_imitation import SelfImitation
@@ -30,6 +31,7 @@ from selfverify.tasks.digits.digits_mix import DigitsMix
 from selfverify.tasks.digits.digits_pick import DigitsPick
 from selfverify.tasks.digits.digits_sum import DigitsSum
 from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.pairs import Preferences
 from selfverify.tasks.phone.mobile import Mobile
 from selfverify.tasks.pointing.grounding import Grounding
 from selfverify.tasks.words.word_sums import WordSums
@@ -48,6 +50,7 @@ TASKS: dict[str, type[Task]] = {
         Math,
         PhoneAgents,
         Conversations,
+        Preferences,
         PhoneJudging,
         AndroidAgents,
         BrowserAgents,
@@ -75,6 +78,7 @@ METHODS: dict[str, type[Method]] = {
         AdaPOADPO,
         ADPO,
         ConversationSFT,
+        DPO,
         GRPO,
         SCoRe,
         SelfImitation,

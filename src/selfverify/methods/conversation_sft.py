@@ -6,7 +6,6 @@ really replies, and each turn is cut into the channels that the episode gives it
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,20 +13,15 @@ import torch
 from pydantic import Field
 
 from selfverify.core.credit import Credit
-from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import CONTEXT, OBSERVATION, Finish, Group, Segment, Trajectory
+from selfverify.core.trajectory import CONTEXT, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig, column
-from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
-from selfverify.rollouts.converse import Rollout, recite
-from selfverify.rollouts.replying import outcome
+from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.recited import recited, within_limits
 from selfverify.tasks.base import ShownTurn, Task
 
-logger = logging.getLogger(__name__)
 OBSERVED = "observed"
 """Channel of the episode's replies where they are taught."""
 
@@ -75,57 +69,26 @@ class ConversationSFT(Method):
             DataError: A demonstration has no turns, or a problem's conversation is over before it ends, or
                 they are longer than the model's context.
         """
-        prompts, groups, room = policy.encode(problems), [], longest_row(policy.model)
+        prompts, groups = policy.encode(problems), []
         for problem, prompt, seed in zip(problems, prompts, seeds, strict=True):
             rng = np.random.default_rng(seed)
             shown = [task.demonstrate_turns(problem, rng) for _ in range(self.config.demonstrations)]
             told = [self._told(policy, task, problem, seed, turns) for turns in shown]
-            lengths = [len(prompt.ids) + len(trajectory.tokens) for trajectory in told]
-            longest = max(lengths)
-            if task.limits.tokens is not None and longest > task.limits.tokens:
-                told = [
-                    one
-                    if length <= task.limits.tokens
-                    else _lost(problem, _too_long(length, task.limits.tokens))
-                    for one, length in zip(told, lengths, strict=True)
-                ]
-            elif room is not None and longest > room:
-                raise DataError(
-                    f"problem {problem.id}: a demonstration has {longest} tokens with its prompt, and the "
-                    f"model reads {room}; demonstrate shorter conversations"
-                )
-            groups.append(Group(problem, told))
+            groups.append(Group(problem, within_limits(policy, task, problem, len(prompt.ids), told)))
         return Rollout(prompts, groups)
 
     def _told(
         self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[ShownTurn]
     ) -> Trajectory:
-        if not turns:
-            raise DataError(f"problem {problem.id}: its demonstration has no turns")
-        samples = []
-        for turn in turns:
-            ids: list[int] = policy.tokenizer(turn.text, add_special_tokens=False)["input_ids"]
-            samples.append(Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP))
-        told = outcome(lambda: recite(policy, problem, self.open(task, problem, seed), samples))
-        if isinstance(told, Exception):
-            if isinstance(told, ConfigError | DataError):
-                raise told
-            return _lost(problem, told)
-        own = [segment for segment in told.segments if segment.author == "policy"]
-        if (said := own[-1].turn + 1 if own else 0) < len(turns):
-            raise DataError(
-                f"problem {problem.id}: its demonstration has {len(turns)} turns, "
-                f"and its episode is over after {said}"
-            )
-        for segment in own:
-            if not turns[segment.turn].taught:
+        told = recited(policy, problem, lambda: self.open(task, problem, seed), [turn.text for turn in turns])
+        for segment in told.segments:
+            if segment.author == "policy" and not turns[segment.turn].taught:
                 segment.channel = CONTEXT
         if self.config.observed:
             for segment in told.segments:
                 if segment.author == "environment" and not segment.images:
                     # Nobody sampled a demonstration: whoever wrote its tokens, they are taught or not.
                     segment.channel, segment.author = OBSERVED, "policy"
-        told.rewards["turns"] = float(len(turns))
         return told
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
@@ -138,16 +101,3 @@ class ConversationSFT(Method):
             for c in dict.fromkeys(own)
             if c != CONTEXT
         ]
-
-
-def _too_long(tokens: int, limit: int) -> DataError:
-    return DataError(f"it has {tokens} tokens with its prompt, and episode.tokens is {limit}")
-
-
-def _lost(problem: Problem, error: Exception) -> Trajectory:
-    """What stands for a demonstration that cannot be learnt from."""
-    reason = f"{type(error).__name__}: {error}"
-    message = f"problem {problem.id}: its demonstration takes no part: {reason}"
-    note(logger, "episode_failed", message, problem=problem.id, turn=0, reason=reason)
-    nothing = Segment(OBSERVATION, [], author="environment", finish=Finish.ERROR)
-    return Trajectory([nothing], rewards={"turns": 1.0})

@@ -80,6 +80,19 @@ class ShownTurn:
     taught: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class ShownTalk:
+    """A conversation that goes on from a problem, as one side of a preference.
+
+    Args:
+        texts: What the policy would say, turn by turn, without the tokens that end turns.
+        episode: Replies to it.
+    """
+
+    texts: Sequence[str]
+    episode: Episode
+
+
 EVERY = "every"
 """The component (`Metric`) that is 1 for every answer, whatever has become of it."""
 
@@ -225,6 +238,14 @@ class Task(ABC):
             ConfigError: The task has no demonstrated conversations, which is the default.
         """
         raise ConfigError(f"task {self.name} has no demonstrated conversations to learn from")
+
+    def demonstrate_pair(self, problem: Problem) -> tuple[ShownTalk, ShownTalk]:
+        """Return two conversations about a problem, the better one first.
+
+        Raises:
+            ConfigError: The task has no preferences, which is the default.
+        """
+        raise ConfigError(f"task {self.name} has no preferences to learn from")
 
     def prepare(self, answers: Sequence[tuple[Problem, Tagged]]) -> None:
         """See all answers of a batch before `judge` is called for each of them.

@@ -6,7 +6,6 @@ turn, of which some are drawn.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from selfverify.core.environment import Call
-from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
@@ -26,8 +24,8 @@ from selfverify.data.fields import Row
 from selfverify.data.tool_conversations import convert_conversation
 from selfverify.tasks.base import Judged, ShownTurn
 from selfverify.tasks.call_forms import CallForm, written_call
+from selfverify.tasks.replayed import Replayed, asked_of, heard_between, turns_of
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig, training_place
-from selfverify.tasks.tool_episode import ACTION
 
 
 class ConversationsConfig(RowTaskConfig):
@@ -94,23 +92,22 @@ class Conversations(RowTask):
 
     def ask(self, row: Row, id: str) -> Problem:
         """See `RowTask.ask`: the whole conversation, up to the assistant's last turn."""
-        return self._asked(row, id, len(_turns(row)) - 1)
+        return self._asked(row, id, len(turns_of(row["messages"])) - 1)
 
     def _asked(self, row: Row, id: str, last: int) -> Problem:
         """The problem of a conversation up to the assistant's turn ``last``."""
         taught = self.config.learn == "conversations" and row["taught"] == "all"
-        asked = row["messages"][: _turns(row)[0]]
-        said = [self._written(row["messages"][place]) for place in _turns(row)[: last + 1]]
-        target = {"said": said, "heard": _heard(row)[:last], "taught": "all" if taught else "last"}
-        return Problem(
-            id=id,
-            messages=[
-                {"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in asked
-            ],
-            target=target,
-            meta={"question": asked[-1]["content"], "category": row["category"]},
-            tools=row["tools"],
-        )
+        turns = turns_of(row["messages"])
+        messages, images = asked_of(row["messages"][: turns[0]])
+        target = {
+            "said": [self._written(row["messages"][place]) for place in turns[: last + 1]],
+            "heard": heard_between(row["messages"])[:last],
+            "cuts": row.get("cuts", [])[: last + 1],
+            "taught": "all" if taught else "last",
+        }
+        words = "".join(part["text"] for part in messages[-1]["content"] if part["type"] == "text")
+        meta = {"question": words, "category": row["category"]}
+        return Problem(id, messages, images, target, meta, row["tools"])
 
     def count(self, split: Split) -> int:
         """See `Task.count`."""
@@ -119,7 +116,7 @@ class Conversations(RowTask):
 
     def open(self, problem: Problem, seed: int) -> Replayed:
         """See `Task.open`."""
-        return Replayed(problem.target["heard"])
+        return Replayed(problem.target["heard"], problem.target["cuts"])
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """What the assistant said, of which the last turn or all of it is taught."""
@@ -136,7 +133,7 @@ class Conversations(RowTask):
             found: list[tuple[int, int]] = []
             for number in range(len(self.rows(split))):
                 row, _ = self.row_at(split, number)
-                turns = len(_turns(row))
+                turns = len(turns_of(row["messages"]))
                 alone = self.config.learn == "conversations" or row["taught"] == "last"
                 found += [(number, turn) for turn in range(turns - 1 if alone else 0, turns)]
             self._turns[split] = np.array(found, dtype=np.int64).reshape(-1, 2)
@@ -160,45 +157,3 @@ class Conversations(RowTask):
         if message["content"] and (self.config.calls == "tagged" or not calls):
             written.insert(0, message["content"])  # only tags leave room for words beside calls
         return "\n".join(written)
-
-
-class Replayed(Episode):
-    """Replies what was replied, whatever is said.
-
-    Args:
-        heard: Role and text of each reply; behind the last one the conversation is over.
-    """
-
-    channel = ACTION
-
-    def __init__(self, heard: Sequence[Sequence[str]]) -> None:
-        self.heard = heard
-
-    def foreseen(self) -> Sequence[Reply]:
-        """See `Episode`."""
-        return [_reply(role, "") for role in dict.fromkeys(role for role, _ in self.heard)]
-
-    def reply(self, said: Said) -> Reply:
-        """See `Episode`."""
-        if said.turn >= len(self.heard):
-            return Reply(done=True)
-        return _reply(*self.heard[said.turn])
-
-    def ending(self) -> Ending:
-        """See `Episode`."""
-        return Ending()
-
-
-def _reply(role: str, text: str) -> Reply:
-    return Reply([{"type": "text", "text": text}], role="tool" if role == "tool" else "user")
-
-
-def _turns(row: Row) -> list[int]:
-    """Where the assistant's messages stand."""
-    return [place for place, message in enumerate(row["messages"]) if message["role"] == "assistant"]
-
-
-def _heard(row: Row) -> list[tuple[str, str]]:
-    """Role and text of what stands between the assistant's messages."""
-    between = [row["messages"][before + 1 : after] for before, after in itertools.pairwise(_turns(row))]
-    return [(told[0]["role"], "\n".join(message["content"] for message in told)) for told in between]

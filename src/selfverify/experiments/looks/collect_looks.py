@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.files import read_regular
 from selfverify.core.problem import Problem
 from selfverify.data.images import read_image
 from selfverify.evaluation.steps import IMAGES
@@ -28,6 +27,7 @@ from selfverify.experiments.looks.looks_folder import (
     read_lessons,
     traces_of,
 )
+from selfverify.experiments.looks.read_pairs import read_lines
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherSettings
@@ -228,14 +228,10 @@ def read_transcripts(file: Path) -> list[str]:
         DataError: The file cannot be read, or a line is no trace.
     """
     found = []
-    try:
-        lines = read_regular(file).decode("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: {error}") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in read_lines(file):
         try:
-            found.append(transcript(json.loads(line)["messages"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            found.append(transcript(line["messages"]))
+        except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{file}, line {number}: it is no trace ({type(error).__name__}: {error})"
             ) from None

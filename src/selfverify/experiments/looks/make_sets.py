@@ -89,7 +89,7 @@ def sft_line(trace: LookTrace) -> dict[str, Any]:
     """A line of ``sft.jsonl``."""
     return {
         "id": trace.id,
-        "problem": trace.problem,
+        "question_id": trace.problem,
         "data_source": trace.task,
         "category": trace.category,
         "messages": in_folder(trace.messages),

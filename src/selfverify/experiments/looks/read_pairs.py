@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,12 +23,8 @@ def read_pairs(path: Path) -> list[Pair]:
         DataError: A line is no pair; the message names it.
     """
     path = path / PAIRS if path.is_dir() else path
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}; `selfverify looking sets` writes pairs.jsonl")
     reader, found = TypeAdapter(Pair), []
-    with naming(path):
-        lines = read_regular(path).splitlines()
-    for number, line in enumerate(lines, start=1):
+    for number, line in _raw_lines(path):
         try:
             found.append(reader.validate_json(line))
         except ValidationError as error:
@@ -33,3 +32,25 @@ def read_pairs(path: Path) -> list[Pair]:
             name = ".".join(str(part) for part in fault["loc"])
             raise DataError(f"{path}, line {number}: {f'{name}: ' if name else ''}{fault['msg']}") from None
     return found
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The lines of a file of JSON lines with their numbers, from 1.
+
+    Raises:
+        ConfigError: There is no such file.
+        DataError: A line is no JSON.
+    """
+    for number, line in _raw_lines(path):
+        try:
+            yield number, json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: not valid JSON ({error})") from None
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}; `selfverify looking sets` writes it")
+    with naming(path):
+        lines = read_regular(path).splitlines()
+    return enumerate(lines, start=1)

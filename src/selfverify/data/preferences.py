@@ -1,0 +1,99 @@
+"""Preferences: one beginning and two ways to go on, of which one is better.
+
+``prompt``, ``chosen`` and ``rejected`` are lists of messages, as TRL's conversational preference data have
+them; without a ``prompt`` it is what both sides begin with (TRL's implicit prompts). LLaMA-Factory's form
+is read, too: ``messages`` or ``conversations`` and one message for each side. ``images`` are those of the
+prompt, ``chosen_images`` and ``rejected_images`` those behind it, where parts do not name their images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selfverify.core.errors import DataError
+from selfverify.data.fields import Images, Place, Record, Row, filled, optional, shown
+from selfverify.data.tool_conversations import (
+    LONGEST_NAME,
+    Shows,
+    check_order,
+    read_cuts,
+    read_messages,
+)
+
+SIDES = ("chosen", "rejected")
+_SPEAKERS = {"human": "user", "gpt": "assistant"}
+
+
+def is_preference(record: Record) -> bool:
+    """Whether a record is a preference among conversations."""
+    return all(isinstance(record.get(side), list | dict) and filled(record[side]) for side in SIDES)
+
+
+def convert_preference(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
+    """See `Convert`.
+
+    A row has ``prompt``, ``chosen`` and ``rejected`` (messages as `read_messages` makes them), ``kind``, and
+    ``chosen_cuts`` and ``rejected_cuts`` where the file says how turns divide into channels.
+    """
+    given = _divided(record)
+    # The mark is a place only where a column of images has to be given out.
+    marks = any(filled(record.get(name)) for name in ("images", "chosen_images", "rejected_images"))
+    shows = Shows(images, place, images.refs(record.get("images"), place), marks)
+    row: Row = {
+        "id": optional(record, ("id", "pair"), LONGEST_NAME),
+        "images": [],
+        "source": optional(record, ("data_source",), LONGEST_NAME),
+        "category": optional(record, ("category",), LONGEST_NAME),
+        "categories": {},
+        "kind": optional(record, ("kind",), LONGEST_NAME),
+        "prompt": read_messages(given["prompt"], "prompt", shows),
+    }
+    for side in SIDES:
+        own = shows
+        if filled(record.get(f"{side}_images")):
+            own = Shows(images, place, images.refs(record[f"{side}_images"], place), True)
+        row[side] = read_messages(given[side], side, own)
+        if own is not shows:
+            own.check_all_shown()
+        if any(row[side][end]["role"] != "assistant" for end in (0, -1)):
+            raise DataError(f"its {side} messages do not begin and end with the assistant's")
+        if row["prompt"][-1]["role"] == "assistant" or row["prompt"][0]["role"] not in ("system", "user"):
+            raise DataError("its prompt has to begin with a user, and to end before the assistant speaks")
+        check_order([*row["prompt"], *row[side]])
+        if filled(record.get(f"{side}_cuts")):
+            row[f"{side}_cuts"] = read_cuts(record[f"{side}_cuts"], row[side], f"{side}_cuts")
+    shows.check_all_shown()
+    return [row]
+
+
+def _divided(record: Record) -> dict[str, list[Any]]:
+    """A record's prompt and sides as lists of messages."""
+    sides = {side: [record[side]] if isinstance(record[side], dict) else list(record[side]) for side in SIDES}
+    prompt = next(
+        (record[name] for name in ("prompt", "messages", "conversations") if filled(record.get(name))), None
+    )
+    if prompt is None:
+        same = 0
+        for one, other in zip(*sides.values(), strict=False):
+            if one != other:
+                break
+            same += 1
+        prompt = sides["chosen"][:same]
+        sides = {side: messages[same:] for side, messages in sides.items()}
+    if not isinstance(prompt, list) or not prompt:
+        raise DataError(f"its prompt is {shown(prompt)}, not a list of messages")
+    if not all(sides.values()):
+        raise DataError("nothing is left of one of its sides behind what both begin with")
+    return {
+        name: [_named(message) for message in messages]
+        for name, messages in {"prompt": prompt, **sides}.items()
+    }
+
+
+def _named(message: Any) -> Any:
+    """A message with ``from`` and ``value`` as one with ``role`` and ``content``."""
+    if isinstance(message, Mapping) and "from" in message and "role" not in message:
+        who = message["from"]
+        return {"role": _SPEAKERS.get(str(who), who), "content": message.get("value")}
+    return message

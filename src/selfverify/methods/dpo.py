@@ -1,0 +1,99 @@
+"""Multi-step direct preference optimisation (VTS-V Eq. 4, 5, 10): verifiers learn from pairs of traces.
+
+The policy that is trained becomes V_phi, the one that it begins from is V_phi0: the reference, which with
+LoRA is the same model without its adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from selfverify.core.credit import Credit
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import CONTEXT, Group, Trajectory
+from selfverify.methods.base import Method, MethodConfig
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.converse import Rollout
+from selfverify.rollouts.recited import recited, within_limits
+from selfverify.tasks.base import ShownTalk, Task
+
+
+class DPOConfig(MethodConfig):
+    """What of a pair is compared, and how strongly the policy is held to the reference."""
+
+    eta: float = Field(0.1, gt=0, description="The factor of the log-ratios (VTS-V's η, DPO's β).")
+    level: Literal["steps", "answer"] = Field(
+        "steps",
+        description="`steps`: all plans, actions and answers behind what both sides have in common (Eq. 10). "
+        "`answer`: each side's last turn alone, behind all that it has said and seen before: the baseline.",
+    )
+
+    @property
+    def needs_reference(self) -> bool:
+        """See `MethodConfig.needs_reference`."""
+        return True
+
+
+class DPO(Method):
+    """-log sigmoid(r(chosen) - r(rejected)), r being eta times the log-ratio of what was said (Eq. 10).
+
+    What tools showed is read and not learnt. A pair of which one side cannot be used takes no part.
+    """
+
+    name = "dpo"
+    summary = "direct preference optimisation of conversations, turn by turn (VTS-V's verifier)"
+    config_class = DPOConfig
+    config: DPOConfig
+    objective = "pairwise"
+
+    def rollout(
+        self,
+        policy: Policy,
+        task: Task,
+        problems: Sequence[Problem],
+        seeds: Sequence[int],
+        sampling: SamplingConfig,
+    ) -> Rollout:
+        """Hold both conversations of each pair; nothing is sampled from the policy.
+
+        Raises:
+            ConfigError: The task has no preferences.
+            DataError: A side has no turns, or is longer than the model's context.
+        """
+        prompts, groups = policy.encode(problems), []
+        for problem, prompt in zip(problems, prompts, strict=True):
+            told = [self._told(policy, problem, side) for side in task.demonstrate_pair(problem)]
+            groups.append(Group(problem, within_limits(policy, task, problem, len(prompt.ids), told)))
+        return Rollout(prompts, groups)
+
+    def _told(self, policy: Policy, problem: Problem, side: ShownTalk) -> Trajectory:
+        told = recited(policy, problem, lambda: side.episode, side.texts)
+        if self.config.level == "answer":
+            for segment in told.segments:
+                if segment.author == "policy" and segment.turn < len(side.texts) - 1:
+                    segment.channel = CONTEXT
+        return told
+
+    def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
+        """1 for all that the chosen side says, -1 for the rejected one, eta as the coefficient."""
+        sides = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]
+        return [
+            Credit(channel, sides, kl_coef=self.config.eta, valid=valid)
+            for channel in dict.fromkeys(own)
+            if channel != CONTEXT
+        ]
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """How many turns and tokens the sides have; how often the policy prefers right the learner logs."""
+        found: dict[str, float] = {}
+        for number, side in enumerate(("chosen", "rejected")):
+            told = [group.trajectories[number] for group in groups]
+            found[f"{side}/turns"] = sum(t.rewards["turns"] for t in told) / max(len(told), 1)
+            found[f"{side}/tokens"] = sum(t.written for t in told) / max(len(told), 1)
+        return found

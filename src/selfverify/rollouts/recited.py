@@ -1,0 +1,93 @@
+"""Demonstrated conversations as trajectories: texts said to an episode, with what it really replies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from selfverify.core.episode import Episode
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import note
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
+from selfverify.policy.encoding import longest_row
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.converse import recite
+from selfverify.rollouts.replying import outcome
+from selfverify.tasks.base import Task
+
+logger = logging.getLogger(__name__)
+
+
+def recited(
+    policy: Policy, problem: Problem, open_episode: Callable[[], Episode], texts: Sequence[str]
+) -> Trajectory:
+    """The conversation in which the policy says these texts; one whose episode fails takes no part.
+
+    Raises:
+        ConfigError: The chat template cannot continue a conversation.
+        DataError: There are no texts, a reply cannot be shown, or the conversation is over before they end.
+    """
+    if not texts:
+        raise DataError(f"problem {problem.id}: its demonstration has no turns")
+    samples = []
+    for text in texts:
+        ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        samples.append(Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP))
+    told = outcome(lambda: recite(policy, problem, open_episode(), samples))
+    if isinstance(told, Exception):
+        if isinstance(told, ConfigError | DataError):
+            raise told
+        return lost(problem, told)
+    own = [segment for segment in told.segments if segment.author == "policy"]
+    if (said := own[-1].turn + 1 if own else 0) < len(texts):
+        raise DataError(
+            f"problem {problem.id}: its demonstration has {len(texts)} turns, "
+            f"and its episode is over after {said}"
+        )
+    told.rewards["turns"] = float(len(texts))
+    return told
+
+
+def within_limits(
+    policy: Policy, task: Task, problem: Problem, prompt: int, told: Sequence[Trajectory]
+) -> list[Trajectory]:
+    """The trajectories, with those lost that are longer than ``episode.tokens``.
+
+    Args:
+        policy: Will read them.
+        task: Its limits count.
+        problem: What they are about.
+        prompt: Tokens of the prompt.
+        told: The trajectories.
+
+    Raises:
+        DataError: There is no such limit, and one is longer than the model's context.
+    """
+    limit, room = task.limits.tokens, longest_row(policy.model)
+    lengths = [prompt + len(trajectory.tokens) for trajectory in told]
+    if limit is not None:
+        return [
+            one if length <= limit else lost(problem, _too_long(length, limit))
+            for one, length in zip(told, lengths, strict=True)
+        ]
+    if room is not None and max(lengths) > room:
+        raise DataError(
+            f"problem {problem.id}: a demonstration has {max(lengths)} tokens with its prompt, and the "
+            f"model reads {room}; demonstrate shorter conversations"
+        )
+    return list(told)
+
+
+def lost(problem: Problem, error: Exception) -> Trajectory:
+    """What stands for a demonstration that cannot be learnt from."""
+    reason = f"{type(error).__name__}: {error}"
+    message = f"problem {problem.id}: its demonstration takes no part: {reason}"
+    note(logger, "episode_failed", message, problem=problem.id, turn=0, reason=reason)
+    nothing = Segment(OBSERVATION, [], author="environment", finish=Finish.ERROR)
+    return Trajectory([nothing], rewards={"turns": 1.0})
+
+
+def _too_long(tokens: int, limit: int) -> DataError:
+    return DataError(f"it has {tokens} tokens with its prompt, and episode.tokens is {limit}")
