@@ -48,6 +48,8 @@ def test_the_teacher_gets_there(task: DigitsFar, index: int) -> None:
     ending, problem = episode.ending(), episode.problem
     assert ending.rewards["correct"] == 1 and ending.rewards["tool_errors"] == 0
     assert ending.rewards["steps"] == problem.meta["looks"] == len(texts) - 1
+    looks = ending.turns[:-1]
+    assert task.enough(problem, looks) == len(looks) and task.enough(problem, looks[:-1]) == 0
     assert all(reply.cuts[0][0] == "plan" and reply.cuts[1][0] == "action" for reply in replies[:-1])
     assert replies[0].content == [{"type": "text", "text": "2:"}, {"type": "image"}]
     assert all(len(reply.images) == 1 and max(reply.images[0].size) <= 32 for reply in replies[:-1])

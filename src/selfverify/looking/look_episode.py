@@ -273,7 +273,8 @@ def _cuts(read: LookCall) -> list[tuple[str, int]]:
 
 
 def _origin(made: Made) -> dict[str, Any]:
-    return {"source": made.source, "region": None if made.region is None else list(made.region)}
+    region = None if made.region is None else list(made.region)
+    return {"source": made.source, "region": region, "size": list(made.image.size)}
 
 
 def _text(words: str) -> Part:

@@ -31,7 +31,8 @@ class LookStep:
         arguments: Its arguments.
         error: Why nothing was found; empty where something was.
         images: The numbers of the images that it made.
-        sources: For each of them the image it was made of and the region in that image's pixels, if any.
+        sources: For each of them the image it was made of, the region in that image's pixels, if any, and its
+            own width and height.
         duplicate: The step that made the same call; 0 without one.
         stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `self`; empty where it went on.
         delta_r: The verifier's Δr, nats; None where there is no verifier.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from selfverify.core.episode import Episode, Listener
-from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
@@ -14,13 +13,13 @@ from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_prompt import with_tools
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_stopping import LookStopping
+from selfverify.looking.look_task import LookTask, limits_of
 from selfverify.looking.make_toolbox import make_toolbox
 from selfverify.looking.tools.pictures import space_named
-from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Floats, Judged, Space, Task
 
 
-class LookingTask(Task):
+class LookingTask(LookTask):
     """Another task's problems, judged as that task judges, each a conversation with visual tools.
 
     Args:
@@ -36,9 +35,8 @@ class LookingTask(Task):
         self.inner, self.settings = inner, settings
         self.name, self.summary, self.kind = f"looking/{inner.name}", inner.name, inner.kind
         self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
-        self.limits = EpisodeLimits(turns=settings.max_steps + 1)
+        self.limits = limits_of(settings)
         self.toolbox, self.stopping = make_toolbox(settings), LookStopping(settings)
-        self._reasoner: Policy | None = None
         named = settings.coordinates
         self._space = space_named("thousandths" if named == "family" else named)
 
@@ -51,12 +49,13 @@ class LookingTask(Task):
     def use_policy(self, policy: object) -> None:
         """See `Task`."""
         self.inner.use_policy(policy)
-        if isinstance(policy, Policy):
-            self._reasoner = policy
+        super().use_policy(policy)
 
-    def listener(self) -> Listener | None:
-        """See `Task`: the verifier, where one is named."""
-        return self.stopping.listener(self._reasoner)
+    def looking_by(self, changes: Mapping[str, Any]) -> LookingTask:
+        """See `LookTask`."""
+        changed = super().looking_by(changes)
+        changed.toolbox = make_toolbox(changed.settings)
+        return changed
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task`."""
@@ -72,12 +71,8 @@ class LookingTask(Task):
             raise ConfigError(f"problem {problem.id} has tools of its own; it cannot be given others")
         return with_tools(problem, self.toolbox, self._space, self.settings.calls)
 
-    def open(self, problem: Problem, seed: int) -> Episode:
-        """See `Task`."""
-        return self.look(problem)
-
     def look(self, problem: Problem) -> LookEpisode:
-        """Begin to look; ``problem`` is one that `asked` has returned."""
+        """See `LookTask`; ``problem`` is one that `asked` has returned."""
         return LookEpisode(
             problem,
             self.tags,

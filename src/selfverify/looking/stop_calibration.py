@@ -72,20 +72,23 @@ class StopCalibration:
             raise DataError(f"{path} is no calibration of a stopping verifier: {fault}") from None
 
 
-def stop_steps(delta_r: ArrayLike, rule: Kind, epsilon: float) -> NDArray[np.int64]:
+def stop_steps(
+    delta_r: ArrayLike, rule: Kind, epsilon: float, lengths: ArrayLike | None = None
+) -> NDArray[np.int64]:
     """After which step each conversation stops (VTS-V, Lemma 3.1 and Algorithm 1).
 
     Args:
         delta_r: ``[N, H]`` Δr of each step, nats; NaN behind the last step of a conversation.
         rule: See `StopCalibration`.
         epsilon: ε.
+        lengths: ``[N]`` the number of steps, where some of them were not measured: NaN then stands for those,
+            too, and they stop nothing. None: all were measured.
 
     Returns:
         ``[N]`` the first step, from 1, that fulfils the rule; the last step where none does; 0 without steps.
     """
-    values = _values(delta_r, rule)
+    values, last = _values(delta_r, rule, lengths)
     fulfilled = values < epsilon
-    last = (~np.isnan(values)).sum(1)
     found: NDArray[np.int64] = np.where(fulfilled.any(1), fulfilled.argmax(1) + 1, last).astype(np.int64)
     return found
 
@@ -97,6 +100,7 @@ def fit_epsilon(
     target: Literal["steps", "accuracy"],
     wanted: float,
     fitted_on: dict[str, Any] | None = None,
+    lengths: ArrayLike | None = None,
 ) -> StopCalibration:
     """Choose ε on conversations that were held to the cap, with an answer asked for after every step.
 
@@ -112,20 +116,23 @@ def fit_epsilon(
         target: What is to be held.
         wanted: The mean number of steps, or the accuracy in [0, 1].
         fitted_on: See `StopCalibration`.
+        lengths: See `stop_steps`.
 
     Raises:
         ConfigError: No ε holds the target; the message says what can be held.
         DataError: The figures do not fit together, or there are none.
     """
-    values = _values(delta_r, rule)
-    last = (~np.isnan(values)).sum(1)
+    values, last = _values(delta_r, rule, lengths)
     if not len(values) or not last.all():
         raise DataError("a calibration of the verifier needs conversations that have at least one step each")
+    if np.isnan(values).all():
+        raise DataError("the verifier has measured no step, so that there is nothing to calibrate")
     right = None if correct is None else np.asarray(correct, dtype=np.float64)
     if right is not None and right.shape != values.shape:
         raise DataError(f"verdicts {right.shape} and Δr {values.shape} need the same shape [N, H]")
-    if right is not None and np.isnan(right[~np.isnan(values)]).any():
-        raise DataError("a step has Δr and no verdict on the answer after it")
+    there = np.arange(values.shape[1]) < last[:, None]
+    if right is not None and np.isnan(right[there]).any():
+        raise DataError("there is a step with no verdict on the answer after it")
     if target == "accuracy" and right is None:
         raise ConfigError("a target of accuracy needs verdicts on the answers after every step")
     epsilons, steps, accuracy = _curve(values, last, right, rule)
@@ -148,17 +155,21 @@ def fit_epsilon(
     )
 
 
-def _values(delta_r: ArrayLike, rule: Kind) -> Floats:
-    """``[N, H]`` what the rule compares with ε."""
+def _values(delta_r: ArrayLike, rule: Kind, lengths: ArrayLike | None) -> tuple[Floats, NDArray[np.int64]]:
+    """``[N, H]`` what the rule compares with ε, NaN where it stops nothing, and ``[N]`` numbers of steps."""
     values = np.asarray(delta_r, dtype=np.float64)
     if values.ndim != 2:
         raise DataError(f"Δr has shape {values.shape}; conversations by steps [N, H] are needed")
     known = ~np.isnan(values)
-    if (known[:, 1:] & ~known[:, :-1]).any() or np.isinf(values).any():
+    last = known.sum(1) if lengths is None else np.asarray(lengths, dtype=np.int64)
+    if last.shape != values.shape[:1] or (last > values.shape[1]).any():
+        raise DataError(f"{last.shape} numbers of steps do not fit Δr {values.shape}")
+    if (known & (np.arange(values.shape[1]) >= last[:, None])).any() or np.isinf(values).any():
         raise DataError(
-            "Δr has a gap between steps, or is not finite; NaN may stand behind the last step only"
+            "Δr has a gap between steps, or is not finite; NaN may stand behind the last step only, or where "
+            "numbers of steps are given"
         )
-    return np.abs(values) if rule == "absolute" else values
+    return np.abs(values) if rule == "absolute" else values, last
 
 
 def _curve(

@@ -92,13 +92,16 @@ class StopFigures:
     counts: NDArray[np.int64]
 
 
-def stop_figures(delta_r: ArrayLike, rule: Kind, epsilon: float, bins: int = 40) -> StopFigures:
+def stop_figures(
+    delta_r: ArrayLike, rule: Kind, epsilon: float, lengths: ArrayLike | None = None, bins: int = 40
+) -> StopFigures:
     """When a rule stops conversations that were held to the cap, and how Δr is spread.
 
     Args:
         delta_r: See `step_means`; H is the cap.
         rule: ``absolute`` or ``signed``.
         epsilon: ε, nats.
+        lengths: See `stop_steps`.
         bins: Bins of the histogram.
 
     Raises:
@@ -107,8 +110,8 @@ def stop_figures(delta_r: ArrayLike, rule: Kind, epsilon: float, bins: int = 40)
     values = np.asarray(delta_r, dtype=np.float64)
     if values.ndim != 2 or not values.size or np.isnan(values).all():
         raise DataError(f"Δr {values.shape} needs the shape [N, H] with at least one step")
-    at = stop_steps(values, rule, epsilon)
-    last = (~np.isnan(values)).sum(1)
+    at = stop_steps(values, rule, epsilon, lengths)
+    last = (~np.isnan(values)).sum(1) if lengths is None else np.asarray(lengths)
     shown = np.take_along_axis(values, np.maximum(at - 1, 0)[:, None], axis=1)[:, 0]
     stopped = (np.abs(shown) if rule == "absolute" else shown) < epsilon
     counts, edges = np.histogram(values[~np.isnan(values)], bins)

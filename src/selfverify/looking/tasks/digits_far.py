@@ -9,29 +9,27 @@ show: on the length of the way and on which of its digits are far. The question 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
-from selfverify.core.episode import Episode, Listener
-from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
+from selfverify.looking.image_parts import Box, ImagePart
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_stopping import LookStopping
+from selfverify.looking.look_task import LookTask, limits_of
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.toolbox import Toolbox
-from selfverify.policy.policy import Policy
 from selfverify.tasks.base import (
     Judged,
     ShownTurn,
-    Task,
     TaskConfig,
     judge_integer,
     problem_rng,
@@ -42,6 +40,9 @@ from selfverify.tasks.digits.canvas import digit_bank, finish, paste
 
 CELLS = 3
 """Rows and columns; cells are numbered from 1 in reading order."""
+READABLE = 4.5
+"""Pixels of a digit's side as it is shown from which on it can be read: nine of ten are in crops with 5 to 7
+pixels, one of four with 1.5 to 2 (`benchmarks/far_digits.py`)."""
 NINTHS = 9
 """Places are written in ninths of an image's sides, so that each is one digit."""
 
@@ -103,7 +104,7 @@ class FarDigit:
     far: bool
 
 
-class DigitsFar(Task):
+class DigitsFar(LookTask):
     """Follow digits from cell to cell, to the 0."""
 
     name = "digits-far"
@@ -115,7 +116,6 @@ class DigitsFar(Task):
     def __init__(self, config: DigitsFarConfig | None = None) -> None:
         super().__init__(config)
         c = self.config
-        self.limits = EpisodeLimits(turns=c.max_steps + 1)
         self.settings = LookSettings(
             max_steps=c.max_steps,
             most_shown=c.shown**2,
@@ -127,17 +127,8 @@ class DigitsFar(Task):
             epsilon=c.epsilon,
             terminate=c.terminate,
         )
+        self.limits = limits_of(self.settings)
         self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), LookStopping(self.settings)
-        self._reasoner: Policy | None = None
-
-    def use_policy(self, policy: object) -> None:
-        """See `Task`."""
-        if isinstance(policy, Policy):
-            self._reasoner = policy
-
-    def listener(self) -> Listener | None:
-        """See `Task`: the verifier, where one is named."""
-        return self.stopping.listener(self._reasoner)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`."""
@@ -200,12 +191,8 @@ class DigitsFar(Task):
         """Reward the number of the cell by 1 if it is right, else by 0."""
         return judge_integer(problem.target, tagged, largest=CELLS**2)
 
-    def open(self, problem: Problem, seed: int) -> Episode:
-        """See `Task.open`."""
-        return self.look(problem)
-
     def look(self, problem: Problem) -> LookEpisode:
-        """The episode of a problem."""
+        """See `LookTask`."""
         originals = [self.canvas(*problem.meta["made_of"])]
         return LookEpisode(
             problem,
@@ -217,6 +204,29 @@ class DigitsFar(Task):
             self.stopping.rule,
             originals,
         )
+
+    def enough(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> int:
+        """See `LookTask`: after which step every digit on the way has been shown `READABLE`, and whole."""
+        way, digits = self.scene(*problem.meta["made_of"])
+        left = {cell: self._place(cell, digits[cell - 1]) for cell in way}
+        side = CELLS * self.config.cell
+        views = {1: ImagePart((0, 0, side, side), (side, side))}
+        for step in steps:
+            for number, source in zip(step["images"], step["sources"], strict=True):
+                views[number] = views[source["source"]].part(source["region"], source["size"])
+                scale = views[number].scale(self.settings.most_shown)
+                for cell, place in [*left.items()]:
+                    if views[number].holds(place) and digits[cell - 1].size * scale >= READABLE:
+                        del left[cell]
+            if not left:
+                return int(step["step"])
+        return 0
+
+    def _place(self, cell: int, one: FarDigit) -> Box:
+        """Where a digit is on the canvas."""
+        left = (cell - 1) % CELLS * self.config.cell + one.left
+        top = (cell - 1) // CELLS * self.config.cell + one.top
+        return left, top, left + one.size, top + one.size
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """Crop each cell on the way, enlarge a digit that is far, answer at the 0.

@@ -1,0 +1,78 @@
+"""What tasks have in common whose questions are answered by looking again with tools."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from selfverify.core.episode import Episode, Listener
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.problem import Problem
+from selfverify.looking.look_episode import LookEpisode
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_stopping import LookStopping
+from selfverify.policy.policy import Policy
+from selfverify.tasks.base import Task
+
+
+class LookTask(Task):
+    """A task whose conversations are `LookEpisode`s, with a verifier listening where one is named.
+
+    Attributes:
+        settings: How a model looks.
+        stopping: What ends looking.
+    """
+
+    settings: LookSettings
+    stopping: LookStopping
+    reasoner: Policy | None = None
+    """The model that looks, where it runs here."""
+
+    @abstractmethod
+    def look(self, problem: Problem) -> LookEpisode:
+        """The conversation about a problem of this task."""
+
+    def use_policy(self, policy: object) -> None:
+        """See `Task`."""
+        if isinstance(policy, Policy):
+            self.reasoner = policy
+
+    def listener(self) -> Listener | None:
+        """See `Task`: the verifier, where one is named."""
+        return self.stopping.listener(self.reasoner)
+
+    def open(self, problem: Problem, seed: int) -> Episode:
+        """See `Task`."""
+        return self.look(problem)
+
+    def looking_by(self, changes: Mapping[str, Any]) -> Self:
+        """The same task with other settings of looking.
+
+        Raises:
+            ConfigError: See `LookStopping`.
+            ValidationError: They are none.
+        """
+        changed = copy.copy(self)
+        changed.settings = LookSettings(**{**self.settings.model_dump(), **changes})
+        changed.stopping = LookStopping(changed.settings)
+        changed.limits = self.limits.model_copy(update={"turns": changed.settings.max_steps + 1})
+        return changed
+
+    def enough(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> int | None:
+        """After which step everything has been shown that the answer needs; 0 where it never has.
+
+        Args:
+            problem: The problem.
+            steps: The conversation's `LookStep`s, as its trajectory keeps them.
+
+        Returns:
+            None where the task does not know.
+        """
+        return None
+
+
+def limits_of(settings: LookSettings) -> EpisodeLimits:
+    """The limits of conversations: as many turns as there may be steps, and the answer."""
+    return EpisodeLimits(turns=settings.max_steps + 1)
