@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError
-from selfverify.experiments.agent_tables import agent_tables, markdown
+from selfverify.experiments.agent_tables import agent_tables
+from selfverify.experiments.agent_tables_text import markdown
 from selfverify.experiments.published_smartsnap import APPS, ROWS, TRAINING, VALIDATION
 from selfverify.experiments.recipe import load_recipe
 

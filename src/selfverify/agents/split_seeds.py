@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from selfverify.core.splits import Split
-
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+from selfverify.core.splits import SPLITS, Split
 
 
 def split_seeds(split: Split, seed: int, index: int) -> Iterator[int]:

@@ -85,7 +85,8 @@ def tables(
       FT:Qwen3-8B=runs/rl@before RL:Qwen3-8B=runs/rl --paper`
     """
     from selfverify.core.atomic_files import write_text
-    from selfverify.experiments.agent_tables import agent_tables, markdown
+    from selfverify.experiments.agent_tables import agent_tables
+    from selfverify.experiments.agent_tables_text import markdown
 
     found = agent_tables(runs, by)
     text = markdown(found, paper, intervals, by)

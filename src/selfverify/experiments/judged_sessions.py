@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from selfverify.agents import background
+from selfverify.agents.agent_endings import Outcome
 from selfverify.agents.exhibits import Exhibit
 from selfverify.agents.finished import Finished
 from selfverify.agents.goals import Goal
@@ -22,9 +23,6 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.evaluation.store import StoredProblem, StoredSample, find_store
 from selfverify.reports.agent_records import calls_of, end_of, turns_of
-
-SUBMITTED = "submitted"
-"""How a session ends that judges are asked about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ def _phone_task(store: Path, settings: Mapping[str, Any]) -> PhoneAgents:
 def _again(store: Path, task: PhoneAgents, problem: Problem, sample: StoredSample) -> Finished | None:
     """The session, played again; None where nothing proper was handed in."""
     end = end_of(sample)
-    if end is None or end.outcome != SUBMITTED or problem.target["goal"] is None:
+    if end is None or end.outcome != Outcome.SUBMITTED or problem.target["goal"] is None:
         return None
     options = PhoneOptions(text="terse", first_screen=task.config.agent.first_screen)
     phone = PhoneEnvironment(options)

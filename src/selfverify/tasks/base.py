@@ -21,7 +21,7 @@ from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.core.settings import StrictModel
-from selfverify.core.splits import Split
+from selfverify.core.splits import SPLITS, Split
 from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.core.trajectory import ANSWER, CONTEXT
 from selfverify.tasks.answering import AnswerOnce
@@ -310,7 +310,7 @@ def problem_rng(split: Split, seed: int, index: int, *more: int) -> np.random.Ge
 
     A problem that draws several things apart from each other gives each of them a number in ``more``.
     """
-    return np.random.default_rng([{"train": 0, "validation": 1, "test": 2}[split], seed, index, *more])
+    return np.random.default_rng([SPLITS.index(split), seed, index, *more])
 
 
 def user_turn(text: str, images: int = 1) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ import itertools
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.short_tasks import calls_of, short_kinds, short_seed
 from selfverify.agents.phone.templates import TEMPLATES
-from selfverify.agents.split_seeds import SPLITS, split_seeds
+from selfverify.agents.split_seeds import split_seeds
+from selfverify.core.splits import SPLITS
 
 ALL = list(TEMPLATES.values())
 

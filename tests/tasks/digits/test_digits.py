@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.splits import Split
+from selfverify.core.splits import SPLITS
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.experiments.registry import TASKS, make_task
 from selfverify.selection.rules import box_iou
 from selfverify.tasks.base import Task, read_integers
 from selfverify.tasks.digits.canvas import digit_bank
 
-SPLITS: tuple[Split, ...] = get_args(Split)
 OWN = sorted(
     name
     for name, task in TASKS.items()

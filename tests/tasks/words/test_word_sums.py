@@ -6,20 +6,19 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from itertools import combinations, pairwise
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from selfverify.core.problem import Problem
-from selfverify.core.splits import Split
+from selfverify.core.splits import SPLITS, Split
 from selfverify.core.tags import parse_tagged
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.words.word_stories import SENTENCES
 from selfverify.tasks.words.word_sums import WordSums, WordSumsConfig
 
-SPLITS: tuple[Split, ...] = get_args(Split)
 HARD = {"largest": 50, "operations": (1, 3), "asides": 0.5}
 ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,

@@ -7,7 +7,6 @@ from typing import Literal
 
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.phone.templates.base import Template
-from selfverify.agents.split_seeds import SPLITS
 from selfverify.core.splits import Split
 
 Unseen = Literal["seeds", "templates", "apps"]
@@ -39,15 +38,3 @@ def templates_of(
     if unseen == "templates":
         found = [template for template in found if template.held_out == (split == "test")]
     return found
-
-
-def split_of(template: str, seed: int, unseen: Unseen = "seeds") -> Split | None:
-    """The split to which a task belongs; None where its template is in no split that has its seed.
-
-    Args:
-        template: The template's name.
-        seed: The task's seed.
-        unseen: See `templates_of`.
-    """
-    split = SPLITS[seed % len(SPLITS)]
-    return split if TEMPLATES[template] in templates_of(split, unseen) else None

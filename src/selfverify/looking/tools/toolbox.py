@@ -72,10 +72,6 @@ class Toolbox:
             return f"it has hung {MOST_HUNG} times"
         return tool.missing()
 
-    def knows(self, name: str) -> bool:
-        """Whether there is a tool of this name, available or not."""
-        return name in self._by_name
-
     def chosen(self, name: str, arguments: Mapping[str, Any]) -> Chosen:
         """The call of a tool; nothing has run when this returns.
 

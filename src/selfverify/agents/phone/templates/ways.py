@@ -50,7 +50,7 @@ def swipe(direction: str) -> Step:
     return Step("swipe", direction)
 
 
-BACK, HOME, ENTER = Step("back"), Step("home"), Step("enter")
+BACK, HOME = Step("back"), Step("home")
 
 
 def either(*ways: list[Step]) -> Step:
