@@ -121,9 +121,8 @@ def _vts(text: str, start: int) -> tuple[ToolCall, int]:
     if not isinstance(value.get("thought", ""), str):
         raise _BrokenLook("its thought is no text")
     first = _THOUGHT.match(text, start)
-    return ToolCall(value["action_name"], arguments), start if first is None else json_at(text, first.end())[
-        1
-    ]
+    action = start if first is None else json_at(text, first.end())[1]
+    return ToolCall(value["action_name"], arguments), action
 
 
 def _grounding(text: str, start: int, questions: int) -> ToolCall:
