@@ -43,7 +43,8 @@ def teach(policy: Policy, task: DigitsFar) -> list[str]:
         made = []
         for prompt in prompts:
             words = policy.tokenizer.decode(prompt.ids)
-            problem = task.problem("validation", 0, int(prompt.problem_id.rsplit("/", 1)[-1]))
+            _, split, _, index = prompt.problem_id.split("/")
+            problem = task.problem(split, 0, int(index))  # type: ignore[arg-type]
             texts = [turn.text for turn in task.demonstrate_turns(problem, np.random.default_rng(0))]
             turn, target = words.count("</think>"), problem.target
             text = texts[min(turn, len(texts) - 1)]

@@ -11,11 +11,12 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, print_table, say
+from selfverify.cli.stopping_commands import calibrate, compare
 from selfverify.core.settings import Settings
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.looking.look_settings import ToolModels
 
-app = typer.Typer(help="List visual tools; make data for looking again with them.")
+app = typer.Typer(help="List visual tools; make data for looking again; say when a verifier ends it.")
 Folder = Annotated[Path, typer.Argument(help="The folder in which the data are made.")]
 RecipeFor = Annotated[
     str, typer.Argument(help="A recipe, of which the task, the episode, the seed and the policy are used.")
@@ -274,6 +275,10 @@ def export(
         print_json(asdict(done), indent=None)
         return
     typer.echo(f"{done.sft} traces, {done.pairs} pairs, {done.images} images: {output}")
+
+
+app.command()(calibrate)
+app.command()(compare)
 
 
 def _tell_collected(done: Any, folder: Path, as_json: bool) -> None:
