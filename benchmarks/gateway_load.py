@@ -6,9 +6,12 @@ Three processes: a fake model server, ``selfverify serve --upstream`` in front o
 Each client asks again as soon as it was answered. A question's seed decides how long the server takes and
 what its candidates say, so the same question can be asked directly and through the gateway, and the
 difference of the two latencies is what was added. Both ways take turns, in the same run. Every answer is
-checked: it has to be the one that wins the vote.
+checked: it has to be the one that wins the vote. What two direct passes differ by is what a machine's noise
+adds.
 
-A second part asks with a server that is quick, to see how many requests a second the gateway can do at most.
+A second part asks with a server that is ten times as quick, to see how many requests a second the gateway
+can do at most: plainly, in streams, with scores read softly, and with a server that ignores ``n``. The same
+load is put on the bare server, whose rate is what clients and server can do.
 Where there are two cores or more, the gateway has one and server and clients another.
 """
 
@@ -26,90 +29,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
-from aiohttp import web
-from pydantic_core import from_json
+from fake_model_server import loop_factory, winner
 
-WORDS = ("the", "sum", "of", "both", "numbers", "in", "this", "picture", "is", "what", "was", "asked", "for")
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stream": {"stream": True},
+    "soft": {"best_of": {"verifier": "soft"}},
+    "n_ignored": {},
+}
+"""The kinds of requests, by what is added to one."""
 
-
-def delay_s(seed: int, mean: float) -> float:
-    """How long a reply takes: log-normal, a tenth of them more than twice the median."""
-    return random.Random(seed).lognormvariate(-(0.54**2) / 2, 0.54) * mean
-
-
-def winner(seed: int) -> str:
-    """The answer that most candidates give, and with the highest scores."""
-    return str(100 + seed % 800)
+_CONTENT = re.compile(rb'"content": ?"([^"]*)"')
 
 
-def reply(seed: int, n: int, words: int) -> bytes:
-    """What the model server sends: five of eight candidates agree."""
-    rng = random.Random(-seed)
-    choices = []
-    for i in range(n):
-        right = i % 8 in (0, 2, 3, 5, 6)
-        said = " ".join(rng.choices(WORDS, k=words))
-        answer = winner(seed) if right else str(rng.randrange(1000, 2000))
-        text = f"<think>{said}</think><answer>{answer}</answer><score>0.{9 if right else 3}</score>"
-        choices.append(
-            {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        )
-    usage = {"prompt_tokens": 300, "completion_tokens": n * (words + 12), "total_tokens": 300}
-    return json.dumps({"id": "x", "object": "chat.completion", "choices": choices, "usage": usage}).encode()
-
-
-def question(seed: int, image: str) -> bytes:
+def question(number: int, image: str, more: dict[str, Any]) -> bytes:
     """A request."""
     content: list[dict[str, Any]] = [
         {"type": "text", "text": "What do both numbers in this picture add up to?"}
     ]
     if image:
         content.insert(0, {"type": "image_url", "image_url": {"url": image}})
-    return json.dumps(
-        {"model": "m", "seed": seed, "n": 1, "messages": [{"role": "user", "content": content}]}
-    ).encode()
-
-
-def upstream(port_file: Path, words: int) -> Coroutine[Any, Any, None]:
-    """The fake model server; its mean delay can be set while it runs."""
-    mean = [0.0]
-    replies: dict[tuple[int, int], bytes] = {}
-    seed_of, n_of = re.compile(rb'"seed": ?(\d+)'), re.compile(rb'"n": ?(\d+)')
-
-    async def chat(request: web.Request) -> web.Response:
-        body = (
-            await request.read()
-        )  # not parsed: the server should cost little, it shares a core with clients
-        (seed,), (n,) = (map(int, re.findall(pattern, body)[-1:]) for pattern in (seed_of, n_of))
-        if (seed, n) not in replies:
-            replies[seed, n] = reply(seed, n, words)
-        await asyncio.sleep(delay_s(seed, mean[0]))
-        return web.Response(body=replies[seed, n], content_type="application/json")
-
-    async def pace(request: web.Request) -> web.Response:
-        mean[0] = float(await request.text())
-        return web.Response()
-
-    async def serve() -> None:
-        app = web.Application(client_max_size=2**26)
-        app.router.add_post("/v1/chat/completions", chat)
-        app.router.add_post("/pace", pace)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
-        await site.start()
-        assert site._server is not None
-        port_file.write_text(str(site._server.sockets[0].getsockname()[1]))  # type: ignore[attr-defined]
-        await asyncio.sleep(3600)
-
-    return serve()
+    messages = [{"role": "user", "content": content}]
+    return json.dumps({"model": "m", "seed": number * 100, "n": 1, "messages": messages, **more}).encode()
 
 
 async def ask_all(
@@ -132,8 +80,8 @@ async def ask_all(
                 raw = await response.read()
             ends.append(time.perf_counter())
             latency[i] = ends[-1] - begun
-            said = from_json(raw)["choices"][0]["message"]["content"] if response.status == 200 else ""
-            wrong += f"<answer>{winner(i)}</answer>" not in said
+            text = b"".join(_CONTENT.findall(raw)) if response.status == 200 else b""
+            wrong += f"<answer>{winner(i)}</answer>".encode() not in text
         return None
 
     await asyncio.gather(*(client(pause * k / clients) for k in range(clients)))
@@ -170,7 +118,8 @@ def processes(options: argparse.Namespace) -> Iterator[tuple[str, str, psutil.Pr
             own, other = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
             if other is not None:
                 os.sched_setaffinity(0, {other})
-            launch([str(here), "--serve", str(port_file), "--words", str(options.words)], other)
+            server_file = here.with_name("fake_model_server.py")
+            launch([str(server_file), str(port_file), str(options.words)], other)
             port = wait_for(lambda: port_file.read_text() if port_file.is_file() else "")
             server = f"http://127.0.0.1:{port}"
             command = ["-m", "selfverify", "serve", "--upstream", server, "--port", "0", "-n", str(options.n)]
@@ -205,54 +154,72 @@ async def measure(
     if options.image_kb:
         pixels = random.Random(0).randbytes(options.image_kb * 1024 // 3 * 3)
         image = png_of(pixels)
-    bodies = [question(seed, image) for seed in range(options.requests)]
+    bodies = {
+        kind: [question(number, image, more) for number in range(options.requests)]
+        for kind, more in KINDS.items()
+    }
     chat = "/v1/chat/completions"
     before = process.memory_info().rss / 1e6
     sizes, cpu, asked, wrong = [before], 0.0, 0, 0
-    latencies: dict[str, list[float]] = {"direct": [], "gateway": []}
-    rates: dict[str, list[float]] = {"direct": [], "gateway": []}
-    limits: list[float] = []
+    latencies: dict[str, list[float]] = {"direct": [], "gateway": [], "again": []}
+    rates: dict[str, list[float]] = {"direct": [], "gateway": [], "again": []}
+    most: dict[str, dict[str, Any]] = {}
     json_type = {"Content-Type": "application/json"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=json_type) as session:
         watching = asyncio.ensure_future(watch(process, sizes))
 
-        async def pace(mean: float) -> None:
-            async with session.post(f"{server}/pace", data=str(mean)) as response:
-                response.raise_for_status()
+        async def behave(mean: float, knows_n: bool = True) -> int:
+            async with session.post(f"{server}/behave", json={"mean": mean, "knows_n": knows_n}) as response:
+                return int((await response.json())["sent"])
 
-        await pace(0.01)
+        async def put(url: str, n: int, kind: str, pause: float) -> tuple[list[float], float]:
+            nonlocal wrong, asked
+            found, rate, bad = await ask_all(session, url + chat, bodies[kind], options.clients, pause, n)
+            wrong, asked = wrong + bad, asked + len(found)
+            return found, rate
+
+        await behave(0.01)
         for url, n in ((server, options.n), (gateway, 0)):  # connections, and the server's replies, are there
-            await ask_all(session, url + chat, bodies, options.clients, 0.1, n)
+            await put(url, n, "plain", 0.1)
         for _ in range(options.repeats):
-            await pace(options.delay)
-            for name, url, n in (("direct", server, options.n), ("gateway", gateway, 0)):
+            await behave(options.delay)
+            for name, url, n in (
+                ("direct", server, options.n),
+                ("gateway", gateway, 0),
+                ("again", server, options.n),
+            ):
                 spent = sum(process.cpu_times()[:2])
-                found, rate, bad = await ask_all(
-                    session, url + chat, bodies, options.clients, options.delay, n
-                )
+                found, rate = await put(url, n, "plain", options.delay)
                 latencies[name] += found
                 rates[name].append(rate)
-                wrong += bad
                 if name == "gateway":
                     cpu += sum(process.cpu_times()[:2]) - spent
-                    asked += len(found)
-            await pace(options.delay / 10)
-            found, rate, bad = await ask_all(
-                session, gateway + chat, bodies, options.clients, options.delay / 10, 0
-            )
-            limits.append(rate)
-            wrong += bad
+        for kind in KINDS:
+            quick, knows_n = options.delay / 10, kind != "n_ignored"
+            await behave(quick, knows_n)
+            await put(gateway, 0, kind, quick)  # what the server knows is found out, its replies are there
+            _, direct = await put(server, options.n, kind, quick)
+            spent, sent = sum(process.cpu_times()[:2]), await behave(quick, knows_n)
+            _, rate = await put(gateway, 0, kind, quick)
+            spent, sent = sum(process.cpu_times()[:2]) - spent, await behave(quick, knows_n) - sent
+            most[kind] = {
+                "direct_requests_per_s": round(direct, 1),
+                "requests_per_s": round(rate, 1),
+                "cpu_ms_per_request": round(spent / options.requests * 1e3, 2),
+                "read_kb_per_request": round(sent / options.requests / 1e3, 1),
+            }
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
     added = [b - a for a, b in zip(latencies["direct"], latencies["gateway"], strict=True)]
+    noise = [b - a for a, b in zip(latencies["direct"], latencies["again"], strict=True)]
     return {
         "clients": options.clients,
         "n": options.n,
         "image_kb": options.image_kb,
         "delay_s": options.delay,
-        "asked": 3 * options.repeats * len(bodies),
+        "asked": asked,
         "wrong": wrong,
         "direct_requests_per_s": round(statistics.median(rates["direct"]), 1),
         "requests_per_s": round(statistics.median(rates["gateway"]), 1),
@@ -260,9 +227,10 @@ async def measure(
         "gateway_ms_p50": percentile(latencies["gateway"], 0.5),
         "added_ms_p50": percentile(added, 0.5),
         "added_ms_p99": percentile(added, 0.99),
-        "most_requests_per_s": round(statistics.median(limits), 1),
-        "most_requests_per_s_each": [round(limit, 1) for limit in limits],
-        "cpu_ms_per_request": round(cpu / asked * 1e3, 2),
+        "noise_ms_p50": percentile(noise, 0.5),
+        "noise_ms_p99": percentile(noise, 0.99),
+        "cpu_ms_per_request": round(cpu / options.repeats / options.requests * 1e3, 2),
+        "at_most": most,
         "memory_mb_before": round(before, 1),
         "memory_mb_most": round(max(sizes), 1),
     }
@@ -279,17 +247,6 @@ def png_of(pixels: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """On uvloop, if that is there."""
-    factory = asyncio.new_event_loop
-    with suppress(ImportError):
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(work)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -301,16 +258,15 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=60, help="of each candidate's reasoning")
     parser.add_argument("-n", type=int, default=8, help="candidates")
     parser.add_argument("--image-kb", type=int, default=0, help="an image of this size in each question")
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        run(upstream(options.serve, options.words))
-        return
     if options.requests < 3 * options.clients:
         parser.error("--requests: at least three times --clients, or they are never all busy")
     load = os.getloadavg()[0]
-    with processes(options) as (server, gateway, process):
-        figures = run(measure(options, server, gateway, process))
+    with (
+        processes(options) as (server, gateway, process),
+        asyncio.Runner(loop_factory=loop_factory()) as runner,
+    ):
+        figures = runner.run(measure(options, server, gateway, process))
     figures |= {"load_average": [round(load, 2), round(os.getloadavg()[0], 2)], "cores": os.cpu_count()}
     for name, value in figures.items():
         print(f"{name:28} {value}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
@@ -107,7 +108,11 @@ async def run_gateway(
     if not gateway.keys and not is_loopback(listening.host):
         logger.warning("everybody who reaches %s may ask: set keys with --api-keys", listening.host)
     async with AsyncExitStack() as stack:
-        on_ready(await start(gateway, listening.host, listening.port, stack, listening.grace))
+        port = await start(gateway, listening.host, listening.port, stack, listening.grace)
+        # What is there by now stays: a collection that goes through it stops all requests for 90 to 280 ms.
+        gc.collect()
+        gc.freeze()
+        on_ready(port)
         await stop.wait()
         logger.info("stopping; %d requests in flight", gateway.in_flight)
 
