@@ -51,7 +51,7 @@ def test_the_example_rows_are_read(tmp_path: Path) -> None:
             (tmp_path / row["image"]).parent.mkdir(exist_ok=True)
             (tmp_path / row["image"]).write_bytes(png(640, 480))
     found = open_rows(write_jsonl(tmp_path / "all.jsonl", plain))
-    assert len(found) == len(plain) == 9 and not found.bad
+    assert len(found) == len(plain) == 10 and not found.bad
     [episode] = [row for row in rows if "steps" in row]
     (tmp_path / "0001.json").write_text(json.dumps(episode))
     assert open_rows(tmp_path / "0001.json")[0]["action"] == {"action": "click", "coordinate": [540, 600]}

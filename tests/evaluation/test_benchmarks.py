@@ -165,6 +165,41 @@ def mmmu_pro(folder: Path) -> Path:
     return parquet(folder / "standard.parquet", rows)
 
 
+def blink(folder: Path) -> Path:
+    """A folder for each task; the columns of four images, of which some are empty."""
+    for k, task in enumerate(["Art_Style", "Counting"]):
+        (folder / task).mkdir()
+        images = {f"image_{n}": struct(n) if n <= 2 - k else None for n in range(1, 5)}
+        row = {"idx": f"val_{task}_1", "question": "Which?", "sub_task": task, **images,
+               "choices": ["the first", "the second"], "answer": "(B)", "prompt": "Which? (A) ... (B) ...",
+               "explanation": None}  # fmt: skip
+        parquet(folder / task / "val-00000-of-00001.parquet", [row])
+    return folder
+
+
+def vstar(folder: Path) -> Path:
+    """Files beside images; the right option stands first."""
+    for task, name in (("direct_attributes", "sa_1"), ("relative_position", "sa_2")):
+        (folder / task).mkdir()
+        (folder / task / f"{name}.jpg").write_bytes(png(56, 42))
+        about = {"target_object": ["glove"], "bbox": [[4, 6, 10, 8]], "question": "Of what?",
+                 "options": ["rubber", "cotton", "wool", "silk"]}  # fmt: skip
+        (folder / task / f"{name}.json").write_text(json.dumps(about))
+    return folder
+
+
+def hr_bench(folder: Path) -> Path:
+    """The same question with its options in turn."""
+    shared = {"image": base64_png(28, 28), "question": "What colour?", "category": "single"}
+    return table(
+        folder / "hr_bench_4k.tsv",
+        [
+            {**shared, "index": 0, "answer": "A", "A": "red", "B": "blue", "cycle_category": 0},
+            {**shared, "index": 1, "answer": "B", "A": "blue", "B": "red", "cycle_category": 1},
+        ],
+    )
+
+
 def reasonseg(folder: Path) -> Path:
     """One image asked for by a word and one by a sentence; the target is the left half of the upper half."""
     shapes = [{"label": "target", "points": [[0, 0], [50, 0], [50, 40], [0, 40]]}]
@@ -269,6 +304,16 @@ BENCHMARKS = {
     "MMStar": Benchmark(
         "math", mmstar, [texts("A", "B"), texts("B", "A")],
         {"category": {"math"}, "l2_category": {"geometry", "statistical reasoning"}},
+    ),
+    "BLINK": Benchmark(
+        "math", blink, [texts("B", "A"), texts("(B)", "A")], {"sub_task": {"Art_Style", "Counting"}},
+    ),
+    "V*": Benchmark(
+        "math", vstar, [texts("rubber", "silk"), texts("rubber", "wool")],
+        {"category": {"direct_attributes", "relative_position"}},
+    ),
+    "HR-Bench": Benchmark(
+        "math", hr_bench, [texts("A", "B"), texts("B", "A")], {"category": {"single"}},
     ),
     "AI2D": Benchmark("math", ai2d, [texts("B", "A"), texts("adult", "C")], {}),
     "MMMU-Pro": Benchmark(

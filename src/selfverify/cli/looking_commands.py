@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import Field
 
+from selfverify.cli.bench_command import bench
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, print_table, say
 from selfverify.cli.stopping_commands import calibrate, compare
@@ -277,6 +278,7 @@ def export(
     typer.echo(f"{done.sft} traces, {done.pairs} pairs, {done.images} images: {output}")
 
 
+app.command()(bench)
 app.command()(calibrate)
 app.command()(compare)
 

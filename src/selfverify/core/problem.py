@@ -30,6 +30,7 @@ class Problem:
             - ``options``: texts by letter
             - ``screen``: width and height that places in the target refer to; by default the image's
             - ``polygons``: outlines of the target's mask, each a list of points (x, y)
+            - ``target_boxes``: boxes (x1, y1, x2, y2) of what is asked about, in pixels of the first image
             - ``ui_boxes``: boxes (x1, y1, x2, y2) of the target's element on the screen
         tools: What the policy may call, as JSON schemas in the Hugging Face form; the model's chat template
             shows them.

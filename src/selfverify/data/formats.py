@@ -26,6 +26,7 @@ from selfverify.data.referring import ASKS_FOR_A_BOX, convert_grounding
 from selfverify.data.tfrecord import TFRecords, is_tfrecord
 from selfverify.data.tool_conversations import convert_conversation, convert_sharegpt, is_conversation
 from selfverify.data.vqa import HUMAN, convert_vqa, spoken
+from selfverify.data.vstar import convert_vstar, is_vstar, is_vstar_line
 
 HEAD_BYTES = 2**16
 
@@ -54,7 +55,7 @@ def _each(source: Callable[[Path], RowSource]) -> Open:
 
 
 def _beside_images(folder: Path, files: list[Path]) -> list[RowSource]:
-    """Make one source of ReasonSeg's files, named after the folder of all: a split's, or the data set's."""
+    """Make one source of files beside images, named after the folder of all: a split's, or the data set's."""
     return [JsonFiles(Path(os.path.commonpath([f.parent for f in files])), files, ("utf-8-sig", "cp1252"))]
 
 
@@ -75,6 +76,8 @@ def converter_of(record: Record) -> Convert:
         return convert_conversation
     if any(filled(record.get(name)) for name in ("box", "bbox", "bbox_2d", "bbox_x1", "bbox_x1_norm")):
         return convert_grounding
+    if is_vstar_line(record):
+        return convert_vstar
     answer = first(record, "solution")
     if isinstance(answer, list) and len(answer) == 4 and not filled(record.get("answer")):
         return convert_grounding
@@ -95,6 +98,7 @@ FORMATS: dict[str, Format] = {
     "sharegpt": Format(None, convert_sharegpt, (".json", ".jsonl")),
     "refcoco": Format(None, convert_grounding, (".json", ".jsonl", ".tsv")),
     "reasonseg": Format(_beside_images, convert_reasonseg, (".json",)),
+    "vstar": Format(_beside_images, convert_vstar, (".json",)),
     "android-control": Format(_each(TFRecords), convert_android_control),
     "gui-odyssey": Format(lambda folder, files: [JsonFiles(folder, files)], convert_gui_odyssey, (".json",)),
 }
@@ -172,10 +176,12 @@ def _detect_text(file: Path, head: bytes) -> str:
             record, alone = _object_in(file, "replace"), True
         if isinstance(record, dict) and is_reasonseg(record):
             return "reasonseg"
+        if isinstance(record, dict) and is_vstar(record):
+            return "vstar"
         if isinstance(record, dict) and is_gui_odyssey(record):
             return "gui-odyssey"
         if alone and file.suffix == ".json":
-            raise DataError(f"{file} is one JSON object, but neither of ReasonSeg nor of GUI-Odyssey")
+            raise DataError(f"{file} is one JSON object, but of none of ReasonSeg, V* and GUI-Odyssey")
         return "jsonl"
     line = text.partition(b"\n")[0]
     for separator, name in ((b"\t", "tsv"), (b",", "csv")):

@@ -30,7 +30,7 @@ def is_reasonseg(record: Record) -> bool:
 
 def convert_reasonseg(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
     """See `Convert`. ``category`` is ``long`` or ``short``, by which results are reported."""
-    path = _image_of(place.file, images.root)
+    path = image_beside(place.file, images.root)
     refs = images.refs(path, place)
     width, height = size = images.size(refs[0])
     shapes = listed(record.get("shapes"), "shapes")
@@ -94,7 +94,12 @@ def _area(points: Sequence[Sequence[float]]) -> float:
     return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in zip(points, following, strict=True))) / 2
 
 
-def _image_of(file: Path, root: Path) -> Path:
+def image_beside(file: Path, root: Path) -> Path:
+    """The image with the name of a JSON file.
+
+    Raises:
+        DataError: There is none.
+    """
     for folder in (file.parent, root):
         for suffix in SUFFIXES:
             if (folder / (file.stem + suffix)).is_file():

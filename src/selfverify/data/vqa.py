@@ -6,7 +6,8 @@ Columns are found by name, the first that is filled counts:
   ``unit`` behind it. A file without such a column whose rows have an image and options asks in the image
   (MMMU-Pro's vision part)
 - answer: ``answer_option``, ``answer``, ``solution`` (its ``<answer>`` if it has one), else the model's turn
-- options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices``, a dictionary or a list, also as text
+- options: ``A``, ``B``, ... (VLMEvalKit), or ``options`` / ``choices``, a dictionary or a list, also as text;
+  the answer to them is a letter, also ``(A)`` (BLINK), a text, or in some files a place
 - images: ``images``, ``image``, ``decoded_image``, ``image_1`` ... ``image_9``, ``image_path``
 """
 
@@ -23,8 +24,11 @@ from selfverify.data.fields import Images, Place, Record, Row, filled, first, li
 from selfverify.data.images import ImageRef
 
 LONGEST_NAME = 500
-IDS = ("id", "index", "question_id", "pid", "sample_index", "problem_id")
-CATEGORIES = ("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version")
+IDS = ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id")
+CATEGORIES = (
+    *("category", "l2-category", "l2_category", "subfield", "subject", "task", "problem_version"),
+    "sub_task",
+)
 GROUPINGS = (
     *(*CATEGORIES, "skills", "level", "difficulty", "topic_difficulty", "context", "grade", "key"),
     "knowledge concept",
@@ -35,6 +39,8 @@ HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
 """Who speaks in ``conversations``."""
 IN_IMAGE = "Answer the question in the image."
 THINK_TAG = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_MARKED = re.compile(r"\(([A-Z])\)")
+"""A letter as BLINK marks it."""
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -203,6 +209,8 @@ def _letter(answer: str, options: dict[str, str], by_place: bool = True) -> str:
     """
     if answer.upper() in options:
         return answer.upper()
+    if (marked := _MARKED.fullmatch(answer)) and marked[1] in options and answer not in options.values():
+        return marked[1]
     letters = [letter for letter, option in options.items() if option == answer]
     if by_place and answer.isascii() and answer.isdigit() and int(answer) < len(options):
         letters.append(list(options)[int(answer)])

@@ -22,6 +22,8 @@ from selfverify.evaluation.steps import stored_steps
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.evaluation.talk_figures import TOOL_COUNTS, note_time
+from selfverify.looking.crop_hits import CROP_HIT
+from selfverify.looking.look_episode import STEPS
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.reading import read_rollout
@@ -170,7 +172,7 @@ def _stored(
         "answer": rewards.get("answer", 0.0),
         "format": min(rewards.get(name, 0.0) for name in formats),
     }
-    figures |= {name: rewards[name] for name in (CORRECT_1, *TOOL_COUNTS) if name in rewards}
+    figures |= {name: rewards[name] for name in (CORRECT_1, *TOOL_COUNTS, CROP_HIT, STEPS) if name in rewards}
     return StoredSample(
         problem=group.problem.id,
         sample=number,

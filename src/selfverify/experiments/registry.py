@@ -11,6 +11,7 @@ from selfverify.agents.tasks.phone_agents import PhoneAgents
 from selfverify.agents.tasks.phone_judging import PhoneJudging
 from selfverify.core.errors import ConfigError
 from selfverify.looking.tasks.digits_far import DigitsFar
+from selfverify.looking.tasks.look_questions import LookQuestions
 from selfverify.methods.adapo import AdaPO
 from selfverify.methods.adapo_adpo import AdaPOADPO
 from selfverify.methods.adpo import ADPO
@@ -44,6 +45,7 @@ TASKS: dict[str, type[Task]] = {
         DigitsLocate,
         DigitsMix,
         DigitsFar,
+        LookQuestions,
         WordSums,
         Grounding,
         Mobile,

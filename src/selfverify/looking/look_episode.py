@@ -13,6 +13,7 @@ from selfverify.core.episode import Ending, Reply, Said
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, Finish
+from selfverify.looking.crop_hits import CROP_HIT, crop_hit
 from selfverify.looking.look_calls import LookCall, read_look_call
 from selfverify.looking.look_prompt import Part, asked_anew
 from selfverify.looking.look_settings import LookSettings
@@ -171,6 +172,8 @@ class LookEpisode(AnswerOnce):
             STEPS: float(len(self.steps)),
             SHOWN: float(sum(len(step.images) for step in self.steps)),
         }
+        if boxes := self.problem.meta.get("target_boxes"):
+            made.rewards[CROP_HIT] = crop_hit(self.gallery.pictures, [tuple(box) for box in boxes])
         measured = [ratio for ratio in self._ratios if ratio is not None]
         if measured and len(measured) == len(self._ratios):
             made.scores[LOG_RATIO] = math.fsum(measured)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfverify.core.environment import Call
 from selfverify.core.episode_settings import EpisodeLimits
@@ -48,6 +48,12 @@ class ConversationsConfig(RowTaskConfig):
         "Qwen's models do; as plain JSON without words, as Llama's; or as plain JSON whose texts begin with "
         "a space (`spaced`), as small models copy words.",
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> ConversationsConfig:
+        if self.uniform_over is not None:
+            raise ValueError("uniform_over is for questions; conversations are drawn with `sample`")
+        return self
 
 
 class Conversations(RowTask):

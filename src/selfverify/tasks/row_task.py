@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from selfverify.core.errors import ConfigError, DataError
@@ -40,6 +42,12 @@ class RowTaskConfig(TaskConfig):
         None, description="Data file or folder of the test problems, read in the file's order."
     )
 
+    uniform_over: Literal["source", "category"] | None = Field(
+        None,
+        description="Draw training problems such that each source, or each category, of the rows is as "
+        "frequent as the others, whatever its size (VTS-V §4.1: all task types of LLaVA-OneVision).",
+    )
+
     def file(self, split: Split) -> DataFile | None:
         """Return the data file of a split."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[split]
@@ -67,6 +75,7 @@ class RowTask(Task):
         super().__init__(config)
         self._rows: dict[Split, RowSequence] = dict(rows or {})
         self._space: Space | None = None
+        self._by_kind: list[NDArray[np.int64]] | None = None
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`; `row` says which row, `ask` what is asked about it."""
@@ -122,11 +131,23 @@ class RowTask(Task):
     def _place(self, split: Split, seed: int, index: int) -> tuple[int, int]:
         """Return which row of a split problem ``index`` is, and in which pass over all rows, both from 0."""
         count = len(self.rows(split))
+        if split == "train" and self.config.uniform_over is not None:
+            return uniform_place(seed, index, self._kinds())
         if split == "train":
             return training_place(seed, index, count)
         if index < count:
             return index, 0
         raise DataError(f"the {split} data{self._named(split)} has {count} rows, not {index + 1}")
+
+    def _kinds(self) -> list[NDArray[np.int64]]:
+        """The places of the training rows by their source or category, in the names' order."""
+        if self._by_kind is None:
+            column, found = str(self.config.uniform_over), defaultdict[str, list[int]](list)
+            rows = self.rows("train")
+            for place in range(len(rows)):
+                found[str(rows[place].get(column) or "")].append(place)
+            self._by_kind = [np.array(found[name], dtype=np.int64) for name in sorted(found)]
+        return self._by_kind
 
     def row_at(self, split: Split, place: int) -> tuple[Row, str]:
         """Return row ``place`` of a split, from 0, and the id of its problem, whichever pass it is.
@@ -213,6 +234,28 @@ def training_place(seed: int, index: int, count: int) -> tuple[int, int]:
     """
     turn, place = divmod(index, count)
     return int(_order(seed, turn, count)[place]), turn
+
+
+def uniform_place(seed: int, index: int, kinds: Sequence[NDArray[np.int64]]) -> tuple[int, int]:
+    """Return which row problem ``index`` is, and in which pass over its kind, both from 0.
+
+    In each round every kind comes once; the rows of a kind come again when all of them have come. ``seed``
+    decides all orders.
+
+    Args:
+        seed: Decides the orders.
+        index: The problem's.
+        kinds: The rows of each kind.
+    """
+    turn, place = divmod(index, len(kinds))
+    kind = int(_order(seed, turn, len(kinds))[place])
+    again, within = divmod(turn, len(kinds[kind]))
+    return int(kinds[kind][_order_of_kind(seed, again, kind, len(kinds[kind]))[within]]), again
+
+
+@lru_cache(maxsize=256)  # there are many kinds, and each has a part of the rows
+def _order_of_kind(seed: int, turn: int, kind: int, count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([seed, turn, kind, count]).permutation(count)
 
 
 @lru_cache(maxsize=4)

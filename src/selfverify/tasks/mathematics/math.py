@@ -86,7 +86,7 @@ class Math(RowTask):
         """See `RowTask.ask`."""
         question, answer, options = row["question"], row["answer"], row["options"]
         answers = [answer, *(other for other in row.get("alternatives", ()) if other != answer)]
-        kept = ("question", "answer", "category", "categories", "source", "solution")
+        kept = ("question", "answer", "category", "categories", "source", "solution", "target_boxes")
         meta: dict[str, Any] = {key: row[key] for key in kept if row.get(key) is not None}
         if options:
             target = answer

@@ -1,0 +1,148 @@
+"""A benchmark with and without looking: the same questions, the same model, two rows of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selfverify.core.atomic_files import write_json
+from selfverify.core.errors import DataError
+from selfverify.experiments.recipe import Recipe
+from selfverify.experiments.run import evaluate_recipe
+from selfverify.looking.crop_hits import CROP_HIT
+from selfverify.looking.look_episode import STEPS
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.tasks.look_questions import INSTRUCTION
+from selfverify.tasks.data_file import DataFile
+
+COLUMNS = ("sub_task", "category")
+"""Columns by which results are divided, the first that a file has: BLINK's, then the others'."""
+LEFT_OUT = ("IQ_Test", "IQ-Test")
+"""BLINK's task that VTS-V leaves out of its 13 and of their mean."""
+WITHOUT, WITH = "without looking", "looking"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRow:
+    """How one way of answering has done.
+
+    Args:
+        name: `WITHOUT` or `WITH`.
+        accuracy: Over all questions, with the tasks that are left out of the mean.
+        mean: Over the tasks (macro-average), without `LEFT_OUT`.
+        tasks: Accuracy by task.
+        problems: How many questions there were.
+        steps: Mean steps of a conversation; None where nobody looks.
+        crop_hit: See `crop_hit`; None where the file has no boxes.
+    """
+
+    name: str
+    accuracy: float
+    mean: float
+    tasks: dict[str, float] = field(default_factory=dict)
+    problems: int = 0
+    steps: float | None = None
+    crop_hit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What is answered, by whom, and how.
+
+    Args:
+        data: The benchmark's file or folder.
+        model: A model's folder or name.
+        look: How it looks.
+        problems: At most so many questions; None takes all.
+        max_new_tokens: The most tokens of a turn.
+        temperature: 0 is greedy.
+        samples: Answers to each question.
+        device: As of `PolicyConfig`.
+        dtype: As of `PolicyConfig`.
+    """
+
+    data: DataFile
+    model: str
+    look: LookSettings
+    problems: int | None = None
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    samples: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
+    """Answer a benchmark's questions without and with looking.
+
+    Called again, it goes on where it was stopped. ``OUTPUT/without`` and ``OUTPUT/looking`` are folders of
+    evaluations, and ``OUTPUT/bench.json`` has the rows.
+
+    Raises:
+        ConfigError: The file or the model is not there, or the output holds something else.
+        DataError: No question can be used.
+    """
+    recipes = (
+        (WITHOUT, "without", _recipe(settings, None)),
+        (WITH, "looking", _recipe(settings, settings.look)),
+    )
+    rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
+    write_json(output / "bench.json", [asdict(row) for row in rows])
+    return rows
+
+
+def _recipe(settings: BenchSettings, look: LookSettings | None) -> Recipe:
+    test = settings.data.model_dump(mode="json")
+    task: dict[str, Any] = {"name": "math", "test": test, "instruction": INSTRUCTION}
+    if look is not None:
+        task = {"name": "look", "test": test, "look": look.model_dump(mode="json")}
+    return Recipe.model_validate(
+        {
+            "name": "bench",
+            "policy": {"path": settings.model, "device": settings.device, "dtype": settings.dtype},
+            "task": task,
+            "method": {"name": "grpo"},
+            "sampling": {"max_new_tokens": settings.max_new_tokens},
+            "learner": {"steps": 1},
+            "evaluation": {
+                "problems": settings.problems,
+                "samples": settings.samples,
+                "temperature": settings.temperature,
+            },
+        }
+    )
+
+
+def row_of(name: str, summary: Mapping[str, Any]) -> BenchRow:
+    """A row of an evaluation's summary.
+
+    Raises:
+        DataError: It has no problems.
+    """
+    if not summary.get("problems"):
+        raise DataError("no question of the benchmark could be used")
+    categories = summary.get("categories") or {}
+    column = next((column for column in COLUMNS if column in categories), None)
+    found = categories.get(column, {}) if column else {}
+    tasks = {value: _first(figures, "accuracy") for value, figures in sorted(found.items())}
+    counted = [accuracy for task, accuracy in tasks.items() if task not in LEFT_OUT and accuracy is not None]
+    accuracy = float(summary["pass@1"])
+    figures = summary.get("metrics") or {}
+    return BenchRow(
+        name,
+        accuracy,
+        math.fsum(counted) / len(counted) if counted else accuracy,
+        {task: value for task, value in tasks.items() if value is not None},
+        int(summary["problems"]),
+        _first(figures, STEPS),
+        _first(figures, CROP_HIT),
+    )
+
+
+def _first(figures: Mapping[str, Any], name: str) -> float | None:
+    """A figure of one sample."""
+    curve = (figures.get(name) or {}).get("curves", {}).get("pass@1") or [None]
+    return None if curve[0] is None else float(curve[0])
