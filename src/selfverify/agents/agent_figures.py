@@ -187,16 +187,11 @@ def _judging(record: Record) -> dict[str, float]:
     if judgement is None:
         return {}
     votes = [ballot.vote for ballot in judgement.ballots if ballot.vote is not None]
-    tokens = [
-        ballot.about.get(kind, 0)
-        for ballot in judgement.ballots
-        for kind in ("prompt_tokens", "completion_tokens")
-    ]
     # No figure may hang on the clock or on a cache: a resumed run's are those of an unbroken one.
     found = {
         "votes_missing": float(len(judgement.ballots) - len(votes)),
         "undecided": float(not judgement.decided),
-        "judge_tokens": float(sum(tokens)),
+        "judge_tokens": float(judgement.tokens or 0),
     }
     if any("quotations" in vote.about for vote in votes):
         for name in ("quotations", "altered_quotations"):

@@ -71,6 +71,17 @@ class Judgement:
         """Whether there is a verdict. Without one a trajectory takes no part in training."""
         return not self.why
 
+    @property
+    def tokens(self) -> int | None:
+        """Tokens that the votes cost, of the prompt and of the answer; None where nobody counts them."""
+        counted = [
+            ballot.about[kind]
+            for ballot in self.ballots
+            for kind in ("prompt_tokens", "completion_tokens")
+            if kind in ballot.about
+        ]
+        return sum(counted) if counted else None
+
     def as_json(self) -> dict[str, Any]:
         """The verdict and every vote with its words, as plain JSON."""
         ballots = [

@@ -48,7 +48,7 @@ class EvidenceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> EvidenceConfig:
-        if self.judged == "chosen" != self.source:
+        if self.judged == "chosen" and self.source != "chosen":
             raise ValueError(f"judged=chosen: with source={self.source} the agent chooses nothing")
         return self
 

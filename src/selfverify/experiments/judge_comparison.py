@@ -120,11 +120,5 @@ def _figures(sessions: Sequence[Finished], read: Source, last_screen: bool, pane
 
 def _tokens(verdicts: Sequence[Judgement]) -> float | None:
     """Tokens that a session's votes cost on average; None where nobody counts them."""
-    asked = [[ballot.about for ballot in verdict.ballots] for verdict in verdicts]
-    if not any("prompt_tokens" in about for abouts in asked for about in abouts):
-        return None
-    spent = [
-        sum(about.get("prompt_tokens", 0) + about.get("completion_tokens", 0) for about in abouts)
-        for abouts in asked
-    ]
-    return float(np.mean(spent))
+    spent = [verdict.tokens for verdict in verdicts]
+    return None if all(tokens is None for tokens in spent) else float(np.mean([t or 0 for t in spent]))
