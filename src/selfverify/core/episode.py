@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from PIL.Image import Image
 
+from selfverify.core.message_content import content_text
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Finish
@@ -68,10 +69,8 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """Its own words: all parts that are text, with nothing between them, as chat templates show them."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part["text"] for part in self.content if part["type"] == "text")
+        """Its own words, without what a chat template adds."""
+        return content_text(self.content)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.message_content import content_parts
 from selfverify.core.problem import Problem
 from selfverify.policy.chat import chat_text
 from selfverify.policy.loading import Loaded
@@ -102,6 +103,5 @@ def _opening(loaded: Loaded, problem: Problem, continues: bool) -> Opening | Non
 def _continued(problem: Problem, parts: Sequence[dict[str, Any]]) -> Problem:
     """The problem with ``parts`` at the end of its last message."""
     *before, last = problem.messages
-    content = last["content"]
-    own = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return replace(problem, messages=[*before, {**last, "content": [*own, *parts]}])
+    content = [*content_parts(last["content"]), *parts]
+    return replace(problem, messages=[*before, {**last, "content": content}])

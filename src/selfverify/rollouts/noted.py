@@ -9,6 +9,7 @@ from PIL.Image import Image
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import DataError
+from selfverify.core.message_content import content_parts, content_text
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 
@@ -82,8 +83,8 @@ class Noted(Episode):
     def _note(self, reply: Reply) -> None:
         if reply.images and self.keep is None:
             raise DataError("it shows images, and files of conversations hold text")
-        parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
-        self.messages.append({"role": reply.role, "content": noted_content(parts, reply.images, self.keep)})
+        content = noted_content(content_parts(reply.content), reply.images, self.keep)
+        self.messages.append({"role": reply.role, "content": content})
 
 
 def noted_messages(problem: Problem, keep: KeepImage) -> list[Message]:
@@ -94,8 +95,7 @@ def noted_messages(problem: Problem, keep: KeepImage) -> list[Message]:
     """
     left, found = list(problem.images), []
     for message in problem.messages:
-        content = message.get("content") or ""
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        parts = content_parts(message.get("content") or "")
         count = sum(part["type"] == "image" for part in parts)
         if count > len(left):
             raise DataError(f"problem {problem.id}: more places for images than images")
@@ -111,7 +111,7 @@ def noted_content(
 ) -> str | list[dict[str, Any]]:
     """A message's content: a text where it shows no image, else parts in which images have names."""
     if keep is None or not images:
-        return "".join(part["text"] for part in parts if part["type"] == "text")
+        return content_text(parts)
     left = iter(images)
     return [
         {"type": "image", "image": keep(next(left))} if part["type"] == "image" else dict(part)

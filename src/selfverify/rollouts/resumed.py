@@ -8,6 +8,7 @@ from typing import Any
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import DataError
+from selfverify.core.message_content import content_parts
 from selfverify.core.trajectory import Finish
 from selfverify.rollouts.noted import KeepImage, Message, noted_content
 
@@ -47,8 +48,7 @@ class Resumed(Episode):
                 if reply.done:
                     raise DataError(f"the conversation is over after turn {turn}, and it went on then")
                 continue
-            parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else None
-            shown = noted_content(parts or list(reply.content), reply.images, self.keep)  # type: ignore[arg-type]
+            shown = noted_content(content_parts(reply.content), reply.images, self.keep)
             if (reply.role, shown) != (message["role"], message["content"]):
                 raise DataError(f"turn {turn} is replied to otherwise than it was then")
         return None

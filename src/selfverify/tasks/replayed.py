@@ -10,6 +10,7 @@ from typing import Any
 from PIL.Image import Image
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.message_content import content_parts
 from selfverify.data.images import ImageRef
 from selfverify.tasks.tool_episode import ACTION
 
@@ -90,7 +91,7 @@ def heard_between(messages: Sequence[Mapping[str, Any]]) -> list[HeardReply]:
         parts: list[dict[str, Any]] = []
         for number, message in enumerate(told):
             parts += [{"type": "text", "text": "\n"}] if number else []
-            parts += parts_in(message)
+            parts += content_parts(message["content"])
         found.append(HeardReply(told[0]["role"], *_divided(parts)))
     return found
 
@@ -103,16 +104,10 @@ def asked_of(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]
     """
     found, images = [], []
     for message in messages:
-        parts, refs = _divided(parts_in(message))
+        parts, refs = _divided(content_parts(message["content"]))
         found.append({"role": message["role"], "content": parts})
         images += [ref.open() for ref in refs]
     return found, images
-
-
-def parts_in(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A message's content as parts."""
-    content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
 def _divided(parts: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[ImageRef]]:
