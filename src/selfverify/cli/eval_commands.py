@@ -13,6 +13,7 @@ from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import figure, print_json, print_table
 from selfverify.core.differences import flatten
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import make_folder
 from selfverify.core.settings import Settings
 
 
@@ -141,7 +142,7 @@ def calibrate(
     how = (settings.verifier, settings.strategy, settings.kind, settings.target_risk)
     fitted = fit(stored, *how, held_out, describe=about)
     file = output / CALIBRATION_FILE if output.is_dir() else output
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     fitted.calibration.save(file)
     if as_json:
         print_json(asdict(fitted), indent=None)

@@ -151,7 +151,6 @@ class School:
         Raises:
             ConfigError: The journal is that of other settings, or the teacher cannot do this task.
         """
-        journal.parent.mkdir(parents=True, exist_ok=True)
         at_once = self.task.limits.at_once or AT_ONCE
         sweep = Sweep(journal, Lessons, settings, total, max(at_once // self.samples, 1), progress)
         policy: Policy | None = None

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 
 from selfverify.core.atomic_files import sync_folder
 from selfverify.core.errors import CheckpointError
+from selfverify.core.files import make_folder
 from selfverify.learner.checkpoint_files import (
     MODEL_FOLDER,
     NAME,
@@ -121,7 +122,7 @@ class CheckpointManager:
     def __init__(self, folder: Path, keep_last: int) -> None:
         self.folder = folder
         self.keep_last = keep_last
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._tidy_up()
 
     def save(

@@ -15,6 +15,7 @@ from selfverify.core import ranks
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError, DataError, HungError
 from selfverify.core.events import EVENTS_FILE, EventLog, note
+from selfverify.core.files import make_folder
 from selfverify.core.machine import busy
 from selfverify.core.trajectory import Group
 from selfverify.learner.agreement import check_moments, check_processes, note_image_backend
@@ -100,7 +101,7 @@ class Learner:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, learning_rate_factor(self.config))
         with self.accelerator.main_process_first():
             # The first process tidies up what a killed one left.
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             training.task.keep_in(folder)
             self.checkpoints = CheckpointManager(folder / CHECKPOINTS_FOLDER, self.config.keep_last)
             self.metrics_log = MetricsLog(folder / "metrics.jsonl")

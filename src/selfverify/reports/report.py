@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from selfverify.core.atomic_files import write_bytes, write_text
 from selfverify.core.differences import flatten
 from selfverify.core.errors import DataError
+from selfverify.core.files import make_folder
 from selfverify.evaluation.breakdown import SHOWN, tabulate
 from selfverify.evaluation.store import StoredSample
 from selfverify.reports import charts, figures
@@ -107,7 +108,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
         )
     )
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     write_text(out, page)
     return out
 
@@ -142,7 +143,7 @@ def write_agent_page(
             drawn=list(drawings.known.values()),
         )
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     write_text(out, page)
     return out
 
@@ -173,7 +174,7 @@ def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
             f"{run_dir} has no evaluated samples to draw: neither samples-before nor samples-after"
         )
     png_path = Path(png_path)
-    png_path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(png_path.parent)
     write_bytes(png_path, figures.overview(curves, scores))
     return png_path
 

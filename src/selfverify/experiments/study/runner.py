@@ -22,6 +22,7 @@ from pathlib import Path
 from selfverify.core.atomic_files import make_output_folder, write_text
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError
+from selfverify.core.files import make_folder
 from selfverify.core.folder_lock import only_writer
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe, to_yaml
 from selfverify.experiments.study.study_file import (
@@ -190,7 +191,7 @@ class _Pool:
     def _do(self, job: StudyJob) -> tuple[float, str | None]:
         started = time.monotonic()
         try:
-            job.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(job.folder)
             write_text(job.folder / RECIPE_FILE, to_yaml(job.recipe))
             status = self.launch(job, self.threads)
             reason = None if status == 0 else f"exit status {status}"

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from selfverify.core.files import naming
+from selfverify.core.files import make_folder, naming
 from selfverify.experiments.study.study_file import BEFORE
 from selfverify.experiments.study.study_tables import two_turns
 from selfverify.reports.figures import (
@@ -68,7 +68,7 @@ def draw_figures(folder: Path, task: str, results: Mapping[str, Any], runs: Runs
         results: What `selfverify.experiments.study.results.task_results` returned.
         runs: The runs that the results are about.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
 
     def save(name: str, draw: Draw, width: float, height: float, lines: int = 1, columns: int = 1) -> Path:
         """Draw on panels in lines and columns, each ``width`` x ``height`` inches."""
