@@ -73,6 +73,30 @@ def test_a_teacher_who_does_not_finish_hands_in_on_the_way() -> None:
     assert len(turns) == query.length + query.proving + 1
 
 
+def test_a_teacher_who_forgets_does_not_tap_save() -> None:
+    options, teacher = PhoneOptions(text="terse", first_screen="given"), Teacher(forgets=0.75)
+
+    def said(name: str, seed: int) -> list[str]:
+        rng = np.random.default_rng(seed)
+        made = make_task(name, 3)
+        return [turn.text for turn in demonstrated(made, options, "chosen", False, "json", teacher, rng)]
+
+    saving = [said("clock-add-label", seed) for seed in range(200)]
+    forgot = [turns for turns in saving if not any('"save"' in turn for turn in turns)]
+    assert len(forgot) / len(saving) == pytest.approx(0.75, abs=0.07)
+    whole = make_task("clock-add-label", 3)
+    assert {len(turns) for turns in forgot} == {whole.length}  # its last call is a submission
+    # A last tap on something else is not forgotten.
+    other = make_task("settings-look", 3)
+    assert {len(said("settings-look", seed)) for seed in range(20)} == {other.length + other.proving + 1}
+
+
+def test_a_generous_teacher_hands_in_the_smallest_evidence_now_and_then() -> None:
+    made = draws(Teacher(least=3, most=5, omits=1.0, smallest=0.25), [4], [1, 2, 3, 4, 5, 6])
+    assert np.mean([rounds == [4] for rounds in made]) == pytest.approx(0.25, abs=0.06)
+    assert {len(rounds) for rounds in made} == {1, 3, 4, 5}
+
+
 def test_a_range_the_wrong_way_round_is_refused() -> None:
     with pytest.raises(ValueError, match="most is 2, and least is 3"):
         Teacher(least=3, most=2)

@@ -21,6 +21,9 @@ from selfverify.core.settings import StrictModel
 from selfverify.tasks.base import ShownTurn
 from selfverify.tasks.call_forms import CallForm, written_call
 
+COUNTING = ("save", "delete", "star", "start", "connect", "forget")
+"""Buttons without which what was chosen or written before does not count."""
+
 
 class Teacher(StrictModel):
     """How well a demonstration does its work and chooses its evidence. Its way is always the shortest."""
@@ -49,6 +52,13 @@ class Teacher(StrictModel):
         ge=0,
         le=1,
         description="Share of demonstrated operations that hand in on the way, before they are done.",
+    )
+    forgets: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of demonstrated operations that hand in without the last tap, where that is on a "
+        "button which makes them count, such as save.",
     )
 
     @model_validator(mode="after")
@@ -102,8 +112,14 @@ def demonstrated(
     phone = task.phone()
     calls = [Call("get_current_xml")] * (options.first_screen == "asked")
     way = carry_out(phone, task.solve, options.address)
-    unfinished = len(way) > 1 and task.goal.kind == "operation" and rng.random() < teacher.unfinished
-    calls += way[: int(rng.integers(1, len(way)))] if unfinished else way
+    operation = len(way) > 1 and task.goal.kind == "operation"
+    unfinished = operation and rng.random() < teacher.unfinished
+    if unfinished:
+        way = way[: int(rng.integers(1, len(way)))]
+    elif operation and teacher.forgets and way[-1].arguments.get("id") in COUNTING:
+        unfinished = rng.random() < teacher.forgets
+        way = way[:-1] if unfinished else way
+    calls += way
     early = unfinished or rng.random() < teacher.stops_early
     if not early:
         calls += carry_out(phone, task.prove, options.address)
