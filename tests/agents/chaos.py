@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from tests.agents.told import Told
 
 from selfverify.agents import background
 from selfverify.agents.agent_episode import AgentEpisode
@@ -19,10 +20,8 @@ from selfverify.agents.browser.chromium_phone import ChromiumPhone
 from selfverify.agents.lent import Lender
 from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
 from selfverify.core.environment import Environment
-from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
-from selfverify.core.trajectory import Finish
 from selfverify.remote.environments.environment_pool import PoolSettings
 from selfverify.remote.environments.process_source import ProcessSource
 from selfverify.remote.environments.remote_environment import RemoteEnvironment
@@ -30,27 +29,6 @@ from selfverify.remote.environments.sources import Source
 from terse_phone import OPTIONS
 
 GIVEN = {"text": "terse", "agent": {"first_screen": "given"}, "prompt": "task", "react": False}
-
-
-class Told(Episode):
-    """An agent at work whose words are given, whatever the policy says."""
-
-    def __init__(self, inner: AgentEpisode, turns: Sequence[str]) -> None:
-        self.inner, self.told = inner, turns
-        self.channel = inner.channel
-
-    def begin(self) -> Reply | None:
-        return self.inner.begin()
-
-    def reply(self, said: Said) -> Reply:
-        told = self.told[said.turn] if said.turn < len(self.told) else ""
-        return self.inner.reply(Said(told, said.tokens, Finish.STOP, said.turn))
-
-    def ending(self) -> Ending:
-        return self.inner.ending()
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class Experts(PhoneAgents):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tests.agents.chaos import GIVEN, Told
+from tests.agents.chaos import GIVEN
+from tests.agents.told import Told
 
 from killed_runs import train
 from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig

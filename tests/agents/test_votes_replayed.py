@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from tests.agents.judges.test_model_judge import FAILURE, SUCCESS
 from tests.agents.lamps import KITCHEN, OVEN, PROBLEM, episode, submit
+from tests.agents.told import Told
 from tests.policy.test_tool_templates import HERMES
 from tests.rollouts.test_converse import ending_policy
 
-from selfverify.agents.agent_episode import AgentEpisode
 from selfverify.agents.judges.judge_settings import ModelJudgeConfig
 from selfverify.agents.judges.jury import Jury
 from selfverify.agents.judges.model_judge import ModelJudge
 from selfverify.agents.prompting import judge_prompt
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
@@ -27,7 +27,6 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.core.trajectory import Finish
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.registry import make_method
 from selfverify.learner.loop import Learner
@@ -37,27 +36,6 @@ from selfverify.tasks.base import Judged, Task
 from serving_servers import FakeUpstream, Loop
 
 __all__ = ["ending_policy"]  # a fixture
-
-
-class Prompted(Episode):
-    """An agent at work whose words are given, whatever the policy says; each hands in another message."""
-
-    def __init__(self, inner: AgentEpisode, number: int) -> None:
-        self.inner = inner
-        self.turns = [KITCHEN, OVEN, submit(2, message=f"Lamp {number} is on.")]
-        self.channel = inner.channel
-
-    def begin(self) -> Reply | None:
-        return self.inner.begin()
-
-    def ending(self) -> Ending:
-        return self.inner.ending()
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def reply(self, said: Said) -> Reply:
-        return self.inner.reply(Said(self.turns[said.turn], said.tokens, Finish.STOP, said.turn))
 
 
 class Lighting(Task):
@@ -78,7 +56,8 @@ class Lighting(Task):
 
     def open(self, problem: Problem, seed: int) -> Episode:
         self.opened += 1
-        return Prompted(episode(panel=self.jury), self.opened)
+        turns = [KITCHEN, OVEN, submit(2, message=f"Lamp {self.opened} is on.")]  # no two messages alike
+        return Told(episode(panel=self.jury), turns)
 
     def keep_in(self, folder: Path) -> None:
         self.jury.judge.keep_in(folder)

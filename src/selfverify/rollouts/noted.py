@@ -12,6 +12,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.message_content import content_parts, content_text
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
+from selfverify.rollouts.episode_around import EpisodeAround
 
 KeepImage = Callable[[Image], str]
 """Puts an image somewhere and returns its name."""
@@ -20,7 +21,7 @@ Message = dict[str, Any]
 "image": NAME}``."""
 
 
-class Noted(Episode):
+class Noted(EpisodeAround):
     """An episode whose conversation is noted down.
 
     Args:
@@ -30,7 +31,8 @@ class Noted(Episode):
     """
 
     def __init__(self, inner: Episode, asked: Sequence[Message], keep: KeepImage | None = None) -> None:
-        self.inner, self.channel, self.keep = inner, inner.channel, keep
+        super().__init__(inner)
+        self.keep = keep
         self.messages: list[Message] = [*asked]
         self.cuts: list[list[list[Any]]] = []
         """For each turn of the policy its channels, as `Reply.cuts` has them."""
@@ -38,13 +40,9 @@ class Noted(Episode):
         """How the last turn ended."""
         self.ended: Ending | None = None
 
-    def foreseen(self) -> Sequence[Reply]:
-        """See `Episode`."""
-        return self.inner.foreseen()
-
     def begin(self) -> Reply | None:
         """See `Episode`."""
-        reply = self.inner.begin()
+        reply = super().begin()
         if reply is not None:
             self._note(reply)
         return reply
@@ -56,29 +54,17 @@ class Noted(Episode):
             DataError: An image is shown, and none are kept.
         """
         self.messages.append({"role": "assistant", "content": said.text})
-        reply = self.inner.reply(said)
+        reply = super().reply(said)
         self.cuts.append([[*cut] for cut in reply.cuts or [(self.channel, 0)]])
         self.finish = said.finish
         if not reply.done and said.finish == Finish.STOP:
             self._note(reply)
         return reply
 
-    def aside(self, said: Said) -> None:
-        """See `Episode`."""
-        self.inner.aside(said)
-
-    def answers(self) -> Sequence[Any]:
-        """See `Episode`."""
-        return self.inner.answers()
-
     def ending(self) -> Ending:
         """See `Episode`."""
-        self.ended = self.inner.ending()
+        self.ended = super().ending()
         return self.ended
-
-    def close(self) -> None:
-        """See `Episode`."""
-        self.inner.close()
 
     def _note(self, reply: Reply) -> None:
         if reply.images and self.keep is None:

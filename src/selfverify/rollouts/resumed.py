@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import DataError
 from selfverify.core.message_content import content_parts
 from selfverify.core.trajectory import Finish
+from selfverify.rollouts.episode_around import EpisodeAround
 from selfverify.rollouts.noted import KeepImage, Message, noted_content
 
 
-class Resumed(Episode):
+class Resumed(EpisodeAround):
     """An episode to which the first turns of a conversation are said before the policy speaks.
 
     What it replies to them has to be what was replied then: what comes after would belong to another
@@ -26,12 +26,9 @@ class Resumed(Episode):
     """
 
     def __init__(self, inner: Episode, told: Sequence[Message], keep: KeepImage) -> None:
-        self.inner, self.channel, self.told, self.keep = inner, inner.channel, told, keep
+        super().__init__(inner)
+        self.told, self.keep = told, keep
         self.turns = sum(message["role"] == "assistant" for message in told)
-
-    def foreseen(self) -> Sequence[Reply]:
-        """See `Episode`."""
-        return self.inner.foreseen()
 
     def begin(self) -> Reply | None:
         """See `Episode`.
@@ -55,22 +52,10 @@ class Resumed(Episode):
 
     def reply(self, said: Said) -> Reply:
         """See `Episode`."""
-        return self.inner.reply(replace(said, turn=said.turn + self.turns))
-
-    def aside(self, said: Said) -> None:
-        """See `Episode`."""
-        self.inner.aside(said)
-
-    def answers(self) -> Sequence[Any]:
-        """See `Episode`."""
-        return self.inner.answers()
+        return super().reply(replace(said, turn=said.turn + self.turns))
 
     def ending(self) -> Ending:
         """See `Episode`. What is said of single turns is said of the new ones only."""
-        ended = self.inner.ending()
+        ended = super().ending()
         lost = [turn - self.turns for turn in ended.lost_turns if turn >= self.turns]
         return replace(ended, turns=ended.turns[self.turns :], lost_turns=lost)
-
-    def close(self) -> None:
-        """See `Episode`."""
-        self.inner.close()

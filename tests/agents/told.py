@@ -1,0 +1,21 @@
+"""Agents whose words are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfverify.core.episode import Episode, Reply, Said
+from selfverify.core.trajectory import Finish
+from selfverify.rollouts.episode_around import EpisodeAround
+
+
+class Told(EpisodeAround):
+    """An agent at work that says these turns, whatever the policy says, and nothing behind them."""
+
+    def __init__(self, inner: Episode, turns: Sequence[str]) -> None:
+        super().__init__(inner)
+        self.turns = turns
+
+    def reply(self, said: Said) -> Reply:
+        told = self.turns[said.turn] if said.turn < len(self.turns) else ""
+        return super().reply(Said(told, said.tokens, Finish.STOP, said.turn))
