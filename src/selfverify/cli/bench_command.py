@@ -1,4 +1,4 @@
-"""The command `selfverify looking bench`."""
+"""The commands `selfverify looking bench` and `selfverify looking tables`."""
 
 from __future__ import annotations
 
@@ -98,3 +98,33 @@ def bench(
     ]  # fmt: skip
     table = [(column, *(row[place] for row in cells)) for place, column in enumerate(columns)]
     print_table(("", *(row.name for row in rows)), table, f"{data.name}: {rows[0].problems} questions")
+
+
+def tables(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=FOLDER]...", help="Models by name, each with a folder of `bench`."),
+    ] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="Print the paper's figures, too.")] = False,
+    output: Annotated[Path | None, typer.Option(help="A file for the tables, in Markdown.")] = None,
+) -> None:
+    """Print VTS-V's Tables 1 and 2 of models that have answered benchmarks without and with looking.
+
+    A model comes once for each benchmark: BLINK, V*, MMStar, MathVista. With --paper its rows stand below,
+    and its Table 3.
+
+    Examples:
+
+    - `selfverify looking tables mine=runs/bench-blink mine=runs/bench-vstar --paper`
+    """
+    from selfverify.core.atomic_files import write_text
+    from selfverify.core.errors import ConfigError
+    from selfverify.experiments.looks.look_tables import look_tables
+
+    named = [part.partition("=") for part in models or []]
+    if (not named and not paper) or not all(name and folder for name, _, folder in named):
+        raise ConfigError("name models as NAME=FOLDER, or ask for the paper's figures with --paper")
+    text = look_tables([(name, Path(folder)) for name, _, folder in named], paper)
+    if output is not None:
+        write_text(output, text)
+    typer.echo(text, nl=False)

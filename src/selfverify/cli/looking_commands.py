@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import Field
 
-from selfverify.cli.bench_command import bench
+from selfverify.cli.bench_command import bench, tables
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, print_table, say
 from selfverify.cli.stopping_commands import calibrate, compare
@@ -26,7 +26,7 @@ RecipeFor = Annotated[
 
 @app.callback(invoke_without_command=True)
 @settings_as_options
-def tools(ctx: typer.Context, models: ToolModels) -> None:
+def list_tools(ctx: typer.Context, models: ToolModels) -> None:
     """List the tools with which a model can look at images again, and whether they are available here.
 
     Examples:
@@ -279,6 +279,7 @@ def export(
 
 
 app.command()(bench)
+app.command()(tables)
 app.command()(calibrate)
 app.command()(compare)
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.experiments.looks.bench import BenchRow
+from selfverify.experiments.looks.look_tables import look_tables
+from selfverify.experiments.looks.published_vts_v import BLINK, GENERAL, TABLE_1, TABLE_2
 
 
 def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None:
@@ -29,6 +35,47 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
         assert row["problems"] == 4 and set(row["tasks"]) == {"direct_attributes", "relative_position"}
     assert without["steps"] is None and without["crop_hit"] is None
     assert looking["steps"] is not None and looking["crop_hit"] == 0
-    assert json.loads((tmp_path / "out" / "bench.json").read_text()) == [without, looking]
+    assert json.loads((tmp_path / "out" / "bench.json").read_text())["rows"] == [without, looking]
     again = CliRunner().invoke(app, words)
     assert again.exit_code == 0 and "mean of tasks" in again.output, again.output
+    shown = CliRunner().invoke(app, ["looking", "tables", f"tiny={tmp_path / 'out'}"])
+    assert "| tiny + VTS-V | 0.00 | – | – |" in shown.output, shown.output
+
+
+def test_the_papers_averages_are_those_of_its_cells() -> None:
+    """So nothing was copied wrongly; GPT-4o with SoM has three empty cells, which are left out."""
+    for row in TABLE_1:
+        values = [value for value in row.values if value is not None]
+        assert len(row.values) == len(BLINK) == 13
+        assert sum(values) / len(values) == pytest.approx(row.mean, abs=0.0051), row.model
+    assert all(len(row.values) == len(GENERAL) for row in TABLE_2)
+
+
+def test_tables(tmp_path: Path) -> None:
+    """Ours above the paper's; BLINK is known by its tasks, the others by their paths."""
+
+    def benched(name: str, data: str, tasks: dict[str, float]) -> Path:
+        rows = [asdict(BenchRow(kind, 0.25, 0.5, tasks, 4)) for kind in ("without looking", "looking")]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bench.json").write_text(json.dumps({"data": data, "model": "m", "rows": rows}))
+        return tmp_path / name
+
+    blink = benched("a", "data/b", {"Counting": 0.75, "IQ_Test": 0.1})
+    star = benched("b", "data/MMStar.parquet", {})
+    text = look_tables([("mine", blink), ("mine", star)], paper=True)
+    lines = text.splitlines()
+    head = next(line for line in lines if line.startswith("| model | Depth"))
+    row = next(line for line in lines if line.startswith("| mine |"))
+    assert [cell.strip() for cell in row.split("|")][8] == "75.00" and row.count("–") == 12
+    assert [cell.strip() for cell in head.split("|")][8] == "Count" and row.endswith("| 50.00 |")
+    assert "| mine + VTS-V | – | 25.00 | – |" in lines
+    assert text.count("[Bai et al. 2025]") == len(TABLE_1) + len(TABLE_2) + 2
+    other = benched("c", "data/other.jsonl", {})
+    with pytest.raises(ConfigError, match=r"other\.jsonl is none of the paper's benchmarks"):
+        look_tables([("mine", other)])
+    (other / "bench.json").write_text('{"data": 3}')
+    with pytest.raises(DataError, match=r"bench\.json: data: "):
+        look_tables([("mine", other)])
+    with pytest.raises(ConfigError, match=r"has no bench\.json"):
+        look_tables([("mine", tmp_path)])
+    assert CliRunner().invoke(app, ["looking", "tables"]).exit_code == 2

@@ -23,6 +23,7 @@ COLUMNS = ("sub_task", "category")
 LEFT_OUT = ("IQ_Test", "IQ-Test")
 """BLINK's task that VTS-V leaves out of its 13 and of their mean."""
 WITHOUT, WITH = "without looking", "looking"
+BENCH = "bench.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
     """Answer a benchmark's questions without and with looking.
 
     Called again, it goes on where it was stopped. ``OUTPUT/without`` and ``OUTPUT/looking`` are folders of
-    evaluations, and ``OUTPUT/bench.json`` has the rows.
+    evaluations, and ``OUTPUT/bench.json`` has the rows, for `look_tables`.
 
     Raises:
         ConfigError: The file or the model is not there, or the output holds something else.
@@ -90,7 +91,8 @@ def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
         (WITH, "looking", _recipe(settings, settings.look)),
     )
     rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
-    write_json(output / "bench.json", [asdict(row) for row in rows])
+    about = {"data": settings.data.path, "model": settings.model}
+    write_json(output / BENCH, about | {"rows": [asdict(row) for row in rows]})
     return rows
 
 
