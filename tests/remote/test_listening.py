@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from selfverify.core.errors import ConfigError
-from selfverify.remote.listening import open_port, stop_asked
+from selfverify.remote.listening import address_of, open_port, stop_asked
 
 
 def test_a_free_port_is_found_and_a_taken_one_is_named() -> None:
@@ -40,6 +40,10 @@ def test_a_server_hears_that_it_is_to_stop(number: signal.Signals) -> None:
             return await stop.wait()
 
     assert asyncio.run(use())
+
+
+def test_addresses() -> None:
+    assert address_of("127.0.0.1", 1) == "http://127.0.0.1:1" and address_of("::1", 2) == "http://[::1]:2"
 
 
 def test_a_missing_extra_is_named() -> None:

@@ -68,9 +68,21 @@ def test_many_small_values_are_refused_before_they_are_parsed(monkeypatch: pytes
             return found
 
     many, deep, text = asyncio.run(main())
-    assert many[0] == 413 and "50,000 values" in many[1]["error"]["message"]
+    assert many[0] == 413 and "20,000 values" in many[1]["error"]["message"]
     assert (deep[0], deep[1]["error"]["code"]) == (400, "invalid_json")
     assert text[0] == 200 and len(parsed) == 2
+
+
+def test_a_request_has_not_thousands_of_fields() -> None:
+    async def main() -> tuple[int, Body]:
+        async with AsyncExitStack() as stack:
+            _, port = await opened(stack, FakeUpstream(), GatewaySettings())
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            body = question(**{f"field{i}": 1 for i in range(300)})
+            return await post(session, f"http://127.0.0.1:{port}/v1/chat/completions", body)
+
+    status, reply = asyncio.run(main())
+    assert status == 413 and "302 fields" in reply["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -116,12 +116,13 @@ def serve(settings: EnvironmentServing) -> None:
     import logging
 
     from selfverify.remote.environments.serve_environments import serve_until_told
+    from selfverify.remote.listening import address_of
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
     def say(port: int) -> None:
         names = ", ".join(spec.partition("=")[0] for spec in settings.environments)
-        typer.echo(f"http://{settings.host}:{port} serves {names}; Ctrl-C stops it", err=True)
+        typer.echo(f"{address_of(settings.host, port)} serves {names}; Ctrl-C stops it", err=True)
 
     asyncio.run(serve_until_told(settings, say, _known()))
 

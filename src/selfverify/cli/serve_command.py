@@ -26,6 +26,7 @@ def serve(settings: ServeSettings) -> None:
     - `selfverify serve --upstream http://127.0.0.1:8000/v1 -n 4 --strategy majority`
     """
     import selfverify.remote.client  # noqa: F401  (says which extra is missing)
+    from selfverify.remote.listening import address_of
     from selfverify.serving.server import open_gateway, run, run_gateway
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -33,8 +34,7 @@ def serve(settings: ServeSettings) -> None:
 
     def say(port: int) -> None:
         name = settings.backend.model or settings.backend.upstream
-        host = settings.listening.host
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        typer.echo(f"http://{address}/v1 serves {name}; Ctrl-C stops it", err=True)
+        address = address_of(settings.listening.host, port)
+        typer.echo(f"{address}/v1 serves {name}; Ctrl-C stops it", err=True)
 
     run(lambda: run_gateway(gateway, settings.listening, say))

@@ -11,6 +11,11 @@ from aiohttp import web
 from selfverify.core.errors import ConfigError
 
 
+def address_of(host: str, port: int) -> str:
+    """Return where a server of ours listens, as an address; IPv6's colons stand in brackets there."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 async def open_port(runner: web.AppRunner, stack: AsyncExitStack, host: str, port: int) -> int:
     """Let an application listen. Closing ``stack`` closes it.
 

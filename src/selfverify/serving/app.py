@@ -14,6 +14,7 @@ from aiohttp import web
 
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.bearer_keys import Keys
+from selfverify.remote.in_turn import in_turn
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Events, Tell
@@ -36,6 +37,9 @@ logger = logging.getLogger("selfverify.serving")
 
 _OURS = {"model", "n", "stream", "stream_options", "best_of"}
 """The fields of a request that the gateway handles itself."""
+
+_FEW = 2**14
+"""The bytes of a request up to which going through its messages takes no millisecond."""
 
 
 class Gateway:
@@ -161,7 +165,7 @@ class Gateway:
         body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
         for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: "5" is 5
             body[name] = getattr(asked, name)
-        pictures, messages = await self._take(asked.messages, deadline)
+        pictures, messages = await self._take(request, asked.messages, deadline)
         body |= {
             "model": model,
             "messages": with_instruction(messages) if wants_instruction(settings, body) else messages,
@@ -176,7 +180,7 @@ class Gateway:
         return ask
 
     async def _take(
-        self, messages: list[dict[str, Any]], deadline: float
+        self, request: web.Request, messages: list[dict[str, Any]], deadline: float
     ) -> tuple[list[Picture], list[dict[str, Any]]]:
         """Return the checked images, and the messages as the backend gets them."""
         try:
@@ -184,7 +188,10 @@ class Gateway:
                 pictures = await take_images(messages, self.settings.images, self.remote)
         except TimeoutError:
             raise ServerError("the images were not there within the time allowed", 504, "timeout") from None
-        return pictures, self.backend.own_messages(messages, pictures)
+        own = self.backend.own_messages
+        if request[ROOM].held <= _FEW:
+            return pictures, own(messages, pictures)
+        return pictures, await in_turn(own, messages, pictures)
 
     def _check(self, ask: Ask) -> None:
         self.backend.check(ask)
@@ -268,7 +275,7 @@ class Gateway:
         _, asked = await request[ROOM].read_as(request, VerifyRequest)
         answers = asked.answers
         model, _ = split_model(asked.model)
-        pictures, messages = await self._take(asked.messages, deadline)
+        pictures, messages = await self._take(request, asked.messages, deadline)
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = Ask(body, pictures, settings, deadline, id=request[REQUEST_ID])

@@ -17,6 +17,9 @@ from selfverify.remote.large_json import put_back, read_large
 from selfverify.serving.api_errors import ApiError, invalid
 from selfverify.serving.serve_settings import GatewaySettings
 
+MOST_FIELDS = 256
+"""The most fields of a request, which are walked through again and again."""
+
 READ_S = 60.0
 """Seconds within which a request's body has to arrive."""
 
@@ -77,8 +80,8 @@ class Room:
 
         Raises:
             ApiError: The request is no JSON object, is not declared as JSON, is compressed, has too many
-                bytes or values, too much text, or comes too slowly; or all requests together have too many
-                bytes.
+                bytes, values or fields, too much text, or comes too slowly; or all requests together have
+                too many bytes.
         """
         if request.content_type != "application/json":
             # Browsers let every page send other types anywhere, without asking the server first.
@@ -86,12 +89,9 @@ class Room:
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
         data = await self._body(request)
-        found = await in_turn(self._parsed, data) if len(data) > LARGE else self._parsed(data)
-        if not isinstance(found, dict):
-            raise ApiError(400, "the request has to be a JSON object", "invalid_json")
-        return found
+        return await in_turn(self._parsed, data) if len(data) > LARGE else self._parsed(data)
 
-    def _parsed(self, data: bytearray) -> Any:
+    def _parsed(self, data: bytearray) -> dict[str, Any]:
         """Return what a body says."""
         intake = self.intake
         read = read_large(data, intake.most_text)
@@ -106,7 +106,12 @@ class Room:
             found = from_json(left, allow_inf_nan=False)
         except ValueError as error:
             raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
-        return put_back(found, urls) if urls else found
+        if not isinstance(found, dict):
+            raise ApiError(400, "the request has to be a JSON object", "invalid_json")
+        if len(found) > MOST_FIELDS:
+            text = f"the request has {len(found):,} fields, and {MOST_FIELDS} are allowed"
+            raise ApiError(413, text, "request_too_large")
+        return {name: put_back(value, urls) for name, value in found.items()} if urls else found
 
     async def _body(self, request: web.Request) -> bytearray:
         intake, data = self.intake, bytearray()

@@ -105,7 +105,7 @@ class GatewaySettings(Settings):
     """The most text in a request, in MiB: all that is no image or other file in a data URL. 4 MiB are about
     a million tokens."""
 
-    max_values: int = Field(50_000, ge=100)
+    max_values: int = Field(20_000, ge=100)
     """The most values in lists and objects of a request. While they are read, nobody is answered."""
 
     max_image_mb: float = Field(20.0, ge=0.001)

@@ -27,6 +27,7 @@ from selfverify.remote.environments.serve_environments import find_environment
 from selfverify.remote.environments.server_source import ServerSource
 from selfverify.remote.environments.sessions import SessionLimits
 from selfverify.remote.environments.sources import Source
+from selfverify.remote.listening import address_of
 
 try:
     import ray
@@ -47,8 +48,7 @@ class ServingActor:
         named = dict([find_environment(f"environment={environment}")])
         server = EnvironmentServer(named, SessionLimits(sessions), Keys([key]))
         port = await start_server(server, self._stack, "0.0.0.0")
-        host = ray.util.get_node_ip_address()
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return address_of(ray.util.get_node_ip_address(), port)
 
     async def stop(self) -> None:
         """Close every session."""
