@@ -202,6 +202,20 @@ def test_an_answer_after_every_step() -> None:
     assert replies[0].aside is None and plain.ending().turns[0]["asked"] is None
 
 
+def test_a_limit_of_visual_tokens() -> None:
+    """What does not fit is not shown and not counted, and the model is told to answer."""
+    task = looking(max_visual_tokens=6)
+    # The question's 64 x 64 pixels are 5 tokens of 28 x 28; a crop of 16 x 16 pixels is one.
+    episode, replies = held(task, crop(), crop(9), "<answer>5</answer><score>0.9</score>")
+    assert len(replies[0].images) == 1 and "answer the question now" not in words(replies[0])
+    assert not replies[1].images and "Image 3 is not shown" in words(replies[1])
+    assert words(replies[1]).endswith(task.settings.answer_now) and episode.steps[1].stopped == "visual"
+    ending = episode.ending()
+    assert (
+        ending.rewards["images_shown"] == 1 and ending.turns[1]["images"] == ending.turns[1]["sources"] == []
+    )
+
+
 HOSTILE = [
     (call(image_index=0, bounding_box=[0, 0, 9, 9]), "greater than or equal to 1"),
     (call(image_index=2, bounding_box=[0, 0, 9, 9]), "there is no image 2; the images are 1 to 1"),

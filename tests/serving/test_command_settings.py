@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from selfverify.core.settings import option_name
 from selfverify.serving.serve_settings import ServeSettings
 from selfverify.serving.solve_settings import SolveSettings
 
@@ -55,12 +56,12 @@ def test_a_request_may_ask_for_what_it_gets_by_default() -> None:
 
 
 def leaves(model: type[BaseModel]) -> list[str]:
-    """The names of all settings, with those of nested models."""
+    """The names of all settings as options, with those of nested models."""
     found = []
     for name, field in model.model_fields.items():
         kind = field.annotation
         nested = isinstance(kind, type) and issubclass(kind, BaseModel)
-        found += leaves(kind) if nested else [name]  # type: ignore[arg-type]
+        found += leaves(kind) if nested else [option_name(name, field)]  # type: ignore[arg-type]
     return found
 
 

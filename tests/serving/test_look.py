@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.trajectory import Segment, Trajectory
-from selfverify.looking.look_steps import LookStep
-from selfverify.serving.solve import steps_of
+from selfverify.looking.look_steps import LookStep, steps_of
 from selfverify.tasks.judged import Judged
 from serving_servers import Body, FakeUpstream, Loop, tagged
 

@@ -2,14 +2,15 @@
 
 A model's field is declared once, with its description, its default and its bounds. Here it becomes an option:
 ``max_tokens`` is ``--max-tokens``, ``n`` is ``-n``, a bool is a flag, and a list is an option that may be
-repeated. A field of a nested model is an option, too, so that names must be unique within the whole model.
+repeated. A field of a nested model is an option, too, so that names must be unique within the whole model; a
+field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, whatever its own name is.
 A field with ``json_schema_extra={"argument": True}`` is an argument instead.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Annotated, Any, get_origin
 
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from selfverify.core.errors import ConfigError
+from selfverify.core.settings import option_name
 
 RecipeName = Annotated[str, typer.Argument(help="A built-in recipe's name, a YAML file, or a run's folder.")]
 Overrides = Annotated[
@@ -68,7 +70,20 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
         if inner := _model(field.annotation):
             yield from _fields(inner)
         else:
-            yield name, field
+            yield option_name(name, field), field
+
+
+def _named(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
+    """Return the name of the option at whose ``place`` a model has found a fault, if it is one's."""
+    for part in place:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            return None
+        inner = _model(field.annotation)
+        if inner is None:
+            return option_name(str(part), field)
+        model = inner
+    return None
 
 
 def _option(name: str) -> str:
@@ -102,8 +117,8 @@ def _validated(model: type[BaseModel], values: dict[str, Any]) -> BaseModel:
 
         faults = []
         for fault in error.errors(include_url=False):
-            names = [part for part in fault["loc"] if part in values]
-            faults.append(f"{_option(str(names[-1]))}: {reason(fault)}" if names else reason(fault))
+            name = _named(model, fault["loc"])
+            faults.append(reason(fault) if name is None else f"{_option(name)}: {reason(fault)}")
         raise ConfigError("\n".join(faults)) from None
 
 
@@ -113,6 +128,6 @@ def _nested(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     for name, field in model.model_fields.items():
         if inner := _model(field.annotation):
             found[name] = _nested(inner, values)
-        elif values[name] is not None:
-            found[name] = values[name]
+        elif values[option_name(name, field)] is not None:
+            found[name] = values[option_name(name, field)]
     return found

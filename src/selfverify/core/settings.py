@@ -6,12 +6,19 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 
 class StrictModel(BaseModel):
     """A pydantic model that forbids unknown keys, does not change, and whose numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def option_name(name: str, field: FieldInfo) -> str:
+    """The name under which a field of `Settings` is an option of a command: its own, or one that it gives."""
+    extra = field.json_schema_extra
+    return str(extra.get("option", name)) if isinstance(extra, dict) else name
 
 
 class Settings(StrictModel):

@@ -22,6 +22,7 @@ from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, St
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.terminate import Terminate, TerminateArguments
 from selfverify.looking.tools.toolbox import Chosen, Toolbox, ToolFault
+from selfverify.looking.visual_budget import TokensOf, VisualBudget, estimated_tokens_of
 from selfverify.tasks.answering import AnswerOnce, Verdict
 from selfverify.tasks.base import Space
 from selfverify.tasks.tool_episode import ACTION, TOOL_CALLS, TOOL_ERRORS, shortened
@@ -57,6 +58,7 @@ class LookEpisode(AnswerOnce):
         space: How it writes places.
         rule: Says when looking ends.
         originals: The question's images as tools see them, where they are larger than as they are shown.
+        tokens_of: How many visual tokens an image takes; by default one for 28 x 28 pixels.
     """
 
     channel = ACTION
@@ -71,10 +73,12 @@ class LookEpisode(AnswerOnce):
         space: Space,
         rule: StopRule,
         originals: Sequence[Image] = (),
+        tokens_of: TokensOf = estimated_tokens_of,
     ) -> None:
         super().__init__(problem, tags, verdict)
         self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
         self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
+        self._budget = VisualBudget(settings.max_visual_tokens, tokens_of)
         self.steps: list[LookStep] = []
         self.dropped: Problem | None = None
         """With ``on_stop: skip``, once the rule has stopped: what has to be answered instead."""
@@ -106,6 +110,7 @@ class LookEpisode(AnswerOnce):
             DataError: An image cannot be looked at.
         """
         self.gallery.begin(self.problem.id, self.problem.images, self.originals)
+        self._budget.begin(picture.shown for picture in self.gallery.pictures)
 
     def reply(self, said: Said) -> Reply:
         """See `Episode`."""
@@ -226,9 +231,15 @@ class LookEpisode(AnswerOnce):
             step.error = str(error)
             return [_text(f"Error: {shortened(str(error), LONGEST_RESULT)}")], []
         self._in_a_row = self._in_a_row + 1 if step.duplicate else 0
-        parts, images = [_text(shortened(words, LONGEST_RESULT))] if words else [], []
+        parts = [_text(shortened(words, LONGEST_RESULT))] if words else []
+        images: list[Image] = []
         for number in made:
             picture = self.gallery.picture(number)
+            if not self._budget.takes(picture.shown):
+                parts.append(_text(f"\nImage {number} is not shown: too few visual tokens are left."))
+                step.images, step.sources = step.images[: len(images)], step.sources[: len(images)]
+                step.stopped = step.stopped or "visual"
+                break
             parts += [_text(self._about(number)), {"type": "image"}]
             images.append(picture.shown)
         return parts or [_text("Nothing was found.")], images

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from selfverify.core.settings import Settings
+from selfverify.core.settings import Settings, option_name
 from selfverify.looking.tools.pictures import SpaceName
 
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
@@ -35,47 +35,86 @@ class ToolModels(Settings):
     """With --look: where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
 
 
-class LookSettings(ToolModels):
-    """How a model looks again."""
+def tool_models(settings: ToolModels) -> dict[str, Any]:
+    """What settings say about the models behind tools, alone."""
+    return settings.model_dump(include=set(ToolModels.model_fields))
 
-    tools: list[str] = []
-    """The tools; by default all that are available here."""
+
+class LookBasics(ToolModels):
+    """What people say about how a model looks again."""
+
+    tools: list[str] = Field([], json_schema_extra={"option": "tool"})
+    """With --look: a tool that the model may call; repeat the option. By default all that are available."""
 
     max_steps: int = Field(6, ge=1, le=100)
-    """The most steps; with the last of them the model is told to answer."""
+    """With --look: the most steps; with the last of them the model is told to answer."""
 
-    stop: str = "never"
-    """When looking ends before that: `never`, `after:N` steps, or where the `verifier` has heard enough."""
+    max_visual_tokens: int | None = Field(None, ge=1)
+    """With --look: the most visual tokens that are shown, the question's images included. An image that does
+    not fit any more is not shown, and the model is told to answer. For servers a token stands for 28 x 28
+    pixels."""
 
-    verifier: str | None = None
-    """With `stop: verifier`: its folder or hub id."""
+    stop: str = Field("never", json_schema_extra={"option": "stop_looking"})
+    """With --look: when looking ends before that: `never`, `after:N` steps, or where the `verifier` that
+    --stop-verifier names has heard enough."""
 
-    verifier_base: str | None = None
-    """What the verifier was trained from; by default the model below its adapter."""
+    verifier: str | None = Field(None, json_schema_extra={"option": "stop_verifier"})
+    """With --look: a folder or hub id of a model that hears each step."""
 
-    rule: Literal["absolute", "signed"] | None = None
-    """Whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where Δr < ε
-    (`signed`); by default as its calibration says."""
+    verifier_base: str | None = Field(None, json_schema_extra={"option": "stop_verifier_base"})
+    """With --look: what the verifier was trained from; by default the model below its adapter."""
+
+    rule: Literal["absolute", "signed"] | None = Field(None, json_schema_extra={"option": "stop_rule"})
+    """With --look: whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where
+    Δr < ε (`signed`); by default as its calibration says."""
 
     epsilon: float | None = None
-    """ε in nats; by default that of the calibration beside the verifier."""
+    """With --look: ε in nats; by default that of the calibration beside the verifier."""
 
     on_stop: Literal["run", "skip"] = "run"
-    """Whether the tool of the step with which looking ends still runs, as in the paper's Algorithm 1, or plan
-    and call are dropped, and the answer comes from what was there before."""
+    """With --look: whether the tool of the step with which looking ends still runs, as in the paper's
+    Algorithm 1, or plan and call are dropped, and the answer comes from what was there before. The latter
+    with servers only."""
 
     terminate: Literal["refuse", "accept"] = "accept"
-    """Whether the model may end looking by itself, by answering or calling `terminate`."""
+    """With --look: whether the model may end looking by itself, by answering or calling `terminate`."""
+
+    calls: Literal["vts", "template"] = "vts"
+    """With --look: how calls are asked for: as VTS-V's JSON, which the question describes, or by the chat
+    template."""
+
+    coordinates: Literal["family", SpaceName] = "family"
+    """With --look: how the model writes places: as its family does (thousandths for a server's), or as
+    named."""
+
+
+class LookOptions(LookBasics):
+    """Whether and how a model looks at the images again (VTS-V)."""
+
+    look: bool = False
+    """Let the model look at the images again with tools; `selfverify looking` lists them."""
+
+    def settings(self) -> LookSettings:
+        """How the model looks."""
+        return LookSettings(**self.model_dump(exclude={"look"}))
+
+    @model_validator(mode="after")
+    def _only_with_look(self) -> LookOptions:
+        if not self.look:
+            values, fields = self.model_dump(exclude={"look"}), LookBasics.model_fields
+            given = [name for name, value in values.items() if value != fields[name].default]
+            if given:
+                option = option_name(given[0], fields[given[0]]).replace("_", "-")
+                raise ValueError(f"--{option} needs --look")
+        return self
+
+
+class LookSettings(LookBasics):
+    """How a model looks again."""
 
     answer_each_step: bool = False
     """Whether the model is asked for an answer after every step, beside the conversation, which then goes on
     as though it had not been asked. So all rules can be compared on the same conversations."""
-
-    calls: Literal["vts", "template"] = "vts"
-    """How calls are asked for: as VTS-V's JSON, which the question describes, or by the chat template."""
-
-    coordinates: Literal["family", SpaceName] = "family"
-    """How the model writes places: as its family does (thousandths for a server's), or as named."""
 
     errors_in_a_row: int = Field(3, ge=1)
     """Refused, failed or repeated calls in a row after which the model is told to answer."""

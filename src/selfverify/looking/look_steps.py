@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from selfverify.core.trajectory import Trajectory
 
 
 @dataclass(slots=True)
@@ -34,7 +37,8 @@ class LookStep:
         sources: For each of them the image it was made of, the region in that image's pixels, if any, and its
             own width and height.
         duplicate: The step that made the same call; 0 without one.
-        stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `self`; empty where it went on.
+        stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `visual` (no more tokens); empty
+            where it went on.
         delta_r: The verifier's Δr, nats; None where there is no verifier.
         delta_r_plan: The plan's part of it.
         asked: What the model answers when it is told to after this step (`LookSettings.answer_each_step`).
@@ -53,3 +57,10 @@ class LookStep:
     delta_r_plan: float | None = None
     asked: StepAnswer | None = None
     own: StepAnswer | None = None
+
+
+def steps_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
+    """What a conversation looked at, step by step; nothing for conversations of other kinds."""
+    names = {field.name for field in fields(LookStep)}
+    records = [segment.parsed for segment in trajectory.segments]
+    return [record for record in records if isinstance(record, Mapping) and record.keys() == names]

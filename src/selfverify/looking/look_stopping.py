@@ -28,7 +28,19 @@ class LookStopping:
     def __init__(self, settings: LookSettings) -> None:
         self.settings = settings
         self.rule = _rule(settings)
-        self._models: tuple[Policy, Policy | None] | None = None
+        self._models: dict[tuple[str, str | None], tuple[Policy, Policy | None]] = {}
+        """By the names of verifier and base what was loaded."""
+
+    def changed(self, settings: LookSettings) -> LookStopping:
+        """What ends looking with other settings; models that were loaded for these are not loaded again.
+
+        Raises:
+            ConfigError: See the class.
+            DataError: See the class.
+        """
+        made = LookStopping(settings)
+        made._models = self._models
+        return made
 
     def listener(self, reasoner: Policy | None) -> StepVerifier | None:
         """The verifier for the conversations of one rollout; None where there is none.
@@ -42,13 +54,14 @@ class LookStopping:
         path, base = self.settings.verifier, self.settings.verifier_base
         if path is None:
             return None
-        if self._models is None:
+        if (path, base) not in self._models:
             own = reasoner if reasoner is not None and reasoner.config.path == path else None
             policy = own or (
                 Policy.load(path) if reasoner is None else Policy.load(reasoner.config.for_model(path))
             )
-            self._models = policy, None if base is None else Policy.load(policy.config.for_model(base))
-        return StepVerifier(*self._models, reasoner=reasoner)
+            below = None if base is None else Policy.load(policy.config.for_model(base))
+            self._models[path, base] = policy, below
+        return StepVerifier(*self._models[path, base], reasoner=reasoner)
 
 
 def _rule(settings: LookSettings) -> StopRule:

@@ -7,12 +7,15 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from PIL.Image import Image
+
 from selfverify.core.episode import Episode, Listener
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_stopping import LookStopping
+from selfverify.looking.visual_budget import estimated_tokens_of
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task
 
@@ -39,6 +42,12 @@ class LookTask(Task):
         if isinstance(policy, Policy):
             self.reasoner = policy
 
+    def tokens_of(self, image: Image) -> int:
+        """How many visual tokens an image takes."""
+        if self.reasoner is None:
+            return estimated_tokens_of(image)
+        return self.reasoner.encoder.image(image, "an image that is shown", several=True).placeholders
+
     def listener(self) -> Listener | None:
         """See `Task`: the verifier, where one is named."""
         return self.stopping.listener(self.reasoner)
@@ -56,7 +65,7 @@ class LookTask(Task):
         """
         changed = copy.copy(self)
         changed.settings = LookSettings(**{**self.settings.model_dump(), **changes})
-        changed.stopping = LookStopping(changed.settings)
+        changed.stopping = self.stopping.changed(changed.settings)
         changed.limits = self.limits.model_copy(update={"turns": changed.settings.max_steps + 1})
         return changed
 

@@ -11,10 +11,10 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_prompt import with_tools
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import LookSettings, tool_models
 from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.look_task import LookTask, limits_of
-from selfverify.looking.make_toolbox import make_toolbox
+from selfverify.looking.make_toolbox import all_tools, make_toolbox
 from selfverify.looking.tools.pictures import space_named
 from selfverify.tasks.base import Floats, Judged, Space, Task
 
@@ -36,7 +36,8 @@ class LookingTask(LookTask):
         self.name, self.summary, self.kind = f"looking/{inner.name}", inner.name, inner.kind
         self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
         self.limits = limits_of(settings)
-        self.toolbox, self.stopping = make_toolbox(settings), LookStopping(settings)
+        self._tools = all_tools(settings)
+        self.toolbox, self.stopping = make_toolbox(settings, self._tools), LookStopping(settings)
         named = settings.coordinates
         self._space = space_named("thousandths" if named == "family" else named)
 
@@ -54,7 +55,9 @@ class LookingTask(LookTask):
     def looking_by(self, changes: Mapping[str, Any]) -> LookingTask:
         """See `LookTask`."""
         changed = super().looking_by(changes)
-        changed.toolbox = make_toolbox(changed.settings)
+        if tool_models(changed.settings) != tool_models(self.settings):
+            changed._tools = all_tools(changed.settings)
+        changed.toolbox = make_toolbox(changed.settings, changed._tools)
         return changed
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
@@ -81,6 +84,7 @@ class LookingTask(LookTask):
             self.settings,
             self._space,
             self.stopping.rule,
+            tokens_of=self.tokens_of,
         )
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:

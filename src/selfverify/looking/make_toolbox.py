@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from selfverify.core.errors import ConfigError
@@ -43,13 +44,17 @@ def all_tools(models: ToolModels) -> list[VisualTool[Any]]:
     ]
 
 
-def make_toolbox(settings: LookSettings) -> Toolbox:
+def make_toolbox(settings: LookSettings, known: Sequence[VisualTool[Any]] | None = None) -> Toolbox:
     """The tools that were asked for; all of them where none is named.
+
+    Args:
+        settings: Which tools.
+        known: What is chosen from, by default `all_tools`; their models are loaded once.
 
     Raises:
         ConfigError: There is no tool of a name, or one that was named is not available here.
     """
-    tools = {tool.name: tool for tool in all_tools(settings)}
+    tools = {tool.name: tool for tool in (all_tools(settings) if known is None else known)}
     if unknown := sorted(set(settings.tools) - tools.keys()):
         raise ConfigError(f"there is no tool {unknown[0]!r} for looking; there are {', '.join(tools)}")
     for name in settings.tools:

@@ -16,11 +16,10 @@ from typing import Any
 from PIL import Image
 
 from selfverify.core.trajectory import ANSWER
+from selfverify.looking.visual_budget import PIXELS_PER_TOKEN
 from selfverify.tasks.judged import worth_imitating
 from selfverify.tasks.tool_episode import TOOL_CALLS
 
-PIXELS_PER_TOKEN = 28 * 28
-"""Qwen2-VL and Qwen2.5-VL merge 28 x 28 pixels into one token."""
 BYTES_PER_TOKEN = 4
 """Of text, as an estimate."""
 ROLES = ("system", "user", "assistant", "tool")

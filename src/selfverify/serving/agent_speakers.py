@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from selfverify.agents import background
 from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.errors import ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
@@ -45,6 +46,32 @@ class Script(Speaker):
     def speak(self, turn: int) -> Said:
         """See `Speaker`. Behind its end it says nothing."""
         return Said(self.texts[turn] if turn < len(self.texts) else "", [], Finish.STOP, turn)
+
+
+class AwaitedSpeaker(Speaker):
+    """Says what another speaker says, as long as somebody waits for it.
+
+    Args:
+        speaker: The other speaker.
+        over: Whether nobody waits any more.
+    """
+
+    def __init__(self, speaker: Speaker, over: Callable[[], bool]) -> None:
+        self.speaker, self.over = speaker, over
+
+    def hear(self, reply: Reply) -> None:
+        """See `Speaker`."""
+        self.speaker.hear(reply)
+
+    def speak(self, turn: int) -> Said:
+        """See `Speaker`.
+
+        Raises:
+            ServerError: Nobody waits.
+        """
+        if self.over():
+            raise ServerError("nobody waits for this conversation any more", 504, "timeout")
+        return self.speaker.speak(turn)
 
 
 class OnServer(Speaker):

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -33,9 +33,13 @@ from selfverify.serving.selecting import Selection, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID, EventStream
 
+if TYPE_CHECKING:  # a gateway before a server needs no model here
+    from selfverify.looking.looking_task import LookingTask
+    from selfverify.serving.looking_gate import LookGate
+
 logger = logging.getLogger("selfverify.serving")
 
-_OURS = {"model", "n", "stream", "stream_options", "best_of"}
+_OURS = {"model", "n", "stream", "stream_options", "best_of", "look"}
 """The fields of a request that the gateway handles itself."""
 
 _FEW = 2**14
@@ -52,6 +56,7 @@ class Gateway:
         calibration: Turns confidences into probabilities, for requests that it was fitted for.
         metrics: The counters.
         example: Makes example problems for the page.
+        looking: What requests with a field ``look`` may ask for; None refuses them.
     """
 
     keep_alive_s = 5.0
@@ -68,6 +73,7 @@ class Gateway:
         calibration: Calibration | None = None,
         metrics: Metrics | None = None,
         example: Example | None = None,
+        looking: LookGate | None = None,
     ) -> None:
         self.backend = backend
         self.settings = settings
@@ -75,6 +81,7 @@ class Gateway:
         self.calibration = calibration
         self.metrics = metrics or Metrics()
         self.example = example
+        self.looking = looking
         self.entrance = Entrance(settings, self.keys, self.metrics)
         self.remote: RemoteImages | None = None
 
@@ -122,7 +129,7 @@ class Gateway:
         if chosen is not None:
             refuse_misspelt(raw)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
-        if chosen is None and self.backend.passes_on():
+        if chosen is None and self.backend.passes_on() and ask.look is None:
             return await self._pass_on(request, raw, ask)
         head = {
             "id": f"chatcmpl-{request[REQUEST_ID][4:]}",
@@ -173,11 +180,22 @@ class Gateway:
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
         ask = Ask(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
+        if asked.look is not None:
+            ask.look = self._look(asked.look, ask)
         self._check(ask)
         if self.settings.log_prompts:
             told = json.dumps(without_images(body["messages"]), ensure_ascii=False)
             logger.info("%s asks %s", request[REQUEST_ID], told)
         return ask
+
+    def _look(self, given: dict[str, Any], ask: Ask) -> LookingTask:
+        """Return how the model looks at the images again."""
+        if self.looking is None:
+            text = "look: nothing is looked at again here; start the gateway with --look"
+            raise ApiError(400, text, "unsupported_parameter", "look")
+        if not ask.pictures:
+            raise invalid_value("look", "the messages have no image that could be looked at")
+        return self.looking.look(given, ask.body, ask.best_of.answers)
 
     async def _take(
         self, request: web.Request, messages: list[dict[str, Any]], deadline: float

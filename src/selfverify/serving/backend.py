@@ -12,8 +12,10 @@ from selfverify.remote.server_replies import Completion, Reader, finish_reading
 from selfverify.remote.usage import Usage
 from selfverify.serving.best_of import BestOf
 
-if TYPE_CHECKING:  # it imports aiohttp, which `selfverify solve` does without
+if TYPE_CHECKING:  # they import aiohttp, which `selfverify solve` does without, and torch
+    from selfverify.looking.looking_task import LookingTask
     from selfverify.serving.request_images import Picture
+
 
 Events = AsyncGenerator[tuple[bytes, dict[str, Any]], None]
 """A streamed chat completion: the events as a model server sends them, and the chunks in them."""
@@ -36,6 +38,7 @@ class Ask:
         id: The request's id.
         write: Gets the text of the only candidate in pieces, as far as the backend knows it while it comes.
         usage: What the question costs.
+        look: How the model looks at the images again; None where it does not.
     """
 
     body: dict[str, Any]
@@ -46,6 +49,7 @@ class Ask:
     id: str = ""
     write: Callable[[str], None] | None = None
     usage: Usage = field(default_factory=Usage)
+    look: LookingTask | None = None
 
     @property
     def model(self) -> str:

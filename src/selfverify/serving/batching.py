@@ -172,7 +172,7 @@ class Batcher:
     async def _judge(self, job: Job, drawn: Unjudged) -> None:
         """Have a server judge a job's candidates, and tell the job of them."""
         try:
-            await self.call(lambda: _verify([Group(job.ask(), drawn.rows)], job.verifier), job.verifier)
+            await self.call(lambda: score_groups([Group(job.ask(), drawn.rows)], job.verifier), job.verifier)
             _tell(job, ([job.make(row) for row in drawn.rows], drawn.tokens))
         except Exception as error:
             _tell(job, error)
@@ -237,7 +237,7 @@ class Batcher:
                 job: Unjudged(group.trajectories, len(prompts[job].ids)) for job, group in groups.items()
             }
         if groups:
-            _verify(list(groups.values()), alive[0].verifier)
+            score_groups(list(groups.values()), alive[0].verifier)
         for job, group in groups.items():
             results[job] = ([job.make(row) for row in group.trajectories], len(prompts[job].ids))
         return results
@@ -269,7 +269,7 @@ class _Keeping(Watcher):
             job.finished[place[1]] = FinishedSample(sample, self._told(job, sample))
 
 
-def _verify(groups: Sequence[Group], verifier: Verifier | None) -> None:
+def score_groups(groups: Sequence[Group], verifier: Verifier | None) -> None:
     """Score candidates. If a server fails, they have no scores: that is better than no candidates."""
     if verifier is None:
         return

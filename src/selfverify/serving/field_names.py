@@ -16,6 +16,7 @@ KNOWN = frozenset(
         "functions",
         "logit_bias",
         "logprobs",
+        "look",
         "max_tokens",
         "max_completion_tokens",
         "messages",

@@ -71,6 +71,36 @@ def with_pictures(messages: list[dict[str, Any]], pictures: Sequence[Picture]) -
     return _changed(messages, part)
 
 
+def with_places(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages as parts of text, and a place for each image.
+
+    Raises:
+        ApiError: A message or a part is of another kind.
+    """
+    found = []
+    for m, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        role = "system" if role == "developer" else role
+        if role not in ("system", "user", "assistant"):
+            raise invalid_value(f"messages.{m}.role", f"{role!r} is not understood by this model")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        if not isinstance(content, list) or not content:
+            raise invalid_value(f"messages.{m}.content", "a text or a list of parts is needed")
+        parts = [_plain(part, f"messages.{m}.content.{p}") for p, part in enumerate(content)]
+        found.append({"role": role, "content": parts})
+    return found
+
+
+def _plain(part: Any, place: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind == "image_url":
+        return {"type": "image"}
+    raise invalid_value(place, f"a part of type {kind!r} is not understood by this model")
+
+
 def refuse_addresses(messages: list[dict[str, Any]]) -> None:
     """Refuse messages with anything that an upstream could fetch, other than the images that were checked.
 

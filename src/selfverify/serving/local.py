@@ -13,12 +13,15 @@ from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, Serv
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing
 from selfverify.serving.batching import Batcher, Job
 from selfverify.serving.free_question import FreeQuestion
-from selfverify.serving.own_replies import completion_of
+from selfverify.serving.incoming import with_places
+from selfverify.serving.looking_gate import look_here
+from selfverify.serving.own_replies import completion_of, looked_completion
 from selfverify.serving.own_streams import OwnStream
 from selfverify.serving.request_images import Picture
 from selfverify.tasks.base import Judged
@@ -110,19 +113,7 @@ class Local(Backend):
         self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
     ) -> list[dict[str, Any]]:
         """See `Backend`: parts of text, and a place for each image."""
-        found = []
-        for m, message in enumerate(messages):
-            role, content = message.get("role"), message.get("content")
-            role = "system" if role == "developer" else role
-            if role not in ("system", "user", "assistant"):
-                raise invalid_value(f"messages.{m}.role", f"{role!r} is not understood by this model")
-            if isinstance(content, str):
-                content = [{"type": "text", "text": content}]
-            if not isinstance(content, list) or not content:
-                raise invalid_value(f"messages.{m}.content", "a text or a list of parts is needed")
-            parts = [_part(part, f"messages.{m}.content.{p}") for p, part in enumerate(content)]
-            found.append({"role": role, "content": parts})
-        return found
+        return with_places(messages)
 
     def _tokens(self, body: Mapping[str, Any]) -> int:
         return int(body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens)
@@ -142,6 +133,9 @@ class Local(Backend):
             with_logprobs=bool(body.get("logprobs")),
         )  # fmt: skip
         verifier = self.verifiers.get(drawing.verifier)
+        if ask.look is not None:
+            seed = (body["seed"] * 1_000_003 + first) & (2**63 - 1)
+            return await self._look(ask, ask.look, sampling, seed, drawing)
         stream = None
         if ask.write is not None:
             stream = OwnStream(self.policy, body.get("stop") or (), _in_loop(ask.write))
@@ -176,6 +170,33 @@ class Local(Backend):
         for reply in replies:
             drawing.arrived(reply)
             drawing.ready(reply)
+        return None
+
+    async def _look(
+        self, ask: Ask, look: LookingTask, sampling: SamplingConfig, seed: int, drawing: Drawing
+    ) -> ServerError | None:
+        """Draw candidates that look at the images again; they are no batch with those of other requests."""
+        verifier = self.verifiers.get(drawing.verifier)
+        left_s = ask.deadline - asyncio.get_running_loop().time()
+
+        def work() -> tuple[list[Trajectory], int]:
+            return look_here(self.policy, look, _problem(ask), sampling, seed, verifier, left_s)
+
+        try:
+            rows, prompt_tokens = await self.batcher.call(work)
+        except DataError as error:
+            raise ApiError(400, str(error), "invalid_value", "messages") from None
+        except SelfVerifyError as error:
+            return ServerError(str(error), 500, "model_failed")
+        written = sum(row.written for row in rows)
+        ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
+        ask.usage.complete = False  # what tools have shown is not in it
+        for row in rows:
+            reply = looked_completion(self.policy, row, drawing.verifier)
+            drawing.arrived(reply)
+            drawing.ready(reply)
+        if len(rows) < sampling.group_size:
+            return ServerError("conversations failed or took too long", 500, "model_failed")
         return None
 
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
@@ -223,12 +244,3 @@ def given_answer(text: str) -> Trajectory:
     """Return a given answer as a trajectory to be judged. An answer without a tag gets one."""
     text = text if "</answer>" in text else f"<answer>{text}</answer>"
     return Trajectory([Segment("answer", [], text=text, finish=Finish.STOP)], parsed=Judged(0.0, False, text))
-
-
-def _part(part: Any, place: str) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind == "image_url":
-        return {"type": "image"}
-    raise invalid_value(place, f"a part of type {kind!r} is not understood by this model")

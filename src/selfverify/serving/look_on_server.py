@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
-from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.looking_task import LookingTask
 from selfverify.remote.client import ServerSettings
-from selfverify.remote.server_replies import Completion, read_text
-from selfverify.remote.usage import estimated_tokens
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.choose import choose
-from selfverify.serving.agent_speakers import OnServer, hold
 from selfverify.serving.asking import only_model
-from selfverify.serving.free_question import FreeQuestion
-from selfverify.serving.heard_speaker import HeardSpeaker
+from selfverify.serving.look_talk import AT_ONCE, Looked, look_once
 from selfverify.serving.selecting import Selection, use_of, with_probability
 from selfverify.serving.solve import OnCandidate, Solution
 from selfverify.serving.solve_settings import SolveSettings
-from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.base import Task
-from selfverify.tasks.judged import Judged
-
-AT_ONCE = 8
-"""Conversations that are held with a server at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """A conversation with a server that is over.
-
-    Args:
-        reply: Its answer.
-        judged: The verdict on the answer.
-        steps: What it looked at.
-    """
-
-    reply: Completion
-    judged: Judged
-    steps: Sequence[Mapping[str, Any]]
 
 
 def look_on_server(
@@ -82,7 +54,7 @@ def look_on_server(
     lock = Lock()
 
     def one(number: int) -> Looked:
-        return _looked(looking, asked, server, fields | {"seed": settings.drawing.seed + number}, lock)
+        return look_once(looking, asked, server, fields | {"seed": settings.drawing.seed + number}, lock)
 
     found: list[Looked] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -100,38 +72,3 @@ def look_on_server(
     correct = found[choice.index].judged.correct if task.judges else None
     tokens = sum(reply.tokens for reply in replies)
     return Solution.of(selection, tokens, begun, correct, [looked.steps for looked in found])
-
-
-def _looked(
-    looking: LookingTask, asked: Problem, server: ServerSettings, fields: dict[str, Any], lock: Lock
-) -> Looked:
-    """One conversation; ``lock`` is held while a verifier listens to it."""
-    episode: AnswerOnce = looking.look(asked)
-    assert isinstance(episode, LookEpisode)
-    look, speaker = episode, OnServer(asked, server, fields)
-    try:
-        with lock:  # the first conversation loads the verifier
-            listener = looking.listener()
-        heard = speaker if listener is None else HeardSpeaker(speaker, listener, asked, lock)
-        ending = hold(look, heard, looking.limits.turns)
-        steps = [turn for turn in ending.turns if isinstance(turn, dict)]
-        if look.dropped is not None:
-            episode = AnswerOnce(look.dropped, looking.tags, looking.verdict)
-            speaker = OnServer(look.dropped, server, fields)
-            ending = hold(episode, speaker, 1)
-    finally:
-        look.close()
-    written = [message["content"] for message in speaker.messages if message["role"] == "assistant"]
-    text = "\n\n".join(part for part in written if part)
-    judged, answered = ending.parsed, written[-1] if written else ""
-    answer, key, score = judged.answer, judged.key, ending.scores.get("sampled")
-    if answer is None and isinstance(looking.inner, FreeQuestion) and not _is_step(look, answered):
-        # A model that was never taught the tags answers in plain words.
-        answer, key, score = read_text(answered, looking.inner.answers)
-    reply = Completion(answer, key, score, tokens=estimated_tokens(text), text=text)
-    return Looked(reply, judged, steps)
-
-
-def _is_step(look: LookEpisode, text: str) -> bool:
-    """Whether the model's last words are a step, so that it has not answered."""
-    return look.dropped is None and bool(look.steps) and look.last_said == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from selfverify.core.trajectory import TURN_1, Trajectory
+from selfverify.looking.look_steps import steps_of
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.reading import answer_segment
@@ -32,6 +33,17 @@ def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) ->
         first=first.answer if first else None,
         finish=str(trajectory.finish),
     )
+
+
+def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str) -> Completion:
+    """Return a conversation with visual tools as a candidate: its last turn, and as ``looks`` its steps."""
+    reply = reply_of(trajectory, verifier)
+    own = [segment for segment in trajectory.segments if segment.author == "policy"]
+    tokens = [token for segment in own if segment.turn == own[-1].turn for token in segment.tokens]
+    told = tokens[:-1] if reply.finish == "stop" else tokens
+    reply.text = policy.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    reply.about = {"looks": steps_of(trajectory)}
+    return reply
 
 
 def completion_of(

@@ -38,6 +38,7 @@ class ChatRequest(BaseModel):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     best_of: dict[str, Any] | None = None
+    look: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from selfverify.core.settings import Settings
+from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, RequestDefaults
 
 KEYS_VARIABLE = "SELFVERIFY_API_KEYS"
@@ -147,3 +148,11 @@ class ServeSettings(Settings):
     backend: BackendSettings
     listening: ListeningSettings = ListeningSettings()
     gateway: GatewaySettings = GatewaySettings()
+    looking: LookOptions = LookOptions()
+    """What requests with a field `look` may ask for."""
+
+    @model_validator(mode="after")
+    def _skips_on_servers(self) -> ServeSettings:
+        if self.looking.on_stop == "skip" and self.backend.upstream is None:
+            raise ValueError("--on-stop skip needs --upstream: a model that runs here keeps what it said")
+        return self

@@ -49,7 +49,12 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         example = digits_example if settings.backend.model == "builtin:digits" else None
     if asked.defaults.verifier is not None:
         backend.check_verifier(asked.defaults.verifier)
-    return Gateway(backend, asked, keys, calibration, metrics, example)
+    gate = None
+    if settings.looking.look:
+        from selfverify.serving.looking_gate import LookGate  # it needs torch
+
+        gate = LookGate(settings.looking.settings())
+    return Gateway(backend, asked, keys, calibration, metrics, example, gate)
 
 
 def upstream_of(server: ServerSettings, metrics: Metrics, separate: bool = False) -> Upstream:

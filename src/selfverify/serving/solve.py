@@ -11,7 +11,7 @@ from typing import Any
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Trajectory
-from selfverify.looking.look_steps import LookStep
+from selfverify.looking.look_steps import steps_of
 from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
@@ -153,13 +153,6 @@ def solve(
     return Solution.of(found, tokens, begun, correct, looks)
 
 
-def steps_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
-    """What a conversation looked at, step by step; nothing for conversations of other kinds."""
-    names = {field.name for field in fields(LookStep)}
-    records = [segment.parsed for segment in trajectory.segments]
-    return [record for record in records if isinstance(record, Mapping) and record.keys() == names]
-
-
 def solve_here(
     settings: SolveSettings, task: Task, problem: Problem, on_candidate: OnCandidate | None = None
 ) -> Solution:
@@ -175,6 +168,7 @@ def solve_here(
     if settings.looking.look:
         looking = LookingTask(task, settings.looking.settings())
         looking.use_space(policy.coordinate_space)
+        looking.use_policy(policy)
         task, problem = looking, looking.asked(problem)
     verifier = make_verifier(choosing.verifier, policy, task, drawing.second_turn or SECOND_TURN)
     calibration = find_calibration(choosing, model)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, model_validator
 
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import Seed, Settings
-from selfverify.looking.look_settings import LookSettings, ToolModels
+from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, Choosing
 
 
@@ -102,70 +101,6 @@ class CandidateSettings(Choosing):
     def all_samples(self) -> bool:
         """Whether all ``n`` candidates are drawn, as those were that a calibration is fitted on."""
         return self.stop == "never" and self.budget_tokens is None
-
-
-class LookOptions(ToolModels):
-    """Whether and how the model looks at the images again (VTS-V)."""
-
-    look: bool = False
-    """Let the model look at the images again with tools; `selfverify looking` lists them."""
-
-    tool: list[str] = []
-    """With --look: a tool that it may call; repeat the option. By default all that are available here."""
-
-    max_steps: int = Field(6, ge=1, le=100)
-    """With --look: the most steps."""
-
-    stop_looking: str = "never"
-    """With --look: when looking ends before that: `never`, `after:N` steps, or where the `verifier` that
-    --stop-verifier names has heard enough."""
-
-    stop_verifier: str | None = None
-    """With --look: a model with an adapter that hears each step; the model below the adapter is its base."""
-
-    stop_rule: Literal["absolute", "signed"] | None = None
-    """With --look: whether the verifier has heard enough where |Δr| < ε (absolute) or where Δr < ε (signed);
-    by default as its calibration says."""
-
-    epsilon: float | None = None
-    """With --look: ε in nats; by default that of the calibration beside the verifier."""
-
-    on_stop: Literal["run", "skip"] = "run"
-    """With --look and --server: whether the step that ends looking still runs its tool, or is dropped."""
-
-    terminate: Literal["refuse", "accept"] = "accept"
-    """With --look: whether the model may end looking by itself."""
-
-    calls: Literal["vts", "template"] = "vts"
-    """With --look: how calls are asked for: as VTS-V's JSON, or by the model's own chat template."""
-
-    coordinates: Literal["family", "pixels", "unit", "thousandths"] = "family"
-    """With --look: how the model writes places: as its family does (thousandths for a server's), or as
-    named."""
-
-    def settings(self) -> LookSettings:
-        """The same as `LookSettings`."""
-        return LookSettings(
-            **{name: value for name, value in self.model_dump().items() if name in ToolModels.model_fields},
-            tools=self.tool,
-            max_steps=self.max_steps,
-            stop=self.stop_looking,
-            verifier=self.stop_verifier,
-            rule=self.stop_rule,
-            epsilon=self.epsilon,
-            on_stop=self.on_stop,
-            terminate=self.terminate,
-            calls=self.calls,
-            coordinates=self.coordinates,
-        )
-
-    @model_validator(mode="after")
-    def _only_with_look(self) -> LookOptions:
-        values, fields = self.model_dump(exclude={"look"}), LookOptions.model_fields
-        given = [name for name, value in values.items() if value != fields[name].default]
-        if given and not self.look:
-            raise ValueError(f"--{given[0].replace('_', '-')} needs --look")
-        return self
 
 
 class SolveSettings(Settings):

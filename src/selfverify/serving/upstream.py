@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
-from selfverify.core.errors import ConfigError, ServerError
+from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
+from selfverify.core.problem import Problem
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
@@ -16,9 +19,14 @@ from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion, without_score
 from selfverify.remote.usage import Usage
+from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing, Events
-from selfverify.serving.incoming import refuse_addresses, with_pictures
+from selfverify.serving.incoming import refuse_addresses, with_pictures, with_places
 from selfverify.serving.request_images import Picture
+
+if TYPE_CHECKING:  # a gateway before a server needs no model here
+    from selfverify.looking.looking_task import LookingTask
+    from selfverify.serving.look_talk import Looked
 
 VERIFIERS = "inline, soft, judge, judge:MODEL, none"
 
@@ -43,6 +51,8 @@ class Upstream(Backend):
         self.separate = separate
         self.sampler = ServerSampler(client)
         self.reader = ScoreReader(client)
+        self.listening = threading.Lock()
+        """Held while a verifier listens to a conversation: its models serve several."""
         self.without_haste = Lacking(after=1)
         """Models that were quick: their candidates need no stream to be there in time."""
 
@@ -57,6 +67,12 @@ class Upstream(Backend):
         """See `Backend`."""
         if verifier not in ("inline", "soft", "none") and verifier.partition(":")[0] != "judge":
             raise ConfigError(f"there is no verifier {verifier!r} for servers; there are {VERIFIERS}")
+
+    def check(self, ask: Ask) -> None:
+        """See `Backend`."""
+        if ask.look is not None and judge_of(ask.best_of.verifier or "", ask.model) is not None:
+            text = "candidates that look again have the scores that they write: inline or none"
+            raise invalid_value("best_of.verifier", text)
 
     def own_messages(
         self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
@@ -94,6 +110,8 @@ class Upstream(Backend):
         messages, and else from alternatives for all tokens.
         """
         judge = judge_of(drawing.verifier, ask.model)
+        if ask.look is not None:
+            return await self._look(ask, ask.look, n, first, drawing)
         soft, reader, until = drawing.verifier == "soft", self.reader, ask.deadline
         reads = soft and await reader.can_read(ask.model, ask.usage, until)
         readings: dict[str, asyncio.Task[float | None]] = {}
@@ -148,6 +166,52 @@ class Upstream(Backend):
                 return error
             finally:
                 (self.without_haste.odd if is_quick else self.without_haste.has)(ask.model)
+
+    async def _look(
+        self, ask: Ask, look: LookingTask, n: int, first: int, drawing: Drawing
+    ) -> ServerError | None:
+        """Draw candidates that look at the images again, each a conversation of its own in a thread."""
+        from selfverify.serving.look_talk import AT_ONCE, look_once  # it needs torch
+
+        now = asyncio.get_running_loop().time
+        server = replace(self.client.settings, timeout_s=max(ask.deadline - now(), 0.1))
+        fields = {name: value for name, value in ask.body.items() if name != "messages"}
+        over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
+        messages, faults = with_places(ask.body["messages"]), list[Exception]()
+
+        def held(number: int) -> Looked:
+            seed = {} if "seed" not in fields else {"seed": int(fields["seed"]) + number}
+            pictures = [picture.decode() for picture in ask.pictures]
+            asked = look.asked(Problem(ask.id or "request", messages, pictures))
+            return look_once(look, asked, server, fields | seed, self.listening, over.is_set)
+
+        async def one(number: int) -> None:
+            async with places:
+                try:
+                    looked = await asyncio.to_thread(held, number)
+                except (ApiError, SelfVerifyError) as error:
+                    ask.usage.lost()
+                    faults.append(error)
+                    return
+            ask.usage.lost(looked.reply.tokens)
+            reply = Completion(text=looked.last, tokens=looked.reply.tokens, about={"looks": [*looked.steps]})
+            written = drawing.arrived(reply)
+            reply.score = own_score(reply, drawing.verifier, written)
+            drawing.ready(reply)
+
+        try:
+            async with asyncio.TaskGroup() as conversations:
+                for number in range(n):
+                    conversations.create_task(one(first + number))
+        finally:
+            over.set()  # at the deadline, or where the client has left
+        for fault in faults:
+            if isinstance(fault, ApiError):
+                raise fault
+            if isinstance(fault, DataError):
+                raise ApiError(400, str(fault), "invalid_value", "messages")
+            return fault if isinstance(fault, ServerError) else ServerError(str(fault), 500, "model_failed")
+        return None
 
     def _mode(self, ask: Ask) -> Mode:
         """Return how to ask. In a stream each candidate counts as soon as it is there, so that those that are

@@ -203,6 +203,7 @@ class DigitsFar(LookTask):
             _ninths,
             self.stopping.rule,
             originals,
+            self.tokens_of,
         )
 
     def enough(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> int:

@@ -1,0 +1,93 @@
+"""One conversation with a server, in which its model looks at images again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from selfverify.core.problem import Problem
+from selfverify.looking.look_episode import LookEpisode
+from selfverify.looking.looking_task import LookingTask
+from selfverify.remote.client import ServerSettings
+from selfverify.remote.server_replies import Completion, read_text
+from selfverify.remote.usage import estimated_tokens
+from selfverify.serving.agent_speakers import AwaitedSpeaker, OnServer, hold
+from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.heard_speaker import HeardSpeaker
+from selfverify.tasks.answering import AnswerOnce
+from selfverify.tasks.judged import Judged
+
+AT_ONCE = 8
+"""Conversations that are held with a server at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A conversation with a server that is over.
+
+    Args:
+        reply: Its answer.
+        judged: The verdict on the answer.
+        steps: What it looked at.
+        last: What the model said last.
+    """
+
+    reply: Completion
+    judged: Judged
+    steps: Sequence[Mapping[str, Any]]
+    last: str
+
+
+def look_once(
+    looking: LookingTask,
+    asked: Problem,
+    server: ServerSettings,
+    fields: dict[str, Any],
+    lock: Lock,
+    over: Callable[[], bool] = lambda: False,
+) -> Looked:
+    """Hold one conversation.
+
+    Args:
+        looking: How the model looks.
+        asked: The question, as `LookingTask.asked` has returned it.
+        server: Where the model is.
+        fields: The other fields of its requests.
+        lock: Held while a verifier listens.
+        over: Whether nobody waits for it any more; it then breaks off before the next turn.
+
+    Raises:
+        DataError: An image cannot be looked at.
+        ServerError: The server cannot be reached or refuses, or nobody waits.
+    """
+    episode: AnswerOnce = looking.look(asked)
+    assert isinstance(episode, LookEpisode)
+    look, speaker = episode, OnServer(asked, server, fields)
+    try:
+        with lock:  # the first conversation loads the verifier
+            listener = looking.listener()
+        heard = speaker if listener is None else HeardSpeaker(speaker, listener, asked, lock)
+        ending = hold(look, AwaitedSpeaker(heard, over), looking.limits.turns)
+        steps = [turn for turn in ending.turns if isinstance(turn, dict)]
+        if look.dropped is not None:
+            episode = AnswerOnce(look.dropped, looking.tags, looking.verdict)
+            speaker = OnServer(look.dropped, server, fields)
+            ending = hold(episode, speaker, 1)
+    finally:
+        look.close()
+    written = [message["content"] for message in speaker.messages if message["role"] == "assistant"]
+    text = "\n\n".join(part for part in written if part)
+    judged, answered = ending.parsed, written[-1] if written else ""
+    answer, key, score = judged.answer, judged.key, ending.scores.get("sampled")
+    if answer is None and isinstance(looking.inner, FreeQuestion) and not _is_step(look, answered):
+        # A model that was never taught the tags answers in plain words.
+        answer, key, score = read_text(answered, looking.inner.answers)
+    reply = Completion(answer, key, score, tokens=estimated_tokens(text), text=text)
+    return Looked(reply, judged, steps, answered)
+
+
+def _is_step(look: LookEpisode, text: str) -> bool:
+    """Whether the model's last words are a step, so that it has not answered."""
+    return look.dropped is None and bool(look.steps) and look.last_said == text

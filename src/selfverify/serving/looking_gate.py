@@ -1,0 +1,126 @@
+"""Requests whose model looks at the images again: the field ``look``, and what it may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Group, Trajectory
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.looking_task import LookingTask
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.converse import converse
+from selfverify.selection.free_answers import Kind
+from selfverify.serving.api_errors import ApiError, invalid, invalid_value
+from selfverify.serving.batching import score_groups
+from selfverify.serving.free_question import FreeQuestion
+from selfverify.verifiers.base import Verifier
+
+FIELDS = ("tools", "max_steps", "stop", "rule", "epsilon", "max_visual_tokens")
+"""What a request may say. The rest is the operator's: a path in a request must not load anything."""
+_UNFIT = ("tools", "functions", "response_format", "logprobs", "stop")
+"""Fields of a request that mean nothing where the model looks again."""
+
+
+class LookGate:
+    """How the operator lets models look again. Tools and verifier are shared by all requests.
+
+    Args:
+        settings: The tools that there are, the most steps and visual tokens, the verifier. What they leave
+            open a request may say.
+
+    Raises:
+        ConfigError: A tool or a rule does not exist, or is not available here.
+        DataError: The verifier's calibration cannot be read.
+    """
+
+    def __init__(self, settings: LookSettings) -> None:
+        self.settings = settings
+        self.task = LookingTask(FreeQuestion(), settings)
+
+    def look(self, given: Mapping[str, Any], body: Mapping[str, Any], answers: Kind) -> LookingTask:
+        """How the model looks for one request.
+
+        Args:
+            given: The request's ``look``.
+            body: The request's other fields.
+            answers: Which answers are the same.
+
+        Raises:
+            ApiError: A field is unknown or wrong, or asks for more than the operator lets.
+        """
+        for name in given:
+            if name not in FIELDS:
+                text = f"look.{name}: there is no such field; there are {', '.join(FIELDS)}"
+                raise ApiError(400, text, "unknown_parameter", f"look.{name}")
+        for name in _UNFIT:
+            if body.get(name) and body[name] != {"type": "text"}:
+                raise ApiError(400, f"{name} does not go with look", "unsupported_parameter", name)
+        own = self.settings
+        try:
+            asked = LookSettings(**{**own.model_dump(), **given})
+        except ValidationError as error:
+            raise invalid(error, "look") from None
+        if asked.max_steps > own.max_steps:
+            raise invalid_value("look.max_steps", f"at most {own.max_steps} steps may be asked for")
+        most = own.max_visual_tokens
+        if most is not None and (asked.max_visual_tokens is None or asked.max_visual_tokens > most):
+            raise invalid_value("look.max_visual_tokens", f"at most {most} may be asked for")
+        for name in asked.tools:
+            if name not in self.task.toolbox.tools:
+                there = ", ".join(self.task.toolbox.tools)
+                raise invalid_value("look.tools", f"there is no tool {name!r} here; there are {there}")
+        if asked.stop == "verifier" and own.verifier is None:
+            raise invalid_value("look.stop", "there is no verifier here that could end looking")
+        try:
+            task = self.task.looking_by(given)
+        except (ConfigError, DataError) as error:
+            if asked.stop != "verifier":
+                raise invalid_value("look.stop", str(error)) from None
+            # The error names folders, which are none of a client's business.
+            text = "this verifier has no ε for that rule; give rule and epsilon (above 0 for absolute)"
+            raise invalid_value("look.epsilon", text) from None
+        task.inner = FreeQuestion(answers)
+        task.kind = task.inner.kind
+        return task
+
+
+def look_here(
+    policy: Policy,
+    look: LookingTask,
+    problem: Problem,
+    sampling: SamplingConfig,
+    seed: int,
+    verifier: Verifier | None,
+    left_s: float,
+) -> tuple[list[Trajectory], int]:
+    """Let a model that runs here look at a question's images, several times.
+
+    Args:
+        policy: Looks and answers.
+        look: How.
+        problem: The question.
+        sampling: How many conversations, and how they are drawn.
+        seed: The question's seed.
+        verifier: Scores the answers; None leaves them without scores.
+        left_s: Seconds after which conversations break off.
+
+    Returns:
+        The conversations that came to an end, and how many tokens the prompt has.
+
+    Raises:
+        SelfVerifyError: The question or its images cannot be read, or the model has failed.
+    """
+    look.use_space(policy.coordinate_space)
+    look.use_policy(policy)
+    limits = look.limits.model_copy(update={"rollout_s": max(left_s, 0.1)})
+    rollout = converse(policy, look, [look.asked(problem)], [seed], sampling, limits=limits)
+    [group] = rollout.groups
+    rows = [trajectory for trajectory in group.trajectories if not trajectory.lost]
+    score_groups([Group(group.problem, rows)], verifier if rows else None)
+    return rows, len(rollout.prompts[0].ids)

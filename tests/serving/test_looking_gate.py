@@ -1,0 +1,212 @@
+"""The gateway's field `look`: own models and servers look again, within what the operator lets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+from typer.testing import CliRunner
+
+from sampled_threads import sampled_threads
+from selfverify.cli.main import app
+from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.trajectory import Finish
+from selfverify.looking.look_settings import LookSettings
+from selfverify.policy.encoding import Prompt
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.serving.app import Gateway
+from selfverify.serving.best_of import RequestDefaults
+from selfverify.serving.local import Local
+from selfverify.serving.looking_gate import LookGate
+from selfverify.serving.serve_settings import GatewaySettings
+from serving_servers import Body, FakeUpstream, Loop, data_url, png, post, tagged
+
+STEP = json.dumps(
+    {
+        "thought": "Closer.",
+        "action_name": "crop",
+        "action": {"image_index": 1, "bounding_box": [0, 0, 500, 500]},
+    }
+)
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(png((112, 112)))}}
+
+
+def looks_once(body: Body, number: int) -> str:
+    """A step, then an answer."""
+    return STEP if len(body["messages"]) == 1 else tagged("9", "0.7")
+
+
+def always_looks(body: Body, number: int) -> str:
+    """Steps until it is told to answer."""
+    return tagged("9", "0.7") if "question now" in json.dumps(body["messages"][-1]) else STEP
+
+
+def asked(look: Any, **more: Any) -> Body:
+    """A request."""
+    content = [IMAGE, {"type": "text", "text": "What is there?"}]
+    body = {"model": "m", "messages": [{"role": "user", "content": content}], "best_of": {"n": 2}, **more}
+    return body if look is None else body | {"look": look}
+
+
+def told(servers: Loop, address: str, body: Body) -> tuple[int, Body]:
+    """Status and JSON."""
+
+    async def ask() -> tuple[int, Body]:
+        async with aiohttp.ClientSession() as session:
+            return await post(session, f"{address}/chat/completions", body)
+
+    return servers.run(ask())
+
+
+def before(servers: Loop, fake: FakeUpstream, **settings: Any) -> str:
+    """A gateway before a server, that looks with crops."""
+    address, gateway = servers.before(fake)
+    gateway.looking = LookGate(LookSettings(**{"tools": ["crop"], "max_steps": 3, **settings}))
+    return address
+
+
+def test_a_server_looks_again(servers: Loop) -> None:
+    """Each candidate is a conversation; the answer is the last turn, with its steps; crops go back."""
+    fake = FakeUpstream(write=looks_once)
+    address = before(servers, fake)
+    status, reply = told(servers, address, asked({}, seed=5, temperature=0.5))
+    assert status == 200, reply
+    [choice] = reply["choices"]
+    assert choice["message"]["content"] == "<think>.</think><answer>9</answer>"
+    assert choice["verification"]["score"] == 0.7 and choice["verification"]["answer"] == "9"
+    assert [step["tool"] for step in choice["looks"]] == ["crop"]
+    assert reply["best_of"]["samples_used"] == 2
+    assert {body["seed"] for body in fake.seen} == {5, 6} and len(fake.seen) == 4
+    assert all("look" not in body and body["temperature"] == 0.5 for body in fake.seen)
+    last = max(fake.seen, key=lambda body: len(body["messages"]))
+    assert [message["role"] for message in last["messages"]] == ["user", "assistant", "user"]
+    assert last["messages"][2]["content"][-1]["type"] == "image_url"
+    # Without the field nothing is looked at again.
+    status, reply = told(servers, address, asked(None))
+    assert status == 200 and "looks" not in reply["choices"][0]
+
+
+def test_what_a_request_may_say(servers: Loop) -> None:
+    """Fewer steps, a rule, a limit of visual tokens, also without selection."""
+    fake = FakeUpstream(write=always_looks)
+    address = before(servers, fake)
+    for look, count, why in (
+        ({"max_steps": 2}, 2, "cap"),
+        ({"stop": "after:1"}, 1, "rule"),
+        ({}, 3, "cap"),
+        # The question's image has 16 tokens of 28 x 28 pixels, and a crop of its quarter 4.
+        ({"max_visual_tokens": 20}, 3, "cap"),
+        ({"max_visual_tokens": 19}, 1, "visual"),
+    ):
+        status, reply = told(servers, address, asked(look, best_of=False))
+        assert status == 200, reply
+        [choice] = reply["choices"]
+        assert [step["stopped"] for step in choice["looks"]] == [""] * (count - 1) + [why], look
+    assert choice["looks"][0]["images"] == [] and "is not shown" in json.dumps(fake.seen[-1]["messages"])
+
+
+@pytest.mark.parametrize(
+    ("look", "more", "said", "param"),
+    [
+        ({"verifier": "/etc"}, {}, "look.verifier: there is no such field", "look.verifier"),
+        ({"max_steps": 4}, {}, "at most 3 steps", "look.max_steps"),
+        ({"max_steps": 0}, {}, "greater than or equal to 1", "look.max_steps"),
+        ({"max_steps": "many"}, {}, "look.max_steps", "look.max_steps"),
+        ({"tools": ["ocr"]}, {}, "no tool 'ocr' here; there are crop", "look.tools"),
+        ({"stop": "soon"}, {}, "no rule 'soon'", "look.stop"),
+        ({"stop": "verifier"}, {}, "no verifier here", "look.stop"),
+        ({"max_visual_tokens": 101}, {}, "at most 100", "look.max_visual_tokens"),
+        ({}, {"tools": [{"type": "function"}]}, "tools does not go with look", "tools"),
+        ({}, {"messages": [{"role": "user", "content": "Hi"}]}, "no image", "look"),
+        ({}, {"messages": [{"role": "tool", "content": [IMAGE]}]}, "'tool' is not understood", None),
+        ({}, {"best_of": {"verifier": "judge"}}, "inline or none", "best_of.verifier"),
+    ],
+)
+def test_what_is_refused(servers: Loop, look: Body, more: Body, said: str, param: str | None) -> None:
+    """Before the server is asked, with the field."""
+    fake = FakeUpstream(write=looks_once)
+    address = before(servers, fake, max_visual_tokens=100)
+    status, reply = told(servers, address, asked({"max_visual_tokens": 100, **look}, **more))
+    assert status == 400 and said in reply["error"]["message"], reply
+    assert not fake.seen and (param is None or reply["error"]["param"] == param)
+
+
+def test_a_gateway_that_does_not_look(servers: Loop) -> None:
+    """The field is refused rather than ignored."""
+    address, _ = servers.before(FakeUpstream())
+    status, reply = told(servers, address, asked({}))
+    assert status == 400 and "start the gateway with --look" in reply["error"]["message"]
+
+
+def test_a_failing_server(servers: Loop) -> None:
+    """The error is the server's; where some conversations come to an end they are chosen from."""
+    fake = FakeUpstream(fault=lambda body: 500)
+    status, reply = told(servers, before(servers, fake), asked({}))
+    assert status >= 500 and "told to fail" in reply["error"]["message"]
+    half = FakeUpstream(write=looks_once, fault=lambda body: 400 if body["seed"] == 1 else None)
+    status, reply = told(servers, before(servers, half), asked({}, seed=0))
+    assert status == 200 and reply["best_of"]["samples_missing"] == 1, reply
+
+
+def test_a_verifier_ends_looking_of_a_server(servers: Loop, load_policy: Any, tmp_path: Any) -> None:
+    """The operator names the verifier, the request the rule; an ε that is missing names no folder."""
+    folder = tmp_path / "verifier"
+    load_policy(lora=LoraSettings(rank=4)).save(folder)
+    address = before(servers, FakeUpstream(write=always_looks), verifier=str(folder))
+    status, reply = told(servers, address, asked({"stop": "verifier", "rule": "absolute", "epsilon": 0.1}))
+    assert status == 200, reply
+    [step] = reply["choices"][0]["looks"]
+    assert step["stopped"] == "rule" and step["delta_r"] == 0.0
+    status, reply = told(servers, address, asked({"stop": "verifier"}))
+    assert status == 400 and reply["error"]["param"] == "look.epsilon" and str(tmp_path) not in str(reply)
+
+
+def writing(policy: Policy, write: Callable[[str], str]) -> None:
+    """Let a policy say what ``write`` makes of the conversation so far."""
+
+    def sample(prompts: Sequence[Prompt], sampling: SamplingConfig, *, seeds: Sequence[int]) -> Any:
+        made = []
+        for prompt in prompts:
+            text = write(policy.tokenizer.decode(prompt.ids))
+            ids = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], min(policy.stop_tokens)]
+            made.append([Sample(ids, [-0.5] * len(ids), Finish.STOP)] * sampling.group_size)
+        return made
+
+    policy.threads = sampled_threads(policy, sample)  # type: ignore[method-assign, assignment]
+
+
+def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Policy]) -> None:
+    """The answer of the last turn, its steps and its own score."""
+    policy = load_policy()
+    writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
+    defaults = RequestDefaults(n=2, verifier="inline")
+    gateway = Gateway(
+        Local(policy, "m"), GatewaySettings(defaults=defaults), looking=LookGate(LookSettings(tools=["crop"]))
+    )
+    address = servers.gateway(gateway)
+    status, reply = told(servers, address, asked({"max_steps": 2}, max_tokens=200))
+    assert status == 200, reply
+    [choice] = reply["choices"]
+    assert choice["message"]["content"] == "<think>.</think><answer>7</answer>"
+    assert choice["verification"]["score"] == 0.4 and choice["verification"]["answer"] == "7"
+    assert [(step["tool"], step["images"]) for step in choice["looks"]] == [("crop", [2])]
+    assert reply["usage"]["prompt_tokens"] > 16 and reply["best_of"]["samples_used"] == 2
+    # A limit counts the tokens that the model itself makes of images.
+    status, reply = told(servers, address, asked({"max_visual_tokens": 1}, max_tokens=200))
+    assert status == 200 and reply["choices"][0]["looks"][0]["stopped"] == "visual", reply
+
+
+def test_settings_of_the_command() -> None:
+    """Options of looking need --look; a step can be dropped with servers only."""
+    for words, said in (
+        (["--tool", "crop"], "--tool needs --look"),
+        (["--look", "--on-stop", "skip"], "--on-stop skip needs --upstream"),
+        (["--look", "--stop-looking", "verifier"], "needs the verifier's folder"),
+    ):
+        shown = CliRunner().invoke(app, ["serve", "--model", "builtin:digits", "--port", "0", *words])
+        assert shown.exit_code == 2 and said in " ".join(shown.output.split()), shown.output
