@@ -77,6 +77,7 @@ class PairsConfig(MethodConfig):
 
 
 class Plain(Method):
+    name = "plain"
     config_class = PairsConfig
 
     def credit(self, group: Group, valid: torch.Tensor) -> list[Credit]:
@@ -84,6 +85,8 @@ class Plain(Method):
 
 
 class Pairs(Plain):
+    name = "pairs"
+
     def faults(
         self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
     ) -> list[str]:

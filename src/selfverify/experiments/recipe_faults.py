@@ -1,0 +1,80 @@
+"""Settings of a recipe that fit each by themselves and cannot work together, or change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from selfverify.core.episode_settings import EpisodeConfig
+from selfverify.core.errors import FileError
+from selfverify.core.files import naming
+from selfverify.core.policy_settings import PolicyConfig, is_saved_model
+from selfverify.core.sampling_settings import SamplingConfig
+
+if TYPE_CHECKING:
+    from selfverify.methods.base import Method
+    from selfverify.tasks.base import Task
+
+
+def contradictions(sampling: SamplingConfig, policy: PolicyConfig) -> list[str]:
+    """Return a line for every combination of settings that cannot work with any method, with the reason."""
+    faults = []
+    if sampling.temperature == 0 and sampling.group_size > 1:
+        faults.append(
+            "sampling.temperature=0 makes all samples of a group equal, so that nothing can be learnt from "
+            "comparing them; use a temperature above 0"
+        )
+    if sampling.engine == "vllm":
+        faults += _vllm_faults(policy)
+    return faults + _model_path_faults(policy.path)
+
+
+def episode_faults(episode: EpisodeConfig, method: Method, task: type[Task]) -> list[str]:
+    """Return a line for every limit of conversations that would change nothing, with the reason."""
+    given = list(episode.model_dump(exclude_none=True))
+    names = ", ".join(f"episode.{name}" for name in given)
+    if given and method.limits is not None:
+        return [f"{names}: conversations of method {method.name} are as long as it says itself"]
+    if given and task.limits.turns == 1:
+        return [f"{names}: a conversation of task {task.name} is over after the first answer"]
+    timed = [f"episode.{name}" for name in ("reply_s", "hung_threads") if name in given]
+    if timed and not episode.changed(task.limits).reply_threads:
+        return [f"{', '.join(timed)}: without threads no reply has a deadline; set episode.reply_threads"]
+    return []
+
+
+def _vllm_faults(policy: PolicyConfig) -> list[str]:
+    """Return a line for every setting that vLLM, which reads the model's folder itself, would not heed."""
+    faults = []
+    if policy.path.endswith(".gguf"):
+        faults.append(f"sampling.engine=vllm cannot take new weights of policy.path={policy.path}: unpack it")
+    for name, value in (("min_pixels", policy.min_pixels), ("max_pixels", policy.max_pixels)):
+        if value is not None:
+            faults.append(
+                f"policy.{name} does not reach vLLM (sampling.engine=vllm); write it into the "
+                "preprocessor_config.json of the model's folder"
+            )
+    return faults
+
+
+def _model_path_faults(path: str) -> list[str]:
+    if path.startswith("builtin:"):
+        return []
+    try:
+        with naming(path):
+            return _path_faults(path, Path(path).expanduser())
+    except FileError as error:
+        return [f"policy.path={error}"]
+
+
+def _path_faults(path: str, folder: Path) -> list[str]:
+    if folder.is_file() and folder.suffix == ".gguf":
+        return []
+    if folder.is_dir():
+        if is_saved_model(folder):
+            return []
+        return [f"policy.path={path}: this folder holds no config.json, so it is not a saved model"]
+    # `org/name` may be a model of the Hub; anything that cannot be one has to be a folder.
+    if path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1:
+        return [f"policy.path={path}: there is no such model folder"]
+    return []
