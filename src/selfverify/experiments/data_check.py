@@ -23,6 +23,7 @@ from selfverify.policy.loading import load_structure
 from selfverify.tasks.base import user_turn
 from selfverify.tasks.conversations import Conversations
 from selfverify.tasks.mathematics.math import Math
+from selfverify.tasks.pairs import Preferences
 from selfverify.tasks.phone.mobile import Mobile
 from selfverify.tasks.pointing.grounding import Grounding
 from selfverify.tasks.row_task import RowTask
@@ -155,7 +156,7 @@ class _Model:
         self.encoder, math = Encoder(self.loaded, settings.pixel_cache_mb), Math()
         self.tasks: dict[str, RowTask] = {
             "question": math, "options": math, "box": Grounding(), "step": Mobile(),
-            "conversation": Conversations(),
+            "conversation": Conversations(), "pair": Preferences(),
         }  # fmt: skip
         for task in self.tasks.values():
             task.use_space(self._space)
@@ -216,6 +217,7 @@ class _Model:
 
 _ASKED = (
     "question", "options", "goal", "step_instruction", "history", "instruction", "task", "seed", "messages",
+    "prompt", "chosen", "rejected",
 )  # fmt: skip
 """Fields that tell rows apart."""
 
@@ -227,10 +229,10 @@ def _digest(data: bytes) -> bytes:
 def kind_of(row: Row) -> str:
     """Return what a row asks for.
 
-    It is a ``step``, a ``box``, ``options`` (one of several), a ``question``, a ``task`` for agents, or a
-    ``conversation`` to be imitated.
+    It is a ``step``, a ``box``, ``options`` (one of several), a ``question``, a ``task`` for agents, a
+    ``conversation`` to be imitated, or a ``pair`` of which one side is preferred.
     """
-    for kind, field in (("conversation", "messages"), ("task", "instruction")):
+    for kind, field in (("conversation", "messages"), ("task", "instruction"), ("pair", "chosen")):
         if field in row:
             return kind
     if "action" in row:

@@ -16,7 +16,7 @@ class TeacherSettings(Settings):
     """A script that knows the way: what the task demonstrates."""
 
     own: bool = False
-    """The recipe's own policy, with the recipe's settings of sampling."""
+    """The recipe's own policy."""
 
     server: str | None = None
     """An OpenAI-compatible server behind which the teacher is."""
@@ -25,7 +25,7 @@ class TeacherSettings(Settings):
     """With --server: the teacher's name there."""
 
     temperature: float = Field(1.0, ge=0.0)
-    """Of each turn of a model."""
+    """Of each turn of a model; 0 is greedy."""
 
     max_tokens: int = Field(4096, ge=1)
     """Tokens of a turn of a model, its thoughts included."""

@@ -187,3 +187,12 @@ def test_the_command(tmp_path: Path) -> None:
     words = ["looking", "export", str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0 and "2 traces, 2 pairs" in shown.output, shown.output
+
+
+def test_pairs_and_traces_are_checked(tmp_path: Path) -> None:
+    """`selfverify data check` shows what a model is asked; the prompt of a pair has its images."""
+    looks = write_looks(tmp_path / "looks")
+    for name, kind in (("pairs.jsonl", "pair 2"), ("sft.jsonl", "conversation 2")):
+        shown = CliRunner().invoke(app, ["data", "check", str(looks / name)])
+        assert shown.exit_code == 0 and f"asks for: {kind}" in shown.output, shown.output
+        assert "2 usable rows, 0 broken" in shown.output and "What is p0?" in shown.output

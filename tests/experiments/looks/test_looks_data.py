@@ -16,15 +16,18 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.collect_looks import INDUCE, branch_looks, collect_looks, transcript
 from selfverify.experiments.looks.judge_looks import judge_looks
 from selfverify.experiments.looks.looks_folder import all_traces
 from selfverify.experiments.looks.make_sets import make_sets
 from selfverify.experiments.looks.read_pairs import read_pairs
+from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.looking.preference_pairs import Pairing
 from selfverify.looking.traces import Demands
+from selfverify.policy.policy import Policy
 from serving_servers import Body, FakeUpstream, Loop
 
 EXPERT = TeacherSettings(expert=True)
@@ -68,6 +71,28 @@ def test_an_experts_looks_become_a_set(tmp_path: Path) -> None:
     assert (tmp_path / "sft.jsonl").read_bytes() == again
     with pytest.raises(ConfigError, match="samples"):
         collect_looks(far_recipe(), EXPERT, tmp_path, problems=6, samples=2)
+
+
+def test_traces_are_learnt_as_if_demonstrated(tmp_path: Path, policy: Policy) -> None:
+    """The same tokens, images and channels, whether the task demonstrates them or a file does."""
+    collect_looks(far_recipe(), EXPERT, tmp_path, problems=4)
+    make_sets(tmp_path, Demands(), FREE)
+    far, file = make_task("digits-far"), str(tmp_path / "sft.jsonl")
+    read = make_task("conversations", validation=file, learn="conversations")
+    method, sampling = make_method("conversations-sft", share_turns=True), SamplingConfig()
+    for index in range(4):
+        shown, imitated = (
+            method.rollout(policy, task, [task.problem(split, 0, index)], [index], sampling)
+            for task, split in ((far, "train"), (read, "validation"))
+        )
+        assert list(shown.prompts[0].ids) == list(imitated.prompts[0].ids)
+        one, other = shown.groups[0].trajectories[0], imitated.groups[0].trajectories[0]
+        assert [(s.channel, s.tokens) for s in one.segments] == [
+            (s.channel, s.tokens) for s in other.segments
+        ]
+        seen = [[i.convert("RGB").tobytes() for s in t.segments for i in s.images] for t in (one, other)]
+        assert seen[0] == seen[1] and len(seen[0]) == int(one.rewards["turns"]) - 1
+        assert one.rewards["turns"] == other.rewards["turns"]
 
 
 def test_a_server_goes_on_wrongly_from_the_middle(tmp_path: Path, loop: Loop) -> None:
