@@ -59,10 +59,11 @@ class LookBasics(ToolModels):
     --stop-verifier names has heard enough."""
 
     verifier: str | None = Field(None, json_schema_extra={"option": "stop_verifier"})
-    """With --look: a folder or hub id of a model that hears each step."""
+    """With --look: a folder or hub id of a model that hears each step; or URL#MODEL, behind a vLLM server."""
 
     verifier_base: str | None = Field(None, json_schema_extra={"option": "stop_verifier_base"})
-    """With --look: what the verifier was trained from; by default the model below its adapter."""
+    """With --look: what the verifier was trained from; by default the model below its adapter. Behind servers
+    it is needed, as URL#MODEL."""
 
     rule: Literal["absolute", "signed"] | None = Field(None, json_schema_extra={"option": "stop_rule"})
     """With --look: whether the verifier has heard enough where |Δr| < ε (`absolute`, the paper), or where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from selfverify.core.episode import Listener
 from selfverify.core.errors import ConfigError
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.step_verifier import StepVerifier
@@ -27,6 +28,12 @@ class LookStopping:
 
     def __init__(self, settings: LookSettings) -> None:
         self.settings = settings
+        served = [name for name in (settings.verifier, settings.verifier_base) if name and is_address(name)]
+        if served and (len(served) != 2 or any("#" not in name for name in served)):
+            raise ConfigError(
+                f"{served[0]}: a verifier behind a server needs its base behind one, too, both as URL#MODEL "
+                "(verifier and verifier_base)"
+            )
         self.rule = _rule(settings)
         self._models: dict[tuple[str, str | None], tuple[Policy, Policy | None]] = {}
         """By the names of verifier and base what was loaded."""
@@ -42,7 +49,7 @@ class LookStopping:
         made._models = self._models
         return made
 
-    def listener(self, reasoner: Policy | None) -> StepVerifier | None:
+    def listener(self, reasoner: Policy | None) -> Listener | None:
         """The verifier for the conversations of one rollout; None where there is none.
 
         Its models are loaded when it is first asked for. A verifier that is the reasoner itself is not loaded
@@ -54,6 +61,11 @@ class LookStopping:
         path, base = self.settings.verifier, self.settings.verifier_base
         if path is None:
             return None
+        if is_address(path):
+            assert base is not None
+            from selfverify.looking.served_verifier import ServedModel, ServedVerifier  # it needs aiohttp
+
+            return ServedVerifier(ServedModel.of(path), ServedModel.of(base))
         if (path, base) not in self._models:
             own = reasoner if reasoner is not None and reasoner.config.path == path else None
             policy = own or (
@@ -64,6 +76,11 @@ class LookStopping:
         return StepVerifier(*self._models[path, base], reasoner=reasoner)
 
 
+def is_address(name: str) -> bool:
+    """Whether a verifier's name is that of a server."""
+    return name.startswith(("http://", "https://"))
+
+
 def _rule(settings: LookSettings) -> StopRule:
     if settings.stop != "verifier":
         return make_stop_rule(settings.stop)
@@ -71,6 +88,8 @@ def _rule(settings: LookSettings) -> StopRule:
         raise ConfigError("stop: verifier needs the verifier's folder (verifier)")
     rule, epsilon = settings.rule, settings.epsilon
     if rule is None or epsilon is None:
+        if epsilon is None and is_address(settings.verifier):
+            raise ConfigError("epsilon: a verifier behind a server has no calibration beside it; set epsilon")
         folder = Path(settings.verifier)
         if epsilon is not None and not (folder / STOPPING_FILE).exists():
             return Verified("absolute", _checked("absolute", epsilon))
