@@ -25,7 +25,7 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
     words = [
         "looking", "bench", str(tmp_path / "vstar"), "--model", str(tiny_folder), "--output",
         str(tmp_path / "out"), "--max-tokens", "6", "--dtype", "float32", "--max-steps", "2",
-        "--tools", "crop",
+        "--tool", "crop",
     ]  # fmt: skip
     result = CliRunner().invoke(app, [*words, "--json"])
     assert result.exit_code == 0, result.output
