@@ -10,6 +10,7 @@ from tests.looking.test_step_verifier import adapted
 from tests.policy.test_threads import ending
 
 from selfverify.core.episode import Said
+from selfverify.core.errors import ConfigError
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
 from selfverify.looking.look_settings import LookSettings
@@ -82,3 +83,10 @@ def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
     sampling = SamplingConfig(group_size=2, max_new_tokens=6)
     [group] = converse(policy, task, [task.problem("test", 0, 0)], [1], sampling).groups
     assert all(LOG_RATIO in trajectory.segments[-1].values for trajectory in group.trajectories)
+
+
+def test_a_model_that_runs_here_drops_no_step(load_policy: Callable[..., Policy]) -> None:
+    """It is refused before anything is sampled, rather than ended without an answer."""
+    task = looking(on_stop="skip", stop="after:1")
+    with pytest.raises(ConfigError, match="skip needs a server"):
+        task.use_policy(load_policy())
