@@ -11,7 +11,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import recipe_task
-from selfverify.experiments.smartsnap_gains import RECIPE, SETS, TUNED, figures_of, gain, models_of
+from selfverify.experiments.smartsnap_gains import RECIPE, SETS, figures_of, gain, kinds_of, models_of
 
 
 def sample(problem: str, **rewards: float) -> StoredSample:
@@ -54,6 +54,23 @@ def test_the_interval_is_over_seeds_and_tasks() -> None:
     mean, (low, high) = gain(before, [after])
     error = (after - before).std() / np.sqrt(200)
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    # Tasks of a template that all gain alike count as one.
+    templates = np.repeat(np.arange(20), 10)
+    after = before + rng.normal(0.1, 0.2, size=20)[templates]
+    assert gain(before, [after])[0] == pytest.approx(gain(before, [after], templates)[0])
+    low, high = gain(before, [after], templates)[1]
+    narrow_low, narrow_high = gain(before, [after])[1]
+    assert (high - low) / (narrow_high - narrow_low) == pytest.approx(np.sqrt(10), rel=0.1)
+
+
+def test_a_task_that_ends_on_save_is_one_that_teachers_forget_to_end() -> None:
+    task = recipe_task(load_recipe(RECIPE))
+    problems = [task.problem("validation", 0, index) for index in range(97, 194)]
+    found = kinds_of([problem.id for problem in problems], ["evaluation.split=validation"])
+    forgets, names = found.forgotten, [problem.meta["categories"]["template"][0] for problem in problems]
+    assert forgets[names.index("clock-add-label")] and not forgets[names.index("settings-look")]
+    assert not any(forgets[i] for i, p in enumerate(problems) if p.meta["categories"]["kind"] == ["query"])
+    assert (found.templates == np.unique(names, return_inverse=True)[1]).all()
 
 
 def test_a_study_without_models_says_what_makes_them(tmp_path: Path) -> None:
@@ -64,7 +81,7 @@ def test_a_study_without_models_says_what_makes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_all_sets_of_tasks_can_be_asked_for(name: str) -> None:
     recipe = load_recipe(RECIPE, ["policy.path=some/model", *SETS[name]])
-    assert recipe.evaluation.problems is not None and recipe.evaluation.problems >= TUNED + 256
+    assert recipe.evaluation.problems is not None and recipe.evaluation.problems >= 256
     task = recipe_task(recipe)
     apps = {task.problem(recipe.evaluation.split, 0, n).meta["category"] for n in range(8)}
     assert (apps <= {"music", "reader"}) == (name == "apps")

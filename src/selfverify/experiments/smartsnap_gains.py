@@ -1,13 +1,14 @@
-"""What SmartSnap's training on the phone is worth: every model of the study on the same unseen tasks.
+"""What SmartSnap's training on the phone is worth: every model of the study on the same new tasks.
 
     selfverify study study-smartsnap-phone --jobs 2
     python -m selfverify.experiments.smartsnap_gains runs/study-smartsnap-phone docs/results/smartsnap.json \\
-        vanilla=runs/cold-start-phone-vanilla/model
+        habitless=runs/cold-start-phone-2-work/model vanilla=runs/cold-start-phone-vanilla/model
 
 The study trains one model for each variant and seed. This measures them, and the model that all began from,
-on `SETS`: contents that nobody was trained or tuned on, of trained kinds of tasks, of held-out kinds and of
-held-out apps. Other models are measured beside them as ``NAME=FOLDER``. Samples stay in ``STUDY/measured``,
-so that a second call goes on where the first one stopped.
+on `SETS`: contents that no model was trained and no design was compared on, of trained kinds of tasks, of
+held-out kinds and of held-out apps. Other models are measured beside them as ``NAME=FOLDER``, such as the one
+before it learnt to forget. Samples stay in ``STUDY/measured``, so that a second call goes on where the first
+one stopped.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from selfverify.agents.phone.expert import carry_out
+from selfverify.agents.phone.phone_tasks import make_task
+from selfverify.agents.tasks.phone_demonstrations import can_be_forgotten
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import ConfigError
 from selfverify.evaluation.store import StoredSample, read_samples
@@ -28,20 +32,22 @@ from selfverify.experiments.run import measure, recipe_task
 from selfverify.policy.policy import Policy
 
 RECIPE, VARIANT, BEFORE = "smartsnap-phone", "smartsnap", "before"
-TUNED = 128
-"""Settings were chosen on the first validation tasks; they count nowhere here."""
-UNSEEN = [f"evaluation.problems={TUNED + 512}"]
+FIRST = 640
+"""The number of the first task that counts. Designs were compared on those before it."""
 SETS: Mapping[str, Sequence[str]] = {
-    "tasks": [*UNSEEN, "evaluation.samples=4"],
-    "greedy": [*UNSEEN, "evaluation.samples=1", "evaluation.temperature=0"],
-    "templates": ["evaluation.split=test", f"evaluation.problems={TUNED + 256}", "evaluation.samples=2"],
+    "tasks": ["evaluation.problems=512", "evaluation.samples=4"],
+    "greedy": ["evaluation.problems=512", "evaluation.samples=1", "evaluation.temperature=0"],
+    "templates": ["evaluation.split=test", "evaluation.problems=256", "evaluation.samples=2"],
     "apps": [
-        *(f"evaluation.problems={TUNED + 256}", "evaluation.samples=2"),
+        *("evaluation.problems=256", "evaluation.samples=2"),
         *("task.apps=[music, reader]", "task.held_out=seeds"),
     ],
 }
-"""Unseen contents of trained templates at T = 1 and at T = 0, held-out templates, held-out apps."""
-ARMS: Mapping[str, Sequence[str]] = {"tasks": [*UNSEEN, "evaluation.samples=2"]}
+"""New contents of trained templates at T = 1 and at T = 0, held-out templates, held-out apps."""
+ARMS: Mapping[str, Sequence[str]] = {
+    "tasks": ["evaluation.problems=512", "evaluation.samples=2"],
+    "greedy": SETS["greedy"],
+}
 """What the other variants are measured on."""
 SPEAKING: Mapping[str, Sequence[str]] = {"vanilla": ["task.agent.evidence.source=last"]}
 """Options of models that were taught another way of handing in; ``vanilla`` gives a message alone."""
@@ -53,23 +59,52 @@ class Measured:
     """One model on one set of tasks.
 
     Args:
+        tasks: The ids of the P tasks.
         sr: ``[P]`` share of a task's samples that are submitted with the task done, whatever a judge says.
         best: ``[P]`` whether one of a task's samples does.
         figures: Means over samples, by name.
     """
 
+    tasks: list[str]
     sr: np.ndarray
     best: np.ndarray
     figures: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What the tasks of a set are.
+
+    Args:
+        templates: ``[P]`` the number of each task's template.
+        forgotten: ``[P]`` whether the cold start's teachers forget the last tap of such a task.
+    """
+
+    templates: np.ndarray
+    forgotten: np.ndarray
+
+
+def kinds_of(tasks: Sequence[str], overrides: Sequence[str]) -> Kinds:
+    """What tasks with these ids are, made again by the recipe with these overrides."""
+    recipe = load_recipe(RECIPE, overrides)
+    task = recipe_task(recipe, measured=True)
+    names, forgotten = [], []
+    for name in tasks:
+        target = task.problem(recipe.evaluation.split, 0, int(name.rsplit("/", 1)[1])).target
+        made = make_task(target["reset"]["template"], target["seed"], target["reset"]["start"])
+        names.append(made.template)
+        forgotten.append(can_be_forgotten(made, carry_out(made.phone(), made.solve, "ids")))
+    return Kinds(np.unique(names, return_inverse=True)[1], np.array(forgotten))
 
 
 def measured(model: str, store: Path, overrides: Sequence[str]) -> Measured:
     """Sample what is missing of a store, and read it."""
     recipe = load_recipe(RECIPE, [f"policy.path={model}", *overrides])
     policy, task = Policy.load(recipe.policy), recipe_task(recipe, measured=True)
+    make = task.problem
+    vars(task)["problem"] = lambda split, seed, index: make(split, seed, index + FIRST)
     measure(policy, task, recipe, store, model)
-    _, samples = read_samples(store)
-    return figures_of([sample for sample in samples if int(sample.problem.rsplit("/", 1)[1]) >= TUNED])
+    return figures_of(read_samples(store)[1])
 
 
 def figures_of(samples: Sequence[StoredSample]) -> Measured:
@@ -100,7 +135,7 @@ def figures_of(samples: Sequence[StoredSample]) -> Measured:
         "calls": mean("tool_calls"),
     }
     sr = np.array([np.mean(values) for values in tasks.values()])
-    return Measured(sr, np.array([max(values) for values in tasks.values()]), figures)
+    return Measured(list(tasks), sr, np.array([max(values) for values in tasks.values()]), figures)
 
 
 def _submitted(rewards: Mapping[str, float]) -> bool:
@@ -108,22 +143,28 @@ def _submitted(rewards: Mapping[str, float]) -> bool:
     return rewards.get("format_error", -1.0) >= 0
 
 
-def gain(before: np.ndarray, after: Sequence[np.ndarray], seed: int = 0) -> tuple[float, list[float]]:
+def gain(
+    before: np.ndarray, after: Sequence[np.ndarray], clusters: np.ndarray | None = None, seed: int = 0
+) -> tuple[float, list[float]]:
     """The mean gain, and its 95 % bootstrap interval over seeds and tasks.
 
     Args:
         before: ``[P]`` of the model that all began from.
         after: ``[P]`` of each seed's model, of the same tasks in the same order.
+        clusters: ``[P]`` numbers of what is drawn as a whole, such as templates; None draws single tasks.
         seed: Of the draws.
     """
     rng, differences = np.random.default_rng(seed), np.stack(after) - before
     models, tasks = differences.shape
-    drawn = np.array(
-        [
-            differences[np.ix_(rng.integers(models, size=models), rng.integers(tasks, size=tasks))].mean()
-            for _ in range(DRAWS)
-        ]
-    )
+    whole = np.arange(tasks) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    counts = np.bincount(whole)
+    sums = np.stack([np.bincount(whole, row) for row in differences])
+    drawn = []
+    for _ in range(DRAWS):
+        places = rng.integers(len(counts), size=len(counts))
+        drawn.append(
+            sums[np.ix_(rng.integers(models, size=models), places)].mean(0).sum() / counts[places].sum()
+        )
     return float(differences.mean()), np.quantile(drawn, [0.025, 0.975]).tolist()
 
 
@@ -152,6 +193,7 @@ def compared(
     models |= {name: [folder] for name, folder in (others or {}).items()}
     rows: dict[str, dict[str, Any]] = {}
     kept: dict[tuple[str, str], list[Measured]] = {}
+    kinds: dict[str, Kinds] = {}
     for variant, paths in models.items():
         for name, overrides in (SETS if variant in (BEFORE, VARIANT) else ARMS).items():
             stores = [study / "measured" / name / f"{variant}-{number}.jsonl" for number in range(len(paths))]
@@ -159,7 +201,10 @@ def compared(
                 measured(path, store, [*overrides, *SPEAKING.get(variant, ())])
                 for path, store in zip(paths, stores, strict=True)
             ]
-            row = _row(kept[variant, name], kept[BEFORE, name][0])
+            first = kept[BEFORE, name][0]
+            if name not in kinds:
+                kinds[name] = kinds_of(first.tasks, overrides)
+            row = _row(kept[variant, name], first, kinds[name])
             rows.setdefault(name, {})[variant] = row
             say(f"{name} {variant}: SR {100 * row['sr']:.1f}, exhibits {row['exhibits'] or 0:.2f}")
     first, last = rows["tasks"][BEFORE], rows["tasks"][VARIANT]
@@ -177,17 +222,24 @@ def compared(
     }
 
 
-def _row(found: Sequence[Measured], before: Measured) -> dict[str, Any]:
+def _row(found: Sequence[Measured], before: Measured, kinds: Kinds) -> dict[str, Any]:
     """Means over a variant's models, and what they gain over the first model on the same tasks."""
-    difference, interval = gain(before.sr, [of.sr for of in found])
+    after = [of.sr for of in found]
+    difference, interval = gain(before.sr, after)
     row: dict[str, Any] = {
         "sr": float(np.mean([of.sr.mean() for of in found])),
         "sr_by_seed": [float(of.sr.mean()) for of in found],
         "pass_at_k": float(np.mean([of.best.mean() for of in found])),
         "gain": difference,
         "interval": interval,
+        "interval_over_templates": gain(before.sr, after, kinds.templates)[1],
         "tasks": len(before.sr),
     }
+    for name, part in (("forgotten", kinds.forgotten), ("other", ~kinds.forgotten)):
+        if part.any():
+            one, its = gain(before.sr[part], [sr[part] for sr in after])
+            shown = float(np.mean([sr[part].mean() for sr in after]))
+            row[name] = {"tasks": int(part.sum()), "sr": shown, "gain": one, "interval": its}
     for name in found[0].figures:
         values = [value for of in found if (value := of.figures[name]) is not None]
         row[name] = float(np.mean(values)) if values else None

@@ -86,6 +86,16 @@ class Teacher(StrictModel):
         return sorted(kept + [spare[i] for i in rng.permutation(len(spare))[:more].tolist()])
 
 
+def can_be_forgotten(task: PhoneTask, way: Sequence[Call]) -> bool:
+    """Whether an operation ends with a tap on one of `COUNTING`, which a teacher may leave out.
+
+    Args:
+        task: What is to be done.
+        way: The calls to the goal, which name what they touch by ids.
+    """
+    return task.goal.kind == "operation" and len(way) > 1 and way[-1].arguments.get("id") in COUNTING
+
+
 def demonstrated(
     task: PhoneTask,
     options: PhoneOptions,
@@ -116,7 +126,7 @@ def demonstrated(
     unfinished = operation and rng.random() < teacher.unfinished
     if unfinished:
         way = way[: int(rng.integers(1, len(way)))]
-    elif operation and teacher.forgets and way[-1].arguments.get("id") in COUNTING:
+    elif teacher.forgets and can_be_forgotten(task, way):
         unfinished = rng.random() < teacher.forgets
         way = way[:-1] if unfinished else way
     calls += way
