@@ -31,4 +31,5 @@ def test_options() -> None:
         flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
         assert flag in TOLD, flag
         if TOLD[flag] not in ("", "best_of") and parameter.default is not None:
-            assert TOLD[flag] == f"{parameter.default:g}" if name != "host" else parameter.default, flag
+            default = parameter.default
+            assert TOLD[flag] == (default if isinstance(default, str) else f"{default:g}"), flag
