@@ -16,7 +16,7 @@ from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, TURN_2, Group
 from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.extraction import Extractor, make_extractor, read_again
-from selfverify.evaluation.held_out import HeldOut, target_boxes
+from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of, target_boxes
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.steps import stored_steps
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
@@ -76,22 +76,11 @@ def evaluate(
     task.use_space(policy.coordinate_space)
     task.use_policy(policy)
     settings = {
-        "task": task.name,
-        "task_options": task.config.model_dump(mode="json"),
-        "max_new_tokens": max_new_tokens,
-        "weights": policy.whole(policy.fingerprint),
-        **config.model_dump(exclude={"batch_problems", "on_bad"}),
-        **(describe or {}),
+        **measured_with(policy, task, config, max_new_tokens, describe),
         **({"extractor": extractor.name} if extractor is not None else {}),
         **({IMAGE_BACKEND: policy.image_backend} if policy.image_backend else {}),
     }
-
-    sampling = SamplingConfig(
-        group_size=config.samples,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        max_new_tokens=max_new_tokens,
-    )
+    sampling = sampling_of(config, max_new_tokens)
     held_out = HeldOut(task, config)
     path = None if store is None else Path(store)
     if path is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +12,52 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.sweep import make_problems
 from selfverify.policy.encoding import Encoder
+from selfverify.policy.policy import Policy
 from selfverify.tasks.base import NotCounted, Task
 
 logger = logging.getLogger(__name__)
 
 NAMED = 10
 """A summary lists at most so many reasons."""
+
+
+def measured_with(
+    policy: Policy,
+    task: Task,
+    config: EvaluationConfig,
+    max_new_tokens: int,
+    more: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """All that decides what an evaluation stores; a store goes on with the same alone.
+
+    Args:
+        policy: Its weights are told apart by `Policy.fingerprint`. All processes have to call this.
+        task: Its options count, too.
+        config: What changes nothing that is stored is left out.
+        max_new_tokens: Length limit of a response.
+        more: What else decides it; its entries come last.
+    """
+    return {
+        "task": task.name,
+        "task_options": task.config.model_dump(mode="json"),
+        "max_new_tokens": max_new_tokens,
+        "weights": policy.whole(policy.fingerprint),
+        **config.model_dump(exclude={"batch_problems", "on_bad"}),
+        **(more or {}),
+    }
+
+
+def sampling_of(config: EvaluationConfig, max_new_tokens: int) -> SamplingConfig:
+    """How an evaluation draws a problem's samples, each turn of at most so many tokens."""
+    return SamplingConfig(
+        group_size=config.samples,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_new_tokens=max_new_tokens,
+    )
 
 
 class HeldOut:

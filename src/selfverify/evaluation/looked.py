@@ -20,7 +20,7 @@ from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Trajectory
-from selfverify.evaluation.held_out import HeldOut
+from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of
 from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_task import LookTask
@@ -133,21 +133,9 @@ def hold_to_the_cap(
     task = task.looking_by({"stop": "never", "answer_each_step": True})
     task.use_space(policy.coordinate_space)
     task.use_policy(policy)
-    settings = {
-        "task": task.name,
-        "task_options": task.config.model_dump(mode="json"),
-        "looking": task.settings.model_dump(mode="json"),
-        "max_new_tokens": max_new_tokens,
-        "weights": policy.whole(policy.fingerprint),
-        **config.model_dump(exclude={"batch_problems", "on_bad"}),
-        **(describe or {}),
-    }
-    sampling = SamplingConfig(
-        group_size=config.samples,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        max_new_tokens=max_new_tokens,
-    )
+    looking = {"looking": task.settings.model_dump(mode="json")}
+    settings = measured_with(policy, task, config, max_new_tokens, {**looking, **(describe or {})})
+    sampling = sampling_of(config, max_new_tokens)
     held_out = HeldOut(task, config)
 
     def held() -> Mapping[int, LookedProblem]:
