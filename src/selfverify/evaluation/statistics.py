@@ -33,8 +33,13 @@ def on_all(statistic: Statistic, problems: int) -> float:
 def draws(statistic: Statistic, problems: int) -> Floats:
     """Return the statistic on `DRAWS` draws of the problems; all statistics see the same draws."""
     rng = np.random.default_rng(0)
-    weights = rng.multinomial(problems, np.full(problems, 1 / problems), size=DRAWS).astype(np.float64)
+    weights = _draw(rng, problems)
     return np.concatenate([statistic(weights[start : start + _BLOCK]) for start in range(0, DRAWS, _BLOCK)])
+
+
+def _draw(rng: np.random.Generator, count: int) -> Floats:
+    """`DRAWS` draws of so many things with replacement: how often each was drawn, ``[DRAWS, count]``."""
+    return rng.multinomial(count, np.full(count, 1 / count), size=DRAWS).astype(np.float64)
 
 
 def percentile_interval(values: Floats) -> list[float] | None:
@@ -46,6 +51,24 @@ def percentile_interval(values: Floats) -> list[float] | None:
 def bootstrap_interval(statistic: Statistic, problems: int) -> list[float] | None:
     """Return the 95 % percentile bootstrap interval over problems; None where the statistic is undefined."""
     return percentile_interval(draws(statistic, problems))
+
+
+def seeds_interval(values: ArrayLike, clusters: ArrayLike | None = None) -> list[float]:
+    """The 95 % percentile bootstrap interval of a mean over training seeds and problems, both drawn again.
+
+    Args:
+        values: ``[K, P]`` a value for each of K seeds and P problems.
+        clusters: ``[P]`` numbers of what is drawn as a whole, such as kinds of tasks; None draws single
+            problems.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    whole = np.arange(values.shape[1]) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    sizes = np.bincount(whole).astype(np.float64)
+    sums = np.stack([np.bincount(whole, row) for row in values])
+    rng = np.random.default_rng(0)
+    seeds, drawn = _draw(rng, len(sums)), _draw(rng, len(sizes))
+    means = (seeds / len(sums) @ sums * drawn).sum(1) / (drawn @ sizes)
+    return np.quantile(means, [1 - 0.975, 0.975]).tolist()
 
 
 def ratio(above: Floats, below: Floats) -> Floats:

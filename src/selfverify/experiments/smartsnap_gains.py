@@ -26,6 +26,7 @@ from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.tasks.phone_demonstrations import can_be_forgotten
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import ConfigError
+from selfverify.evaluation.statistics import seeds_interval
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import measure, recipe_task
@@ -51,7 +52,6 @@ ARMS: Mapping[str, Sequence[str]] = {
 """What the other variants are measured on."""
 SPEAKING: Mapping[str, Sequence[str]] = {"vanilla": ["task.agent.evidence.source=last"]}
 """Options of models that were taught another way of handing in; ``vanilla`` gives a message alone."""
-DRAWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _submitted(rewards: Mapping[str, float]) -> bool:
 
 
 def gain(
-    before: np.ndarray, after: Sequence[np.ndarray], clusters: np.ndarray | None = None, seed: int = 0
+    before: np.ndarray, after: Sequence[np.ndarray], clusters: np.ndarray | None = None
 ) -> tuple[float, list[float]]:
     """The mean gain, and its 95 % bootstrap interval over seeds and tasks.
 
@@ -152,20 +152,9 @@ def gain(
         before: ``[P]`` of the model that all began from.
         after: ``[P]`` of each seed's model, of the same tasks in the same order.
         clusters: ``[P]`` numbers of what is drawn as a whole, such as templates; None draws single tasks.
-        seed: Of the draws.
     """
-    rng, differences = np.random.default_rng(seed), np.stack(after) - before
-    models, tasks = differences.shape
-    whole = np.arange(tasks) if clusters is None else np.unique(clusters, return_inverse=True)[1]
-    counts = np.bincount(whole)
-    sums = np.stack([np.bincount(whole, row) for row in differences])
-    drawn = []
-    for _ in range(DRAWS):
-        places = rng.integers(len(counts), size=len(counts))
-        drawn.append(
-            sums[np.ix_(rng.integers(models, size=models), places)].mean(0).sum() / counts[places].sum()
-        )
-    return float(differences.mean()), np.quantile(drawn, [0.025, 0.975]).tolist()
+    differences = np.stack(after) - before
+    return float(differences.mean()), seeds_interval(differences, clusters)
 
 
 def models_of(study: Path) -> dict[str, list[Path]]:
