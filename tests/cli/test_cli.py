@@ -216,7 +216,7 @@ def test_eval_of_a_model_that_belongs_to_no_run_needs_a_recipe(
 def test_quickstart_and_report(calls: list[Any], tmp_path: Path) -> None:
     assert "report.html" in run("quickstart", "--fast", "--seed", 3, "--output", tmp_path).stdout
     run("quickstart", "--overwrite")
-    run("report", tmp_path, tmp_path, "--out", tmp_path / "r.html")
+    run("report", tmp_path, tmp_path, "--output", tmp_path / "r.html")
     assert calls == [
         ("quickstart", tmp_path, 3, True, False),
         ("quickstart", Path("runs/quickstart"), 0, False, True),

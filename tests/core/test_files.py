@@ -87,7 +87,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_the_error_of_a_command_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
     with full_disk(5000):
-        result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "r.html")])
+        result = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "r.html")])
     assert result.exit_code == 2, result.exception
     said = " ".join(result.stderr.split())
     assert "r.html: the file would become larger than this system allows" in said

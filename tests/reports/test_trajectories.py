@@ -249,7 +249,7 @@ def test_a_link_to_a_trajectory_elsewhere_is_not_shown(trial: Path, tmp_path: Pa
 
 def test_a_folder_without_trajectories_is_refused(tmp_path: Path) -> None:
     (tmp_path / "package.json").write_text('{"name": "x"}')
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "r.html")])
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(tmp_path / "r.html")])
     assert done.exit_code == 2 and "holds nothing to report" in done.stderr
 
 

@@ -222,7 +222,7 @@ def matrix(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="The folders of the runs to compare.")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Write one HTML page that compares runs: curves, tables, samples.
 
@@ -230,11 +230,11 @@ def report(
 
     - `selfverify report runs/no-kl`
 
-    - `selfverify report runs/grpo runs/adpo --out grpo-against-adpo.html`
+    - `selfverify report runs/grpo runs/adpo --output grpo-against-adpo.html`
     """
     missing = [str(run) for run in runs if not run.is_dir()]
     if missing:
         raise ConfigError(f"there is no run in {', '.join(missing)}")
     from selfverify.reports.report import write_report
 
-    typer.echo(f"report: {write_report(runs, out)}")
+    typer.echo(f"report: {write_report(runs, output)}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from PIL import Image
 
+from selfverify.core.message_content import content_parts
 from selfverify.core.trajectory import ANSWER
 from selfverify.looking.visual_budget import PIXELS_PER_TOKEN
 from selfverify.tasks.judged import worth_imitating
@@ -92,8 +93,7 @@ class Demands:
 
 def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A message's content as parts."""
-    content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return content_parts(message["content"])
 
 
 def is_image(part: Mapping[str, Any]) -> bool:
