@@ -71,7 +71,8 @@ class FakeUpstream:
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=2**27)
-        app.router.add_post("/v1/chat/completions", self.chat)
+        for path in ("chat/completions", "completions", "embeddings"):
+            app.router.add_post(f"/v1/{path}", self.chat)
         app.router.add_get("/v1/models", self.models)
         return app
 
@@ -101,6 +102,10 @@ class FakeUpstream:
             return web.json_response({"error": {"message": "told to fail"}}, status=fault)
         if fault == "garbage":
             return web.Response(text='{"choices": [', content_type="application/json")
+        if request.path == "/v1/embeddings":
+            data = [{"object": "embedding", "index": 0, "embedding": [0.5, -1.0]}]
+            usage = {"prompt_tokens": 3, "total_tokens": 3}
+            return web.json_response({"object": "list", "model": "m", "data": data, "usage": usage})
         n = body.get("n", 1)
         if n > 1 and self.knows_n is None:
             return web.json_response({"error": {"message": "n > 1 is not supported"}}, status=422)
@@ -114,7 +119,8 @@ class FakeUpstream:
             return await self._stream(request, texts, fault)
         usage = {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}
         choices = [
-            {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            {"index": i, "finish_reason": "stop"}
+            | told(request, "message", {"role": "assistant", "content": text})
             | ({"logprobs": {"content": token_logprobs(text)}} if body.get("logprobs") else {})
             for i, text in enumerate(texts)
         ]
@@ -145,7 +151,8 @@ class FakeUpstream:
                 request.transport.close()
                 return response
             for piece in (text[:9], text[9:]):
-                await send({"choices": [{"index": i, "delta": {"content": piece}, "finish_reason": None}]})
+                part = told(request, "delta", {"content": piece})
+                await send({"choices": [{"index": i, **part, "finish_reason": None}]})
             last: Body = {"index": i, "delta": {}, "finish_reason": "stop"}
             if (await request.json()).get("logprobs"):
                 last["logprobs"] = {"content": token_logprobs(text)}
@@ -153,6 +160,11 @@ class FakeUpstream:
         await send({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}})
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def told(request: web.Request, name: str, message: Body) -> Body:
+    """A message as a choice has it; one at ``/v1/completions`` has its text."""
+    return {name: message} if request.path == "/v1/chat/completions" else {"text": message["content"]}
 
 
 def token_logprobs(text: str) -> list[Body]:

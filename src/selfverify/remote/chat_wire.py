@@ -21,6 +21,9 @@ from selfverify.remote.server_replies import text_of
 if TYPE_CHECKING:
     import aiohttp
 
+CHAT = "chat/completions"
+"""The path of chat completions below a server's address."""
+
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Statuses after which another try may succeed."""
 
@@ -35,6 +38,14 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     if found is None:
         raise garbage(f"more than {most:,} bytes")
     return found
+
+
+class Passed(NamedTuple):
+    """An answer as it came: its bytes, what they say, and the headers in which a server tells of its work."""
+
+    raw: bytes
+    reply: dict[str, Any]
+    headers: dict[str, str]
 
 
 class Event(NamedTuple):
@@ -142,6 +153,17 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
         if isinstance(message.get("content"), list):
             message["content"] = text_of(message["content"])
     return reply | {"choices": usable, "dropped": len(choices) - len(usable)}
+
+
+def not_error(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return a reply.
+
+    Raises:
+        ServerError: It is an error that came with a status of success.
+    """
+    if reply.get("error"):
+        raise refusal(502, reply)
+    return reply
 
 
 def as_chunk(reply: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from typing import Any, Self, TypeVar
 
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.chat_wire import (
+    CHAT,
     Event,
+    Passed,
     as_chunk,
     as_it_came,
     checked,
@@ -27,6 +29,7 @@ from selfverify.remote.chat_wire import (
     encoded_pieces,
     garbage,
     lenient,
+    not_error,
     read_body,
     read_events,
     refusal,
@@ -142,17 +145,41 @@ class OpenAIClient:
         Raises:
             ServerError: The last try failed, or a try failed in a way that another one would not help.
         """
-        _, reply = await self._retried(lambda: self._once("chat/completions", body), on_lost, until)
+        _, reply = await self._retried(lambda: self._once(CHAT, body), on_lost, until)
         return checked(reply)
 
     async def chat_as_it_comes(
         self, body: Mapping[str, Any], on_lost: OnLost | None = None, until: float | None = None
     ) -> tuple[bytes, dict[str, Any]]:
         """Return a chat completion as the server's own bytes, and read. See `chat`."""
-        raw, reply = await self._retried(lambda: self._once("chat/completions", body), on_lost, until)
+        raw, reply = await self._retried(lambda: self._once(CHAT, body), on_lost, until)
         if not isinstance(reply.get("choices"), list):
             checked(reply)  # says what it is instead
         return as_it_came(raw, reply), reply
+
+    async def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        on_lost: OnLost | None = None,
+        until: float | None = None,
+    ) -> Passed:
+        """Return what the server answers at any path, such as ``embeddings``. See `chat`.
+
+        Raises:
+            ServerError: As `chat`; or the answer is no JSON object, or an error.
+        """
+
+        async def attempt() -> Passed:
+            async with await self._open(path, body) as response:
+                raw = await read_body(response, self.settings.most_bytes)
+            reply = await self._decoded(raw)
+            not_error(reply)
+            told = {k.lower(): v for k, v in response.headers.items() if k.lower().startswith("openai-")}
+            return Passed(as_it_came(raw, reply), reply, told)
+
+        found: Passed = await self._retried(attempt, on_lost, until)
+        return found
 
     async def stream(
         self, body: Mapping[str, Any], on_lost: OnLost | None = None, until: float | None = None
@@ -172,15 +199,20 @@ class OpenAIClient:
                 yield chunk
 
     async def stream_as_it_comes(
-        self, body: Mapping[str, Any], on_lost: OnLost | None = None, until: float | None = None
+        self,
+        body: Mapping[str, Any],
+        on_lost: OnLost | None = None,
+        until: float | None = None,
+        path: str = CHAT,
     ) -> AsyncGenerator[tuple[bytes, dict[str, Any]], None]:
-        """Yield the server's own events, and the chunks in them. See `stream`."""
-        response = await self._retried(lambda: self._open("chat/completions", body), on_lost, until)
+        """Yield the server's own events, and the chunks in them. See `stream`; ``path`` may be another."""
+        response = await self._retried(lambda: self._open(path, body), on_lost, until)
         begun, most = False, self.settings.most_bytes
         try:
             with self._errors():
                 if response.content_type == "application/json":  # a server that knows no streams
-                    chunk = as_chunk(checked(await self._decoded(await read_body(response, most))))
+                    whole = await self._decoded(await read_body(response, most))
+                    chunk = as_chunk(checked(whole)) if path == CHAT else not_error(whole)
                     begun = True
                     yield b"data: " + encoded(chunk), chunk
                     return
@@ -198,9 +230,7 @@ class OpenAIClient:
                 on_lost()
 
     async def _chunk(self, event: Event) -> dict[str, Any]:
-        chunk = await self._decoded(event.data)
-        if chunk.get("error"):
-            raise refusal(502, chunk)
+        chunk = not_error(await self._decoded(event.data))
         if not isinstance(chunk.get("choices") or [], list):
             raise garbage("a chunk's choices are no list")
         return chunk

@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -15,9 +14,10 @@ from aiohttp import web
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.in_turn import in_turn
+from selfverify.remote.usage import Usage
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.backend import Ask, Backend, Events, Tell
+from selfverify.serving.backend import Ask, Backend, Tell
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import candidate_json, chunks, completion, piece_of
 from selfverify.serving.counters import Metrics
@@ -26,6 +26,7 @@ from selfverify.serving.field_names import refuse_misspelt
 from selfverify.serving.incoming import wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
+from selfverify.serving.passing import Passing, copy_events
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
@@ -90,6 +91,7 @@ class Gateway:
         app = web.Application(middlewares=[self.entrance.guard])
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
+        Passing(self.backend, self.settings, self._streamed, self._count).add_to(app)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
@@ -150,13 +152,13 @@ class Gateway:
         try:
             if ask.streams:
                 events = self.backend.stream(body, ask.usage, ask.deadline)
-                return await self._streamed(request, lambda stream: _copy(stream, events, ask.deadline))
+                return await self._streamed(request, lambda stream: copy_events(stream, events, ask.deadline))
             async with asyncio.timeout_at(ask.deadline):
                 reply = await self.backend.reply_to(body, ask.usage, ask.deadline)
         except TimeoutError:
             raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
         finally:
-            self._count(ask)
+            self._count(ask.usage)
         return web.Response(body=reply, content_type="application/json")
 
     async def _ask(
@@ -226,15 +228,15 @@ class Gateway:
         count.candidates.inc(drawn)
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
-        self._count(ask)
+        self._count(ask.usage)
         request[ABOUT] = f" {drawn} candidates ({outcome.stopped}), {ask.usage.candidate_tokens} tokens"
         if self.settings.log_prompts:
             texts = json.dumps([reply.text for reply in outcome.candidates], ensure_ascii=False)
             logger.info("%s gets %s", request[REQUEST_ID], texts)
         return outcome
 
-    def _count(self, ask: Ask) -> None:
-        count, usage = self.metrics.tokens, ask.usage
+    def _count(self, usage: Usage) -> None:
+        count = self.metrics.tokens
         count.labels("prompt").inc(usage.prompt_tokens)
         count.labels("candidate").inc(usage.candidate_tokens)
         count.labels("verification").inc(usage.verification_tokens)
@@ -331,16 +333,6 @@ class Gateway:
         """``GET /metrics``: the counters in Prometheus's format."""
         text = self.metrics.text()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-
-async def _copy(stream: EventStream, events: Events, deadline: float) -> None:
-    """Send a stream without selection: the server's own events, as they come."""
-    try:
-        async with asyncio.timeout_at(deadline), aclosing(events):
-            async for event, _ in events:
-                await stream.copy(event)
-    except TimeoutError:
-        raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None
 
 
 def _figures(ask: Ask, outcome: Selection) -> dict[str, str]:

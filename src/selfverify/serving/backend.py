@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.core.errors import ServerError
+from selfverify.remote.chat_wire import CHAT, Passed
 from selfverify.remote.server_replies import Completion, Reader, finish_reading
 from selfverify.remote.usage import Usage
 from selfverify.serving.best_of import BestOf
@@ -148,8 +149,16 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
-    def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
+    def stream(self, body: Mapping[str, Any], usage: Usage, until: float, path: str = CHAT) -> Events:
         """Yield a streamed completion without selection.
+
+        Raises:
+            ServerError: The server failed.
+        """
+        raise NotImplementedError
+
+    async def post(self, path: str, body: Mapping[str, Any], usage: Usage, until: float) -> Passed:
+        """Return what the model server answers at a path, such as ``embeddings``.
 
         Raises:
             ServerError: The server failed.

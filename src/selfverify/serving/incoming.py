@@ -131,6 +131,21 @@ def refuse_addresses(messages: list[dict[str, Any]]) -> None:
                     raise ApiError(400, text, "remote_content_refused", place)
 
 
+def refuse_any_address(body: Mapping[str, Any]) -> None:
+    """Refuse a request with anything that an upstream could fetch, and with images, wherever they are.
+
+    Raises:
+        ApiError: It names an address or holds an image.
+    """
+    for name, value in body.items():
+        if name == "metadata":  # what clients note for themselves
+            continue
+        for place, _, given in _named({name: value}, "", checked=False):
+            if given is not None:
+                text = f"{place[1:]}: images and addresses are taken by /v1/chat/completions only"
+                raise ApiError(400, text, "remote_content_refused", place[1:])
+
+
 def _named(value: Any, place: str, checked: bool = True) -> Iterator[tuple[str, str, Any]]:
     """Yield place, name and value of every field, however deep, that something may be fetched from.
 

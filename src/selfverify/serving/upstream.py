@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
+from selfverify.remote.chat_wire import CHAT, Passed
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
 from selfverify.remote.lacking import Lacking
@@ -91,11 +92,17 @@ class Upstream(Backend):
         usage.add(reply.get("usage"), 0)
         return raw
 
-    async def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
+    async def post(self, path: str, body: Mapping[str, Any], usage: Usage, until: float) -> Passed:
+        """See `Backend`."""
+        found = await self.client.post(path, body, usage.lost, until)
+        usage.add(found.reply.get("usage"), 0)
+        return found
+
+    async def stream(self, body: Mapping[str, Any], usage: Usage, until: float, path: str = CHAT) -> Events:
         """See `Backend`."""
         counted, begun = None, False
         try:
-            async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until)) as events:
+            async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until, path)) as events:
                 async for raw, chunk in events:
                     counted, begun = chunk.get("usage") or counted, True
                     yield raw, chunk

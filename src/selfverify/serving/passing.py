@@ -1,0 +1,124 @@
+"""Requests that an upstream answers without us: completions of a text, and embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from selfverify.core.errors import ServerError
+from selfverify.remote.usage import Usage
+from selfverify.serving.api_errors import ApiError, invalid_value
+from selfverify.serving.backend import Backend, Events
+from selfverify.serving.entrance import ROOM
+from selfverify.serving.incoming import refuse_any_address
+from selfverify.serving.protocol import split_model
+from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.streaming import EventStream
+
+Streamed = Callable[[web.Request, Callable[[EventStream], Awaitable[None]]], Awaitable[web.StreamResponse]]
+"""Responds with a stream that a function fills."""
+
+
+class PassedRequest(BaseModel):
+    """The fields that the gateway reads of a request that an upstream answers."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field(min_length=1, max_length=512)
+    stream: bool | None = False
+    n: int | None = Field(None, ge=1)
+    best_of: int | None = Field(None, ge=1)
+    """OpenAI's own: the texts that are written, of which the likeliest are returned."""
+
+
+class Passing:
+    """Passes requests to an upstream, and its answers back byte for byte.
+
+    Args:
+        backend: Where the upstream is.
+        settings: How requests are treated.
+        streamed: Responds with a stream.
+        count: Counts what a request has cost.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: GatewaySettings,
+        streamed: Streamed,
+        count: Callable[[Usage], None],
+    ) -> None:
+        self.backend = backend
+        self.settings = settings
+        self.streamed = streamed
+        self.count = count
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the paths."""
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/embeddings", self.embeddings)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/completions``."""
+        return await self._pass(request, "completions", may_stream=True)
+
+    async def embeddings(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/embeddings``, which have no streams."""
+        return await self._pass(request, "embeddings", may_stream=False)
+
+    async def _pass(self, request: web.Request, path: str, may_stream: bool) -> web.StreamResponse:
+        deadline = asyncio.get_running_loop().time() + self.settings.timeout
+        raw, asked = await request[ROOM].read_as(request, PassedRequest)
+        body, usage = self._body(raw, asked, path), Usage()
+        try:
+            if asked.stream and may_stream:
+                events = self.backend.stream(body, usage, deadline, path)
+                return await self.streamed(request, lambda stream: copy_events(stream, events, deadline))
+            async with asyncio.timeout_at(deadline):
+                found = await self.backend.post(path, body, usage, deadline)
+        except TimeoutError:
+            raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
+        finally:
+            self.count(usage)
+        return web.Response(body=found.raw, content_type="application/json", headers=found.headers)
+
+    def _body(self, raw: dict[str, Any], asked: PassedRequest, path: str) -> dict[str, Any]:
+        """Return the request as the upstream gets it: all of it, with the model's own name.
+
+        Raises:
+            ApiError: A model that runs here would have to answer, or the request holds what is not passed on.
+        """
+        model, suffix = split_model(asked.model)
+        if not self.backend.passes_on():
+            text = (
+                f"/v1/{path} is answered by servers only (selfverify serve --upstream); "
+                f"{model!r} runs in the gateway: ask it at /v1/chat/completions"
+            )
+            raise ApiError(404, text, "unsupported_endpoint", "model")
+        if suffix and "plain" not in suffix:
+            text = f"nothing is chosen at /v1/{path}; ask for {model!r} without a suffix"
+            raise invalid_value("model", text)
+        for name, count in (("n", asked.n), ("best_of", asked.best_of)):
+            if count is not None and count > self.settings.most_samples:
+                raise invalid_value(name, f"at most {self.settings.most_samples} candidates may be asked for")
+        refuse_any_address(raw)
+        return raw | {"model": model}
+
+
+async def copy_events(stream: EventStream, events: Events, deadline: float) -> None:
+    """Send a server's own events as they come.
+
+    Raises:
+        ServerError: They did not end in time.
+    """
+    try:
+        async with asyncio.timeout_at(deadline), aclosing(events):
+            async for event, _ in events:
+                await stream.copy(event)
+    except TimeoutError:
+        raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None
