@@ -46,7 +46,7 @@ def test_prompt_shows_goal_history_and_the_screen_as_the_model_sees_it() -> None
         ],
         step_instruction="Tap the switch",
     )
-    system, user = texts(mobile(row, space=(1092, 2408)))
+    system, user = texts(mobile(row, space=(1092, 2408), step_instruction=True))
     assert "1092x2408" in system and '"mobile_use"' in system and "<score></score>" in system
     assert user.splitlines() == [
         "Goal: Turn the alarm off",
@@ -57,10 +57,19 @@ def test_prompt_shows_goal_history_and_the_screen_as_the_model_sees_it() -> None
         "3. scrolled down",
         "Screen:",
     ]
-    assert "Tap the switch" not in texts(mobile(row, step_instruction=False))[1]
+    assert "Tap the switch" not in texts(mobile(row))[1]
     assert "\nActions so far:\n3. scrolled down\nScreen" in texts(mobile(row, history=1))[1]
     assert "Actions so far: none\n" in texts(mobile(mobile_row(history=[])))[1]
     assert "Actions so far: none\n" in texts(mobile(row, history=0))[1]
+
+
+def test_the_documented_prompt_is_what_the_model_gets() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tasks-mobile.md").read_text()
+    blocks = page.split("### The prompt")[1].split("```")
+    history: list[Any] = [{"action": "open", "text": "Clock"}, "scrolled down"]
+    row = mobile_row(history=history, step_instruction="Tap the switch")
+    system, user = texts(mobile(row, space=(1092, 2408)))
+    assert [blocks[1].strip(), blocks[3].strip()] == [system, user.strip()]
 
 
 @pytest.mark.parametrize(

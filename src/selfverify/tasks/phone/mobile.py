@@ -41,7 +41,9 @@ class MobileConfig(RowTaskConfig):
     )
     history: int = Field(32, ge=0, description="The most previous actions that are shown, the newest ones.")
     step_instruction: bool = Field(
-        True, description="Show a step's own instruction where the row has one (AndroidControl-Low)."
+        False,
+        description="Show a step's own instruction where the row has one (AndroidControl-Low). Without it "
+        "the goal and the actions so far are all that is said (AndroidControl-High, and ADPO's prompt).",
     )
 
 
