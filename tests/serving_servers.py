@@ -7,7 +7,7 @@ import base64
 import io
 import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from selfverify.serving.server import start, upstream_of
 
 T = TypeVar("T")
 Body = dict[str, Any]
+Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
 
 
 def tagged(answer: str, score: str = "0.5") -> str:
@@ -65,6 +66,8 @@ class FakeUpstream:
     delay_s: float = 0.0
     seen: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Of each request, by names in small letters."""
     open: int = 0
     left: int = 0
     """Requests whose client went away before the answer."""
@@ -83,6 +86,7 @@ class FakeUpstream:
         body = await request.json()
         self.seen.append(body)
         self.keys.append(request.headers.get("Authorization"))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.open += 1
         try:
             return await self._chat(request, body)
@@ -251,3 +255,17 @@ async def post(session: aiohttp.ClientSession, url: str, body: Any, **more: Any)
     """Status and JSON of a request."""
     async with session.post(url, json=body, **more) as response:
         return response.status, await response.json()
+
+
+def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = None, **more: Any) -> T:
+    """``use`` with a session, the gateway's address and the gateway."""
+
+    async def main() -> T:
+        async with AsyncExitStack() as stack:
+            gateway = quick_gateway(await open_upstream(fake, stack), settings, **more)
+            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            async with asyncio.timeout(60):
+                return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
+
+    return asyncio.run(main())

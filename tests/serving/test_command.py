@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from serving_servers import FakeUpstream, Loop, question
 def test_it_serves_and_finishes_what_it_began(servers: Loop) -> None:
     fake = FakeUpstream(delay_s=1.0)
     words = ["serve", "--upstream", servers.upstream(fake), "--port", "0", "--grace", "20"]
+    words += ["--log-format", "json"]
     environment = os.environ | {"SELFVERIFY_API_KEYS": "one,two"}
     process = subprocess.Popen(
         [sys.executable, "-m", "selfverify", *words], stderr=subprocess.PIPE, text=True, env=environment
@@ -51,6 +53,8 @@ def test_it_serves_and_finishes_what_it_began(servers: Loop) -> None:
         assert process.wait(30) == 0
         log = process.stderr.read()
         assert "stopping; 1 requests in flight" in log and "7+2" not in log
+        told = [json.loads(line) for line in log.splitlines()]
+        assert [line.get("status") for line in told if line.get("path")] == [401, 200]
     finally:
         process.kill()
         process.wait()

@@ -6,9 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import pytest
@@ -28,25 +27,9 @@ from serving_servers import (
     post,
     question,
     quick_gateway,
+    served,
     tagged,
 )
-
-T = TypeVar("T")
-Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
-
-
-def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = None, **more: Any) -> T:
-    """``use`` with a session, the gateway's address and the gateway."""
-
-    async def main() -> T:
-        async with AsyncExitStack() as stack:
-            gateway = quick_gateway(await open_upstream(fake, stack), settings, **more)
-            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            async with asyncio.timeout(60):
-                return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
-
-    return asyncio.run(main())
 
 
 def ask(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import typer
 
 from selfverify.cli.options import settings_as_options
@@ -27,9 +25,10 @@ def serve(settings: ServeSettings) -> None:
     """
     import selfverify.remote.client  # noqa: F401  (says which extra is missing)
     from selfverify.remote.listening import address_of
+    from selfverify.serving.log_lines import log_to_stderr
     from selfverify.serving.server import open_gateway, run, run_gateway
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr(settings.gateway.log_format)
     gateway = open_gateway(settings)
 
     def say(port: int) -> None:

@@ -37,6 +37,7 @@ from selfverify.remote.chat_wire import (
 from selfverify.remote.in_turn import LARGE, in_turn
 from selfverify.remote.lacking import Lacking
 from selfverify.remote.large_json import characters
+from selfverify.remote.origin import called
 
 try:
     import aiohttp
@@ -145,14 +146,14 @@ class OpenAIClient:
         Raises:
             ServerError: The last try failed, or a try failed in a way that another one would not help.
         """
-        _, reply = await self._retried(lambda: self._once(CHAT, body), on_lost, until)
+        _, reply = await self._reply(CHAT, body, on_lost, until)
         return checked(reply)
 
     async def chat_as_it_comes(
         self, body: Mapping[str, Any], on_lost: OnLost | None = None, until: float | None = None
     ) -> tuple[bytes, dict[str, Any]]:
         """Return a chat completion as the server's own bytes, and read. See `chat`."""
-        raw, reply = await self._retried(lambda: self._once(CHAT, body), on_lost, until)
+        raw, reply = await self._reply(CHAT, body, on_lost, until)
         if not isinstance(reply.get("choices"), list):
             checked(reply)  # says what it is instead
         return as_it_came(raw, reply), reply
@@ -170,15 +171,16 @@ class OpenAIClient:
             ServerError: As `chat`; or the answer is no JSON object, or an error.
         """
 
-        async def attempt() -> Passed:
-            async with await self._open(path, body) as response:
+        async def attempt(headers: Mapping[str, str]) -> Passed:
+            async with await self._open(path, body, headers) as response:
                 raw = await read_body(response, self.settings.most_bytes)
             reply = await self._decoded(raw)
             not_error(reply)
             told = {k.lower(): v for k, v in response.headers.items() if k.lower().startswith("openai-")}
             return Passed(as_it_came(raw, reply), reply, told)
 
-        found: Passed = await self._retried(attempt, on_lost, until)
+        with called(path, body.get("model")) as headers:
+            found: Passed = await self._retried(lambda: attempt(headers), on_lost, until)
         return found
 
     async def stream(
@@ -206,28 +208,29 @@ class OpenAIClient:
         path: str = CHAT,
     ) -> AsyncGenerator[tuple[bytes, dict[str, Any]], None]:
         """Yield the server's own events, and the chunks in them. See `stream`; ``path`` may be another."""
-        response = await self._retried(lambda: self._open(path, body), on_lost, until)
-        begun, most = False, self.settings.most_bytes
-        try:
-            with self._errors():
-                if response.content_type == "application/json":  # a server that knows no streams
-                    whole = await self._decoded(await read_body(response, most))
-                    chunk = as_chunk(checked(whole)) if path == CHAT else not_error(whole)
-                    begun = True
-                    yield b"data: " + encoded(chunk), chunk
-                    return
-                async for event in read_events(response, most):
-                    if event.data == b"[DONE]":
+        with called(path, body.get("model")) as headers:
+            response = await self._retried(lambda: self._open(path, body, headers), on_lost, until)
+            begun, most = False, self.settings.most_bytes
+            try:
+                with self._errors():
+                    if response.content_type == "application/json":  # a server that knows no streams
+                        whole = await self._decoded(await read_body(response, most))
+                        chunk = as_chunk(checked(whole)) if path == CHAT else not_error(whole)
+                        begun = True
+                        yield b"data: " + encoded(chunk), chunk
                         return
-                    chunk = await self._chunk(event)
-                    begun = True
-                    data = as_it_came(event.data, chunk)
-                    yield event.raw if data is event.data else b"data: " + data, chunk
-            raise self._failed("the stream broke off before its end", "cut_off")
-        finally:
-            response.close()  # also tells the server to stop, if there is more to come
-            if on_lost and not begun:
-                on_lost()
+                    async for event in read_events(response, most):
+                        if event.data == b"[DONE]":
+                            return
+                        chunk = await self._chunk(event)
+                        begun = True
+                        data = as_it_came(event.data, chunk)
+                        yield event.raw if data is event.data else b"data: " + data, chunk
+                raise self._failed("the stream broke off before its end", "cut_off")
+            finally:
+                response.close()  # also tells the server to stop, if there is more to come
+                if on_lost and not begun:
+                    on_lost()
 
     async def _chunk(self, event: Event) -> dict[str, Any]:
         chunk = not_error(await self._decoded(event.data))
@@ -261,11 +264,25 @@ class OpenAIClient:
         Raises:
             ServerError: As `chat`.
         """
-        _, reply = await self._retried(lambda: self._once("models"))
+        _, reply = await self._reply("models")
         found = reply.get("data")
         if not isinstance(found, list):
             raise garbage("its list of models has no `data`")
         return [model for model in found if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+    async def _reply(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        on_lost: OnLost | None = None,
+        until: float | None = None,
+    ) -> tuple[bytes, dict[str, Any]]:
+        """Return a reply's bytes, and the object in them, of the first try that succeeds."""
+        with called(path, (body or {}).get("model")) as headers:
+            found: tuple[bytes, dict[str, Any]] = await self._retried(
+                lambda: self._once(path, body, headers), on_lost, until
+            )
+        return found
 
     async def _retried(
         self, attempt: Callable[[], Any], on_lost: OnLost | None = None, until: float | None = None
@@ -336,24 +353,28 @@ class OpenAIClient:
         most = self.settings.most_values
         return await in_turn(decoded, raw, most) if len(raw) > LARGE else decoded(raw, most)
 
-    async def _once(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[bytes, dict[str, Any]]:
+    async def _once(
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
+    ) -> tuple[bytes, dict[str, Any]]:
         """Return a reply's bytes, and the object in them."""
-        async with await self._open(path, body) as response:
+        async with await self._open(path, body, headers) as response:
             raw = await read_body(response, self.settings.most_bytes)
         return raw, await self._decoded(raw)
 
-    async def _open(self, path: str, body: Mapping[str, Any] | None = None) -> aiohttp.ClientResponse:
+    async def _open(
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
         """Post a body, or get what is there; return the response, of which nothing is read yet."""
         assert self._session is not None, "use the client as a context manager"
         url = self.base / path
         if body is None:
-            response = await self._session.get(url)
+            response = await self._session.get(url, headers=headers)
         elif characters(body) <= LARGE:
-            response = await self._session.post(url, data=encoded(body))
+            response = await self._session.post(url, data=encoded(body), headers=headers)
         else:
             pieces = await in_turn(encoded_pieces, body)
             length = {"Content-Length": str(sum(map(len, pieces)))}
-            response = await self._session.post(url, data=_each(pieces), headers=length)
+            response = await self._session.post(url, data=_each(pieces), headers={**headers, **length})
         if response.status < 400:
             return response
         async with response:

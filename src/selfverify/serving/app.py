@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from selfverify.serving.backend import Ask, Backend, Tell
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import candidate_json, chunks, completion, piece_of
 from selfverify.serving.counters import Metrics
-from selfverify.serving.entrance import ABOUT, ROOM, Entrance, told
+from selfverify.serving.entrance import ROOM, Entrance, told
 from selfverify.serving.field_names import refuse_misspelt
 from selfverify.serving.incoming import wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
@@ -30,6 +31,7 @@ from selfverify.serving.passing import Passing, copy_events
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
+from selfverify.serving.request_record import RECORD
 from selfverify.serving.selecting import Selection, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID, EventStream
@@ -98,6 +100,7 @@ class Gateway:
         app.router.add_get("/metrics", self.show_metrics)
         add_page(app, self.settings, bool(self.keys), self.example)
         app.cleanup_ctx.append(self._resources)
+        app.on_response_prepare.append(self.entrance.sign)
         app.on_shutdown.append(self._stop_reading)
         return app
 
@@ -134,7 +137,7 @@ class Gateway:
         if chosen is None and self.backend.passes_on() and ask.look is None:
             return await self._pass_on(request, raw, ask)
         head = {
-            "id": f"chatcmpl-{request[REQUEST_ID][4:]}",
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": asked.model,
         }
@@ -147,14 +150,18 @@ class Gateway:
 
     async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
         """Answer without selection: with what the server says, as it came."""
+        record, until = request[RECORD], ask.deadline
         own = {"model": ask.model, "messages": ask.body["messages"]}
         body = {name: value for name, value in raw.items() if name != "best_of"} | own
         try:
             if ask.streams:
-                events = self.backend.stream(body, ask.usage, ask.deadline)
-                return await self._streamed(request, lambda stream: copy_events(stream, events, ask.deadline))
-            async with asyncio.timeout_at(ask.deadline):
-                reply = await self.backend.reply_to(body, ask.usage, ask.deadline)
+                events = self.backend.stream(body, ask.usage, until)
+                return await self._streamed(
+                    request, lambda stream: copy_events(stream, events, until, record)
+                )
+            async with asyncio.timeout_at(until):
+                reply = await self.backend.reply_to(body, ask.usage, until)
+            record.answered = True
         except TimeoutError:
             raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
         finally:
@@ -185,6 +192,7 @@ class Gateway:
         if asked.look is not None:
             ask.look = self._look(asked.look, ask)
         self._check(ask)
+        request[RECORD].asks(ask.model, ask.usage)
         if self.settings.log_prompts:
             told = json.dumps(without_images(body["messages"]), ensure_ascii=False)
             logger.info("%s asks %s", request[REQUEST_ID], told)
@@ -229,7 +237,8 @@ class Gateway:
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
         self._count(ask.usage)
-        request[ABOUT] = f" {drawn} candidates ({outcome.stopped}), {ask.usage.candidate_tokens} tokens"
+        record = request[RECORD]
+        record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
         if self.settings.log_prompts:
             texts = json.dumps([reply.text for reply in outcome.candidates], ensure_ascii=False)
             logger.info("%s gets %s", request[REQUEST_ID], texts)
@@ -260,13 +269,15 @@ class Gateway:
     ) -> None:
         """Report candidates as they come, then send the chosen answers. One without selection is sent as it
         is written, if the backend shows it."""
-        sent = 0
+        sent, record = 0, request[RECORD]
 
         def write(piece: str) -> None:
             nonlocal sent
             if not sent:
                 stream.put_event(piece_of(head, {"role": "assistant", "content": ""}, asked.include_usage))
-            stream.put_event(piece_of(head, {"content": piece}, asked.include_usage))
+            chunk = piece_of(head, {"content": piece}, asked.include_usage)
+            stream.put_event(chunk)
+            record.saw(chunk)
             sent += len(piece)
 
         chosen = ask.best_of
@@ -288,6 +299,7 @@ class Gateway:
             working.cancel()  # the client has left, or there is nothing more to do
         for chunk in chunks(completion(head, ask, outcome), asked.include_usage, sent):
             await stream.event(chunk)
+            record.saw(chunk)
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/verify``: scores of given answers."""
@@ -300,11 +312,13 @@ class Gateway:
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = Ask(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self._check(ask)
+        request[RECORD].asks(ask.model, ask.usage)
         try:
             async with asyncio.timeout_at(deadline):
                 scores = await self.backend.verify(ask, answers)
         except TimeoutError:
             raise ServerError("there were no scores within the time allowed", 504, "timeout") from None
+        request[RECORD].answered = True
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]
         found = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
         counted = {"usage": ask.usage.as_openai(0), "usage_complete": ask.usage.complete}

@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import secrets
-import time
-import traceback
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from aiohttp import web
 
+from selfverify.core.errors import ServerError
 from selfverify.remote.bearer_keys import Keys
+from selfverify.remote.origin import ORIGIN, Origin
 from selfverify.serving.api_errors import ApiError, api_error, error_response
 from selfverify.serving.counters import Metrics
 from selfverify.serving.intake import Intake, Room
+from selfverify.serving.log_lines import FIELDS, where
 from selfverify.serving.page import PAGE_PATHS
+from selfverify.serving.request_record import RECORD, AnsweredModels, RequestRecord, request_id
 from selfverify.serving.security import RateLimit
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID
 
 logger = logging.getLogger("selfverify.serving")
-
-ABOUT = web.RequestKey("about", str)
-"""What the log says of a request, besides its path and status."""
 
 ROOM = web.RequestKey("room", Room)
 """Where the body of a request is read."""
@@ -51,6 +48,7 @@ class Entrance:
         self.metrics = metrics
         self.rate = RateLimit(settings.rate_limit)
         self.intake = Intake(settings)
+        self.models = AnsweredModels()
         self.in_flight = 0
         self.on_loopback = False
         """Whether only programs on this machine reach the port, among them browsers with foreign pages."""
@@ -58,32 +56,44 @@ class Entrance:
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through to its handler, if its caller may ask."""
-        begun, status = time.perf_counter(), 499
-        request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
-        known = request.match_info.route.resource
-        path = known.canonical if known is not None else "other"
+        status, own_id = 499, request_id(request.headers.get("x-request-id"))
+        request[REQUEST_ID] = own_id
+        record = request[RECORD] = RequestRecord(Origin({"x-request-id": own_id}))
+        entered = ORIGIN.set(record.origin)
         self.in_flight += 1
         self.metrics.in_flight.set(self.in_flight)
         try:
             with self.intake.room() as request[ROOM]:
                 response = await self._response(request, handler)
             status = response.status
-            if not response.prepared:
-                response.headers["x-request-id"] = request[REQUEST_ID]
             return response
         except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.cancelled.inc()
             raise
         finally:
+            ORIGIN.reset(entered)
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
-            seconds = time.perf_counter() - begun
-            self.metrics.requests.labels(path, str(status)).inc()
-            self.metrics.seconds.labels(path).observe(seconds)
-            logger.info(
-                "%s %s %s %d %.0f ms%s",
-                request[REQUEST_ID], request.method, path, status, seconds * 1e3, request.get(ABOUT, ""),
-            )  # fmt: skip
+            self._tell(request, record, status)
+
+    async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Put what every response says into its headers."""
+        if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
+            response.headers["x-request-id"] = request[REQUEST_ID]
+
+    def _tell(self, request: web.Request, record: RequestRecord, status: int) -> None:
+        """Count and log a request that is over."""
+        known = request.match_info.route.resource
+        path = known.canonical if known is not None else "other"
+        own_id, seconds = request[REQUEST_ID], record.seconds
+        record.model = self.models.told(record)
+        self.metrics.observe(path, status, seconds, record)
+        fields = {"request_id": own_id, "method": request.method, "path": path, "status": status}
+        fields |= {"seconds": round(seconds, 4)} | record.fields()
+        logger.info(
+            "%s %s %s %d %.0f ms%s",
+            own_id, request.method, path, status, seconds * 1e3, record.about, extra={FIELDS: fields},
+        )  # fmt: skip
 
     async def _response(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Return the handler's response, or the one that tells of its error."""
@@ -109,6 +119,7 @@ class Entrance:
                 text = "a valid key is needed: Authorization: Bearer KEY"
                 raise ApiError(401, text, "invalid_api_key")
             caller = f"key {name}"
+            request[RECORD].key = name
         if not request.path.startswith("/v1/"):
             return
         wait = self.rate.wait_s(caller)
@@ -142,33 +153,14 @@ def is_loopback(name: str) -> bool:
         return name == "localhost" or name.endswith(".localhost")
 
 
-def _where(error: BaseException) -> str:
-    """Return the type of an error and where it was raised; its text may quote a request."""
-    frames = traceback.extract_tb(error.__traceback__)[-8:]
-    return " ".join([type(error).__name__, *(f"{Path(f.filename).name}:{f.lineno}" for f in frames)])
-
-
-class HideRequests(logging.Filter):
-    """Takes everything out of aiohttp's messages that may quote a request: they hold keys and prompts."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Keep what kind of error it was, and where."""
-        error = record.exc_info[1] if record.exc_info else None
-        record.msg, record.args = "a connection failed: %s", (_where(error) if error else record.levelname,)
-        record.exc_info = record.exc_text = None
-        return True
-
-
-http_logger = logging.getLogger("selfverify.serving.http")
-"""What aiohttp logs to."""
-http_logger.addFilter(HideRequests())
-
-
 def told(request: web.Request, error: Exception) -> ApiError:
     """Return the error that a client is told. The details of a fault of our own go to the log only."""
     known = api_error(error)
     if known is not None:
+        # A server's own code may be anything.
+        request[RECORD].code = "upstream_error" if isinstance(error, ServerError) else known.code
         return known
-    logger.error("request %s failed: %s", request[REQUEST_ID], _where(error))
+    request[RECORD].code = "internal_error"
+    logger.error("request %s failed: %s", request[REQUEST_ID], where(error))
     text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
     return ApiError(500, text, "internal_error")

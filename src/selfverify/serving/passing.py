@@ -17,6 +17,7 @@ from selfverify.serving.backend import Backend, Events
 from selfverify.serving.entrance import ROOM
 from selfverify.serving.incoming import refuse_any_address
 from selfverify.serving.protocol import split_model
+from selfverify.serving.request_record import RECORD, RequestRecord
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import EventStream
 
@@ -74,13 +75,17 @@ class Passing:
     async def _pass(self, request: web.Request, path: str, may_stream: bool) -> web.StreamResponse:
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         raw, asked = await request[ROOM].read_as(request, PassedRequest)
-        body, usage = self._body(raw, asked, path), Usage()
+        body, usage, record = self._body(raw, asked, path), Usage(), request[RECORD]
+        record.asks(str(body["model"]), usage)
         try:
             if asked.stream and may_stream:
                 events = self.backend.stream(body, usage, deadline, path)
-                return await self.streamed(request, lambda stream: copy_events(stream, events, deadline))
+                return await self.streamed(
+                    request, lambda stream: copy_events(stream, events, deadline, record)
+                )
             async with asyncio.timeout_at(deadline):
                 found = await self.backend.post(path, body, usage, deadline)
+            record.answered = True
         except TimeoutError:
             raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
         finally:
@@ -110,7 +115,7 @@ class Passing:
         return raw | {"model": model}
 
 
-async def copy_events(stream: EventStream, events: Events, deadline: float) -> None:
+async def copy_events(stream: EventStream, events: Events, deadline: float, record: RequestRecord) -> None:
     """Send a server's own events as they come.
 
     Raises:
@@ -118,7 +123,9 @@ async def copy_events(stream: EventStream, events: Events, deadline: float) -> N
     """
     try:
         async with asyncio.timeout_at(deadline), aclosing(events):
-            async for event, _ in events:
+            async for event, chunk in events:
                 await stream.copy(event)
+                record.answered = True
+                record.saw(chunk)
     except TimeoutError:
         raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from selfverify.core.settings import Settings
 from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, RequestDefaults
+from selfverify.serving.log_lines import LogFormat
 
 KEYS_VARIABLE = "SELFVERIFY_API_KEYS"
 """Environment variable with the keys of clients, separated by commas."""
@@ -127,6 +128,9 @@ class GatewaySettings(Settings):
 
     remote_images: bool = False
     """Also take images that a request names by address; they are fetched from public addresses only."""
+
+    log_format: LogFormat = "text"
+    """The log on stderr: `text` for people, or `json`, an object a line."""
 
     log_prompts: bool = False
     """Write questions and answers into the log, which otherwise has neither."""

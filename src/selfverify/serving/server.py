@@ -19,7 +19,8 @@ from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.backend import Backend
 from selfverify.serving.counters import Metrics
-from selfverify.serving.entrance import http_logger, is_loopback
+from selfverify.serving.entrance import is_loopback
+from selfverify.serving.log_lines import http_logger
 from selfverify.serving.page import digits_example
 from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
 from selfverify.serving.upstream import Upstream

@@ -30,7 +30,7 @@ class EventStream:
     def __init__(self, request: web.Request, stall_s: float) -> None:
         self._request = request
         self._stall_s = stall_s
-        self._response = web.StreamResponse(headers=_HEADERS | {"x-request-id": request[REQUEST_ID]})
+        self._response = web.StreamResponse(headers=_HEADERS)
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     @property
