@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from selfverify.core.settings import option_name
+from selfverify.core.settings import IN_FILE_ONLY, is_marked, option_name
 from selfverify.serving.serve_settings import ServeSettings
 from selfverify.serving.solve_settings import SolveSettings
 
@@ -51,7 +51,7 @@ def test_serve(fields: dict[str, Any], text: str) -> None:
 
 
 def test_a_request_may_ask_for_what_it_gets_by_default() -> None:
-    found = ServeSettings.model_validate(HERE | {"gateway": {"max_n": 4, "defaults": {"n": 9}}})
+    found = ServeSettings.model_validate(HERE | {"gateway": {"max_n": 4, "best_of": {"n": 9}}})
     assert found.gateway.most_samples == 9
 
 
@@ -59,6 +59,8 @@ def leaves(model: type[BaseModel]) -> list[str]:
     """The names of all settings as options, with those of nested models."""
     found = []
     for name, field in model.model_fields.items():
+        if is_marked(field, IN_FILE_ONLY):
+            continue
         kind = field.annotation
         nested = isinstance(kind, type) and issubclass(kind, BaseModel)
         found += leaves(kind) if nested else [option_name(name, field)]  # type: ignore[arg-type]

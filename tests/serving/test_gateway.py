@@ -16,6 +16,7 @@ from aiohttp import web
 from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
+from selfverify.serving.best_of import BestOf
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
 from serving_servers import (
@@ -479,6 +480,8 @@ def test_models_health_and_metrics() -> None:
 
     models, one, missing, health, metrics = served(FakeUpstream(), use)
     assert [model["id"] for model in models["data"]] == ["m", "m@plain"]
+    assert models["data"][0]["best_of"] == BestOf(verifier="inline").model_dump()
+    assert "best_of" not in models["data"][1]
     assert one["id"] == "m@bo4" and missing["error"]["code"] == "model_not_found"
     assert health["status"] == "ok"
     for line in (

@@ -21,7 +21,7 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.voice import Voice
 from selfverify.remote.client import ServerSettings
 from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import Choosing, RequestDefaults
+from selfverify.serving.best_of import BestOf, Choosing
 from selfverify.serving.counters import Metrics
 from selfverify.serving.free_question import FreeQuestion, free_problem
 from selfverify.serving.local import Local
@@ -54,7 +54,7 @@ def served(policy: Policy, use: Use[T], **more: Any) -> T:
         async with AsyncExitStack() as stack:
             metrics = Metrics()
             backend = Local(policy, "tiny", on_batch=metrics.batch.observe, **more)
-            gateway = Gateway(backend, GatewaySettings(defaults=RequestDefaults(n=4)), metrics=metrics)
+            gateway = Gateway(backend, GatewaySettings(best_of=BestOf(n=4)), metrics=metrics)
             port = await start(gateway, "127.0.0.1", 0, stack, grace_s=5)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             async with asyncio.timeout(100):

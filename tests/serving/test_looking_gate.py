@@ -20,7 +20,7 @@ from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.serving.app import Gateway
-from selfverify.serving.best_of import RequestDefaults
+from selfverify.serving.best_of import BestOf
 from selfverify.serving.local import Local
 from selfverify.serving.looking_gate import LookGate
 from selfverify.serving.serve_settings import GatewaySettings
@@ -184,9 +184,9 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
     """The answer of the last turn, its steps and its own score."""
     policy = load_policy()
     writing(policy, lambda text: tagged("7", "0.4") if "part of image 1" in text else STEP)
-    defaults = RequestDefaults(n=2, verifier="inline")
+    defaults = BestOf(n=2, verifier="inline")
     gateway = Gateway(
-        Local(policy, "m"), GatewaySettings(defaults=defaults), looking=LookGate(LookSettings(tools=["crop"]))
+        Local(policy, "m"), GatewaySettings(best_of=defaults), looking=LookGate(LookSettings(tools=["crop"]))
     )
     address = servers.gateway(gateway)
     status, reply = told(servers, address, asked({"max_steps": 2}, max_tokens=200))

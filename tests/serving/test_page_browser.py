@@ -20,7 +20,7 @@ from selenium.webdriver.support.select import Select
 
 from browser import DESKTOP, PHONE, look, missing, open_browser, until
 from selfverify.selection.calibration import Calibration
-from selfverify.serving.best_of import Choosing, RequestDefaults
+from selfverify.serving.best_of import BestOf
 from selfverify.serving.selecting import use_of
 from selfverify.serving.serve_settings import BackendSettings, GatewaySettings, ServeSettings
 from selfverify.serving.server import start
@@ -130,7 +130,7 @@ def test_candidates_come_one_by_one_and_the_winner_is_explained(
 ) -> None:
     texts = [tagged("9", "0.9"), tagged("8", "0.8"), tagged("9", "0.7"), "nothing in tags <answer>"]
     upstream = Gated(write=lambda body, i: texts[i], allowed=0)
-    url, _ = servers.before(upstream, GatewaySettings(defaults=RequestDefaults(strategy="best")))
+    url, _ = servers.before(upstream, GatewaySettings(best_of=BestOf(strategy="best")))
     look(chromium, DESKTOP)
     page = Page(chromium, url)
     page.ask(photo)
@@ -417,13 +417,13 @@ def test_key_is_asked_for_where_one_is_needed(chromium: Chrome, servers: Loop, p
 def test_probability_is_shown_where_it_is_calibrated_and_doubt_withholds(
     chromium: Chrome, servers: Loop, photo: Path
 ) -> None:
-    chosen = Choosing(n=4, strategy="majority")
+    chosen = BestOf(n=4, strategy="majority")
     calibration = Calibration(
         "isotonic", (0.0, 1.0), (0.0, 0.8), threshold=0.3, fitted_on=use_of(chosen, "inline")
     )
     answers = ["1", "1", "1", "2"]
     upstream = FakeUpstream(write=lambda body, i: tagged(answers[i]))
-    url, _ = servers.before(upstream, GatewaySettings(defaults=chosen), calibration=calibration)
+    url, _ = servers.before(upstream, GatewaySettings(best_of=chosen), calibration=calibration)
     page = Page(chromium, url)
     page.ask(photo)
     assert page.facts()["Probability, calibrated"] == "0.60"

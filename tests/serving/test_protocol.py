@@ -10,6 +10,7 @@ from selfverify.selection.candidates import Candidate
 from selfverify.selection.stopping import Stopping
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.best_of import BestOf
+from selfverify.serving.incoming import wants_instruction
 from selfverify.serving.protocol import ChatRequest, best_of, split_model
 from selfverify.serving.selecting import rank
 
@@ -27,6 +28,30 @@ def test_the_object_goes_before_the_suffix_before_the_defaults() -> None:
     assert (found.n, found.strategy, found.stop, found.confidence) == (12, "best", "beta", 0.9)
     _, found = best_of(asked("m@bo12,strategy=best", best_of={"n": 2}), DEFAULTS)
     assert found is not None and (found.n, found.strategy) == (2, "best")
+
+
+def test_every_field_has_a_default_that_a_request_can_take_back() -> None:
+    odd = BestOf(
+        n=3, strategy="best", verifier="none", stop="beta", answers="set", confidence=0.9, budget_tokens=9,
+        vote_temperature=0.2, share=0.5, start=1, step=2, temperature=0.3, abstain_below=0.4,
+        instruction=False, content="answer", samples=True, progress="events", timeout_s=5.0,
+    )  # fmt: skip
+    assert not {name for name in BestOf.model_fields if getattr(odd, name) == getattr(BestOf(), name)}
+    assert best_of(asked(), odd) == ("m", odd)
+    assert best_of(asked(best_of=BestOf().model_dump()), odd) == ("m", BestOf())
+
+
+def test_a_default_that_says_what_holds_anyway_decides_nothing() -> None:
+    """Else a file with all settings would ask for the answer format beside tools."""
+    tools = {"tools": [{"type": "function"}]}
+    for default, given, wanted in (
+        (True, {}, False),
+        (True, {"instruction": True}, True),
+        (False, {}, False),
+    ):
+        _, found = best_of(asked(best_of=given), BestOf(instruction=default))
+        assert found is not None and wants_instruction(found, tools) is wanted
+        assert wants_instruction(found, {}) is (default or wanted)
 
 
 def test_plain() -> None:

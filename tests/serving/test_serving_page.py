@@ -6,6 +6,8 @@ import inspect
 import re
 from pathlib import Path
 
+import typer
+
 from selfverify.cli.serve_command import serve
 from selfverify.serving.best_of import BestOf
 
@@ -15,7 +17,7 @@ TOLD = {
     name: default
     for names, defaults in ROWS
     for name, default in zip(
-        re.findall(r"`([^`]+)`", names), [*re.findall(r"`([^`]+)`", defaults), *[""] * 9], strict=False
+        re.findall(r"`([^`]+)`", names), [*re.findall(r"`([^`]+)`", defaults), *[""] * 99], strict=False
     )
 }
 
@@ -28,7 +30,10 @@ def test_best_of() -> None:
 
 def test_options() -> None:
     for name, parameter in inspect.signature(serve).parameters.items():
-        flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
+        if parameter.annotation is typer.Context:
+            continue
+        negative = "no-" if parameter.default is True else ""
+        flag = "-n" if name == "n" else f"--{negative}{name.replace('_', '-')}"
         assert flag in TOLD, flag
         if TOLD[flag] not in ("", "best_of") and parameter.default is not None:
             default = parameter.default

@@ -4,7 +4,9 @@ A model's field is declared once, with its description, its default and its boun
 ``max_tokens`` is ``--max-tokens``, ``n`` is ``-n``, a bool is a flag, and a list is an option that may be
 repeated. A field of a nested model is an option, too, so that names must be unique within the whole model; a
 field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, whatever its own name is.
-A field with ``json_schema_extra={"argument": True}`` is an argument instead.
+A field with ``json_schema_extra={"argument": True}`` is an argument instead. One with `IN_FILE_ONLY` is no
+option. Where a field has `SETTINGS_FILE`, its option names a file with all the others, and every flag has an
+opposite, so that it can be typed against the file.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from selfverify.cli.settings_file import file_field, with_file
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import option_name
+from selfverify.core.settings import IN_FILE_ONLY, is_marked, option_name
 
 RecipeName = Annotated[str, typer.Argument(help="A built-in recipe's name, a YAML file, or a run's folder.")]
 Overrides = Annotated[
@@ -28,6 +31,10 @@ Overrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as `learner.steps=100`."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text for people.")]
+
+
+_CONTEXT = "command_line"
+"""The parameter in which Typer tells what was typed."""
 
 
 def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -44,16 +51,21 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if model := _model(parameter.annotation):
             models[parameter.name] = model
-            parameters += [_parameter(name, field) for name, field in _fields(model)]
+            opposites = file_field(model) is not None
+            parameters += [_parameter(name, field, opposites) for name, field in _fields(model)]
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def called(**values: Any) -> None:
-        settings = {name: _validated(model, values) for name, model in models.items()}
+        given = _given(values.pop(_CONTEXT, None), values)
+        settings = {name: _validated(model, values, given) for name, model in models.items()}
         taken = {name for model in models.values() for name, _ in _fields(model)}
         command(**settings, **{name: value for name, value in values.items() if name not in taken})
 
+    if any(file_field(model) for model in models.values()):  # Typer tells in it which options were typed
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(_CONTEXT, kind, default=None, annotation=typer.Context))
     # Typer reads both.
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -69,7 +81,7 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
         if inner := _model(field.annotation):
             yield from _fields(inner)
-        else:
+        elif not is_marked(field, IN_FILE_ONLY):
             yield option_name(name, field), field
 
 
@@ -81,7 +93,7 @@ def _named(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
             return None
         inner = _model(field.annotation)
         if inner is None:
-            return option_name(str(part), field)
+            return None if is_marked(field, IN_FILE_ONLY) else option_name(str(part), field)
         model = inner
     return None
 
@@ -91,7 +103,8 @@ def _option(name: str) -> str:
     return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, opposites: bool = False) -> inspect.Parameter:
+    """Return the parameter of a field. ``opposites``: a flag can also be turned off."""
     kind: Any = field.annotation
     default = field.get_default(call_default_factory=True)
     if get_origin(kind) is list:
@@ -102,14 +115,31 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     else:
         least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
         most = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
-        declared = typer.Option(_option(name), help=field.description, min=least, max=most)  # type: ignore[arg-type]
+        flag = _option(name)
+        flag += f"/--no-{flag[2:]}" if kind is bool and (opposites or default) else ""
+        declared = typer.Option(flag, help=field.description, min=least, max=most)  # type: ignore[arg-type]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
     )
 
 
-def _validated(model: type[BaseModel], values: dict[str, Any]) -> BaseModel:
-    """Return the settings that the options' values make; what is None is at its default."""
+def _given(context: typer.Context | None, values: dict[str, Any]) -> set[str]:
+    """Return the names of the options that were typed, rather than left at their defaults."""
+    if context is None:
+        return set(values)
+    sources = {name: context.get_parameter_source(name) for name in values}
+    return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+
+
+def _validated(model: type[BaseModel], values: dict[str, Any], given: set[str]) -> BaseModel:
+    """Return the settings that the options' values make; what is None is at its default.
+
+    Where a file has settings too, only the values of the options that were ``given`` are laid over them.
+    """
+    own = file_field(model)
+    if own and values[own] is not None:
+        typed = _nested(model, {name: value for name, value in values.items() if name in given})
+        return with_file(model, values[own], typed, lambda place: _option(_named(model, place) or ""))
     try:
         return model.model_validate(_nested(model, values))
     except ValidationError as error:
@@ -128,6 +158,6 @@ def _nested(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     for name, field in model.model_fields.items():
         if inner := _model(field.annotation):
             found[name] = _nested(inner, values)
-        elif values[option_name(name, field)] is not None:
+        elif values.get(option_name(name, field)) is not None:
             found[name] = values[option_name(name, field)]
     return found

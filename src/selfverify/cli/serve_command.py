@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from selfverify.cli.options import settings_as_options
+from selfverify.cli.settings_file import file_text
 from selfverify.serving.serve_settings import ServeSettings
 
 
 @settings_as_options
-def serve(settings: ServeSettings) -> None:
+def serve(
+    settings: ServeSettings,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the settings in force, as a --config file, and stop.")
+    ] = False,
+) -> None:
     """Serve best-of-N over OpenAI's protocol: with a model run here, or in front of another server.
 
     For every request the gateway samples several candidates, chooses an answer, and says how sure it is.
 
-    `-n`, `--strategy`, `--verifier`, `--stop` and `--answers` hold for requests that do not set them in
-    `best_of`. The key for the other server is taken from `SELFVERIFY_SERVER_API_KEY` or `OPENAI_API_KEY`.
+    `-n`, `--strategy` and the other fields of a request's `best_of` hold for requests that do not set them.
+    All settings may come from a file (`--config`). The key for the other server is taken from
+    `SELFVERIFY_SERVER_API_KEY` or `OPENAI_API_KEY`.
 
     Examples:
 
     - `selfverify serve --model builtin:digits`
 
     - `selfverify serve --upstream http://127.0.0.1:8000/v1 -n 4 --strategy majority`
+
+    - `selfverify serve --config gateway.yaml --port 9000`
     """
+    if show_config:
+        typer.echo(file_text(settings), nl=False)
+        return
     import selfverify.remote.client  # noqa: F401  (says which extra is missing)
     from selfverify.remote.listening import address_of
     from selfverify.serving.log_lines import log_to_stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from pydantic.fields import FieldInfo
 
 
@@ -19,6 +19,20 @@ def option_name(name: str, field: FieldInfo) -> str:
     """The name under which a field of `Settings` is an option of a command: its own, or one that it gives."""
     extra = field.json_schema_extra
     return str(extra.get("option", name)) if isinstance(extra, dict) else name
+
+
+IN_FILE_ONLY: dict[str, JsonValue] = {"in_file_only": True}
+"""What a field of `Settings` gives as ``json_schema_extra`` that a settings file may set and no option can,
+such as a list of sections."""
+
+SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
+"""What the field of `Settings` gives as ``json_schema_extra`` that names a file with all the others."""
+
+
+def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
+    """Whether a field has `IN_FILE_ONLY` or `SETTINGS_FILE`."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and mark.items() <= extra.items()
 
 
 class Settings(StrictModel):

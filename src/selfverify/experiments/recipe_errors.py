@@ -43,17 +43,24 @@ def complaints(
     """
     lines = []
     for fault in error.errors(include_url=False):
-        inner: Key = tuple(fault["loc"])
-        key = (*prefix, *inner)
-        dotted = ".".join(map(str, key)) + about
-        if fault["type"] == "extra_forbidden":
-            said = f"there is no such key{_nearest(inner, model, prefix)}"
-        elif fault["type"] == "missing":
-            said = "is missing"
-        else:
-            said = reason(fault)
-        lines += [f"{document.place(key)}: {dotted or 'recipe'}: {line}" for line in said.splitlines()]
+        lines += complaint(fault, model, document, prefix, about)
     return lines
+
+
+def complaint(
+    fault: ErrorDetails, model: type[BaseModel], document: Document, prefix: Key = (), about: str = ""
+) -> list[str]:
+    """Return the lines of one fault. See `complaints`."""
+    inner: Key = tuple(fault["loc"])
+    key = (*prefix, *inner)
+    dotted = ".".join(map(str, key)) + about
+    if fault["type"] == "extra_forbidden":
+        said = f"there is no such key{_nearest(inner, model, prefix)}"
+    elif fault["type"] == "missing":
+        said = "is missing"
+    else:
+        said = reason(fault)
+    return [f"{document.place(key)}: {dotted or document.kind}: {line}" for line in said.splitlines()]
 
 
 def reason(fault: ErrorDetails) -> str:

@@ -1,4 +1,4 @@
-"""Reads and writes recipe files: YAML 1.2, with the line of every key for messages.
+"""Reads and writes recipes and other files of settings: YAML 1.2, with the line of every key for messages.
 
 YAML 1.2 reads ``3e-4`` as a number and ``off``, ``no`` and ``1:30`` as texts; YAML 1.1 does the opposite.
 """
@@ -106,19 +106,21 @@ SHORT: dict[Key, str] = {
 
 @dataclass
 class Document:
-    """A recipe as it was read, with the origin of its keys.
+    """A recipe, or another file of settings, as it was read, with the origin of its keys.
 
     Args:
         source: The file's path, for messages.
         data: The plain values.
         lines: The line (from 1) of each key in the file.
         overridden: The override that set each key which does not come from the file.
+        kind: What it is, for messages.
     """
 
     source: str
     data: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
     overridden: dict[Key, str] = field(default_factory=dict)
+    kind: str = "recipe"
 
     def place(self, key: Key) -> str:
         """Return where ``key``, or else the section around it, was written, such as ``file.yaml:12``."""
@@ -132,8 +134,8 @@ class Document:
         return f"override {inside[0]!r}" if key and inside else self.source
 
 
-def read_document(path: Path) -> Document:
-    """Return the document in a YAML file, whose top level has to be a mapping.
+def read_document(path: Path, kind: str = "recipe") -> Document:
+    """Return the document in a YAML file, whose top level has to be a mapping. Messages call it a ``kind``.
 
     Raises:
         ConfigError: The file cannot be read, is broken YAML, or has a key twice; with file and line.
@@ -142,14 +144,14 @@ def read_document(path: Path) -> Document:
         with open_regular(path) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise ConfigError(f"{path}: a recipe has at most {MOST_BYTES:,} bytes")
+            raise ConfigError(f"{path}: a {kind} has at most {MOST_BYTES:,} bytes")
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read this recipe: {error}") from None
-    document = Document(str(path), {})
+        raise ConfigError(f"{path}: cannot read this {kind}: {error}") from None
+    document = Document(str(path), {}, kind=kind)
     data = _load(text, str(path), document.lines)
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of keys to values, this is {_kind(data)}")
+        raise ConfigError(f"{path}: a {kind} is a mapping of keys to values, this is {_kind(data)}")
     document.data = data
     return document
 
@@ -217,7 +219,7 @@ def _problem(error: MarkedYAMLError) -> str:
     if problem.startswith("maximum depth"):
         return f"more than {MOST_DEPTH} sections and lists stand inside each other"
     if problem == "but found another document":
-        return "a second document begins here; a recipe is one document"
+        return "a second document begins here; a file is one document"
     return problem
 
 

@@ -98,11 +98,17 @@ class Gateway:
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.show_metrics)
-        add_page(app, self.settings, bool(self.keys), self.example)
+        add_page(app, self.settings, self.in_force, bool(self.keys), self.example)
         app.cleanup_ctx.append(self._resources)
         app.on_response_prepare.append(self.entrance.sign)
         app.on_shutdown.append(self._stop_reading)
         return app
+
+    @property
+    def in_force(self) -> dict[str, Any]:
+        """The fields of ``best_of`` where a request does not set them."""
+        default = self.backend.default_verifier
+        return self.settings.best_of.model_dump() | {"verifier": self.settings.best_of.verifier or default}
 
     @property
     def in_flight(self) -> int:
@@ -123,7 +129,7 @@ class Gateway:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
         raw, asked = await request[ROOM].read_as(request, ChatRequest)
-        model, chosen = best_of(asked, self.settings.defaults)
+        model, chosen = best_of(asked, self.settings.best_of)
         settings = chosen or BestOf(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
         )
@@ -325,10 +331,13 @@ class Gateway:
         return json_response(found | counted)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/models``: the backend's models, each also by the name that turns selection off."""
+        """``GET /v1/models``: the backend's models, each also by the name that turns selection off.
+
+        ``best_of`` says what holds where a request does not."""
         found = await self.backend.models()
         plain = [{**model, "id": f"{model['id']}@plain"} for model in found]
-        return json_response({"object": "list", "data": [*found, *plain]})
+        chosen = [{**model, "best_of": self.in_force} for model in found]
+        return json_response({"object": "list", "data": [*chosen, *plain]})
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/models/NAME``."""
@@ -336,7 +345,8 @@ class Gateway:
         name, _ = split_model(wanted)
         for model in await self.backend.models():
             if model["id"] == name:
-                return json_response({**model, "id": wanted})
+                chosen = {"best_of": self.in_force} if wanted == name else {}
+                return json_response({**model, **chosen, "id": wanted})
         raise ApiError(404, f"the model {name!r} does not exist", "model_not_found", "model")
 
     async def health(self, request: web.Request) -> web.StreamResponse:

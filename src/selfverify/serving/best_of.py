@@ -17,8 +17,8 @@ MOST_SAMPLES = 256
 _STRATEGIES = ", ".join(f"`{name}` ({STRATEGIES[name].label})" for name in FOR_USE)
 
 
-class RequestDefaults(Settings):
-    """What `selfverify serve` sets for requests that do not set it themselves."""
+class Choosing(Settings):
+    """How candidates are chosen from, and when enough of them are there."""
 
     n: int = Field(8, ge=1, le=MOST_SAMPLES)
     """The most candidates: sampled answers, of which one is chosen."""
@@ -38,18 +38,6 @@ class RequestDefaults(Settings):
     answers: Kind = "text"
     """Which answers are the same: those of equal `text`, those with the same words in any order (`set`), or
     boxes that overlap (`box`)."""
-
-    @field_validator("strategy")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        try:
-            return strategy_for_use(name).name
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-
-
-class Choosing(RequestDefaults):
-    """How candidates are chosen from, and when enough of them are there."""
 
     confidence: float = Field(0.95, ge=0.5, le=1)
     """With early stopping: sampling ends when the leading answer is this sure."""
@@ -75,6 +63,14 @@ class Choosing(RequestDefaults):
             self.stop, self.confidence, start, step or max(1, self.n // 8), self.n, self.budget_tokens
         )
 
+    @field_validator("strategy")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            return strategy_for_use(name).name
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
     @property
     def options(self) -> Options:
         """The options of the strategy."""
@@ -82,7 +78,8 @@ class Choosing(RequestDefaults):
 
 
 class BestOf(Choosing):
-    """The object `best_of` of a request. What is left out is as the gateway was started."""
+    """The object `best_of` of a request. What is left out is as the gateway was started, which has such an
+    object too."""
 
     start: int = Field(2, ge=1, le=MOST_SAMPLES)
     """With early stopping: the candidates before the first check."""

@@ -42,13 +42,18 @@ _HEADERS = {
 
 
 def add_page(
-    app: web.Application, gateway: GatewaySettings, needs_key: bool, example: Example | None
+    app: web.Application,
+    gateway: GatewaySettings,
+    in_force: dict[str, Any],
+    needs_key: bool,
+    example: Example | None,
 ) -> None:
     """Add the page's routes.
 
     Args:
         app: The application that gets them.
-        gateway: The page's fields begin with its defaults, and images are checked against its limits.
+        gateway: Images are checked against its limits.
+        in_force: The fields of ``best_of`` where a request does not set them: the page begins with them.
         needs_key: Whether to ask for an API key.
         example: Makes example problems; None offers none.
     """
@@ -60,9 +65,8 @@ def add_page(
         return web.Response(body=bodies[request.path], headers=_HEADERS | {"Content-Type": kind})
 
     async def settings(request: web.Request) -> web.Response:
-        wanted = gateway.defaults.model_dump(include={"n", "strategy", "answers", "stop"})
         found = {
-            **wanted,
+            "best_of": in_force,
             "most": gateway.most_samples,
             "needs_key": needs_key,
             "examples": 0 if example is None else EXAMPLES,

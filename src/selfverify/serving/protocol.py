@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from selfverify.serving.api_errors import invalid, invalid_value
-from selfverify.serving.best_of import BestOf, RequestDefaults
+from selfverify.serving.best_of import BestOf
 
 _SUFFIX = re.compile(
     r"(?P<model>.+)@(?:bo(?P<n>[0-9]{1,4})(?P<settings>(?:,[a-z_]+=[^,@]*)*)|(?P<plain>plain))"
@@ -82,7 +82,7 @@ class VerifyRequest(BaseModel):
         return found
 
 
-def best_of(request: ChatRequest, defaults: RequestDefaults) -> tuple[str, BestOf | None]:
+def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]:
     """Return the model's own name and how its answer is chosen; None means without selection.
 
     The suffix ``@bo8`` or ``@bo8,strategy=best,stop=beta`` overrides the gateway's defaults; the object
@@ -98,7 +98,8 @@ def best_of(request: ChatRequest, defaults: RequestDefaults) -> tuple[str, BestO
     if settings.pop("plain", False):
         return model, None
     try:
-        chosen = BestOf.model_validate(defaults.model_dump(exclude_unset=True) | settings)
+        # Without those at their own default: `model_fields_set` says what somebody has decided.
+        chosen = BestOf.model_validate(defaults.model_dump(exclude_defaults=True) | settings)
     except ValidationError as error:
         raise invalid(error, "best_of") from None
     if request.n > chosen.n:

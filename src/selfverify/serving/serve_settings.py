@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from selfverify.core.settings import Settings
+from selfverify.core.settings import SETTINGS_FILE, Settings
 from selfverify.looking.look_settings import LookOptions
-from selfverify.serving.best_of import MOST_SAMPLES, RequestDefaults
+from selfverify.serving.best_of import MOST_SAMPLES, BestOf
 from selfverify.serving.log_lines import LogFormat
 
 KEYS_VARIABLE = "SELFVERIFY_API_KEYS"
@@ -82,7 +82,8 @@ class ListeningSettings(Settings):
 class GatewaySettings(Settings):
     """How a gateway treats requests."""
 
-    defaults: RequestDefaults = RequestDefaults()
+    best_of: BestOf = BestOf()
+    """What holds for requests that do not set it themselves."""
 
     calibration: Path | None = None
     """A file that `selfverify calibrate` wrote; it serves the requests that it was fitted for."""
@@ -138,7 +139,7 @@ class GatewaySettings(Settings):
     @property
     def most_samples(self) -> int:
         """The most candidates that a request may ask for; never fewer than it gets by default."""
-        return max(self.max_n, self.defaults.n)
+        return max(self.max_n, self.best_of.n)
 
     @property
     def images(self) -> ImageLimits:
@@ -147,7 +148,14 @@ class GatewaySettings(Settings):
 
 
 class ServeSettings(Settings):
-    """A gateway: what writes, where it listens, and how it treats requests."""
+    """A gateway: what writes, where it listens, and how it treats requests.
+
+    A file of settings has these sections. A field whose sections no option can say, such as a list of them,
+    is declared with ``json_schema_extra=IN_FILE_ONLY``.
+    """
+
+    config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)
+    """A YAML file with the settings below; options that are typed win over it. --show-config prints one."""
 
     backend: BackendSettings
     listening: ListeningSettings = ListeningSettings()

@@ -48,8 +48,8 @@ def open_gateway(settings: ServeSettings) -> Gateway:
     else:
         backend = local_of(settings.backend, metrics, asked.images.pixels)
         example = digits_example if settings.backend.model == "builtin:digits" else None
-    if asked.defaults.verifier is not None:
-        backend.check_verifier(asked.defaults.verifier)
+    if asked.best_of.verifier is not None:
+        backend.check_verifier(asked.best_of.verifier)
     gate = None
     if settings.looking.look:
         from selfverify.serving.looking_gate import LookGate  # it needs torch

@@ -3,7 +3,7 @@
 const $ = (id) => document.getElementById(id);
 const IMAGES = "PNG, JPEG, WebP, GIF or BMP";
 
-let settings = { examples: 0, stop: "never" }; // the gateway's, see `start`
+let settings = { examples: 0, best_of: { stop: "never" } }; // the gateway's, see `start`
 let image = null; // data URL
 let example = 0; // the next one
 let edits = { image: 0, question: 0 }; // how often each was set or begun to be; what arrives late is dropped
@@ -331,7 +331,7 @@ async function ask() {
           n,
           strategy: $("strategy").value,
           answers: $("answers").value,
-          stop: !$("early").checked ? "never" : settings.stop === "never" ? "posterior" : settings.stop,
+          stop: !$("early").checked ? "never" : settings.best_of.stop === "never" ? "posterior" : settings.best_of.stop,
           samples: true,
           progress: "events",
         },
@@ -415,11 +415,12 @@ window.addEventListener("paste", (event) => {
 
 async function start() {
   settings = await (await call("page/settings")).json();
-  $("n").value = settings.n;
+  const chosen = settings.best_of; // what holds where a request says nothing
+  $("n").value = chosen.n;
   $("n").max = settings.most;
-  $("strategy").value = settings.strategy;
-  $("answers").value = settings.answers;
-  $("early").checked = settings.stop !== "never";
+  $("strategy").value = chosen.strategy;
+  $("answers").value = chosen.answers;
+  $("early").checked = chosen.stop !== "never";
   $("example").hidden = !settings.examples;
   $("key-field").hidden = !settings.needs_key;
   if (settings.examples && !edits.image && !edits.question) await showExample();
