@@ -35,6 +35,7 @@ from selfverify.serving.request_record import RECORD
 from selfverify.serving.selecting import Selection, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID, EventStream
+from selfverify.serving.tracing import Tracing
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.looking.looking_task import LookingTask
@@ -60,6 +61,7 @@ class Gateway:
         metrics: The counters.
         example: Makes example problems for the page.
         looking: What requests with a field ``look`` may ask for; None refuses them.
+        tracing: Makes spans of requests; None makes none.
     """
 
     keep_alive_s = 5.0
@@ -77,6 +79,7 @@ class Gateway:
         metrics: Metrics | None = None,
         example: Example | None = None,
         looking: LookGate | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.backend = backend
         self.settings = settings
@@ -85,7 +88,7 @@ class Gateway:
         self.metrics = metrics or Metrics()
         self.example = example
         self.looking = looking
-        self.entrance = Entrance(settings, self.keys, self.metrics)
+        self.entrance = Entrance(settings, self.keys, self.metrics, tracing)
         self.remote: RemoteImages | None = None
 
     def application(self) -> web.Application:
@@ -237,14 +240,15 @@ class Gateway:
     async def _select(
         self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
     ) -> Selection:
-        outcome = await select(self.backend, ask, wanted, self.calibration, tell)
-        count, drawn = self.metrics, len(outcome.candidates)
+        count, record = self.metrics, request[RECORD]
+        with self.entrance.tracing.selection(record, ask.best_of):
+            outcome = await select(self.backend, ask, wanted, self.calibration, tell)
+            drawn = len(outcome.candidates)
+            record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
         count.candidates.inc(drawn)
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
         self._count(ask.usage)
-        record = request[RECORD]
-        record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
         if self.settings.log_prompts:
             texts = json.dumps([reply.text for reply in outcome.candidates], ensure_ascii=False)
             logger.info("%s gets %s", request[REQUEST_ID], texts)
