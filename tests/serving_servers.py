@@ -17,13 +17,12 @@ from aiohttp import web
 from PIL import Image
 
 from selfverify.remote.bearer_keys import Keys
-from selfverify.remote.client import ServerSettings
+from selfverify.remote.connection import ServerSettings
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.counters import Metrics
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start, upstream_of
-from selfverify.serving.tracing import Tracing
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -69,6 +68,12 @@ class FakeUpstream:
     keys: list[str | None] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     """Of each request, by names in small letters."""
+    models_fault: str | int | None = None
+    """What goes wrong with its list of models: a status or ``slow``."""
+    name: str = "m"
+    """Its model."""
+    listed: int = 0
+    """How often it listed its models."""
     open: int = 0
     left: int = 0
     """Requests whose client went away before the answer."""
@@ -81,7 +86,11 @@ class FakeUpstream:
         return app
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
+        self.listed += 1
+        await asyncio.sleep(30 if self.models_fault == "slow" else 0)
+        if isinstance(self.models_fault, int):
+            return web.json_response({"error": {"message": "told to fail"}}, status=self.models_fault)
+        return web.json_response({"object": "list", "data": [{"id": self.name, "object": "model"}]})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -98,7 +107,7 @@ class FakeUpstream:
             self.open -= 1
 
     async def _chat(self, request: web.Request, body: Body) -> web.StreamResponse:
-        if body["model"] != "m":
+        if body["model"] != self.name:
             text = f"The model `{body['model']}` does not exist."
             return web.json_response({"error": {"message": text, "code": "model_not_found"}}, status=404)
         fault = self.fault(body)
@@ -219,23 +228,21 @@ class Loop:
 
 
 def quick_gateway(
-    url: str,
+    url: str | dict[str, str],
     settings: GatewaySettings | None = None,
     *,
     separate: bool = False,
     keys: list[str] | None = None,
     calibration: Calibration | None = None,
     keep_alive_s: float = 5.0,
-    tracing: Tracing | None = None,
     **server: Any,
 ) -> Gateway:
-    """A gateway that does not wait long between tries."""
-    metrics = Metrics()
-    client = ServerSettings(url, **{"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server)
-    backend = upstream_of(client, metrics, separate)
-    gateway = Gateway(
-        backend, settings or GatewaySettings(), Keys(keys or []), calibration, metrics, tracing=tracing
-    )
+    """A gateway that does not wait long between tries. Several servers have names."""
+    metrics, patience = Metrics(), {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
+    named = {"upstream-1": url} if isinstance(url, str) else url
+    servers = [ServerSettings(address, name=name, **patience) for name, address in named.items()]
+    backend = upstream_of(servers, metrics, separate)
+    gateway = Gateway(backend, settings or GatewaySettings(), Keys(keys or []), calibration, metrics)
     gateway.keep_alive_s = keep_alive_s
     return gateway
 

@@ -125,3 +125,46 @@ def test_faults_say_where_and_what(tmp_path: Path, text: str, words: list[str], 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "none.yaml")])
     assert result.exit_code == 2 and "none.yaml: cannot read this settings file" in result.output
+
+
+UPSTREAMS = """\
+backend:
+  upstreams:
+    - {name: big, url: "http://127.0.0.1:8000/v1", models: [m]}
+    - name: spare
+      url: http://127.0.0.1:8001/v1
+      key_variable: SPARE_KEY
+"""
+
+
+def test_upstreams_stand_in_the_file(tmp_path: Path) -> None:
+    found = shown(tmp_path, UPSTREAMS)["backend"]["upstreams"]
+    assert [(server["name"], server["models"]) for server in found] == [("big", ["m"]), ("spare", None)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("name: spare", "name: big", "gateway.yaml:2: backend.upstreams: two servers are called 'big'"),
+        ("name: spare", "name: my server", "gateway.yaml:4: backend.upstreams.1.name"),
+        ("name: spare", "nam: spare", "gateway.yaml:4: backend.upstreams.1.nam: there is no such key"),
+        ("[m]", "[]", "gateway.yaml:3: backend.upstreams.0.models"),
+        ("[m]", "['']", "a model's name is empty"),
+        ("SPARE_KEY", "'a b'", "gateway.yaml:6: backend.upstreams.1.key_variable"),
+    ],
+)
+def test_upstreams_that_cannot_be(tmp_path: Path, old: str, new: str, text: str) -> None:
+    said = " ".join(serve(tmp_path, UPSTREAMS.replace(old, new), []).output.split())
+    assert text in said
+
+
+def test_upstreams_are_given_in_one_place(tmp_path: Path) -> None:
+    said = " ".join(serve(tmp_path, UPSTREAMS, ["--upstream", "http://127.0.0.1:9"]).output.split())
+    assert "the servers stand in `upstreams` already" in said
+
+
+def test_a_key_that_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARE_KEY", raising=False)
+    (tmp_path / "gateway.yaml").write_text(UPSTREAMS, encoding="utf-8")
+    said = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "gateway.yaml")])
+    assert said.exit_code == 2 and "'spare': its key should be in $SPARE_KEY" in " ".join(said.output.split())

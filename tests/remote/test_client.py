@@ -15,7 +15,8 @@ from aiohttp import web
 from selfverify.core.errors import ConfigError, DataError, ServerError
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.chat_wire import seconds_of
-from selfverify.remote.client import API_KEY_VARIABLE, OpenAIClient, ServerSettings, server_url
+from selfverify.remote.client import OpenAIClient
+from selfverify.remote.connection import API_KEY_VARIABLE, ServerSettings, server_url
 from selfverify.remote.judge import rate
 from selfverify.remote.lacking import MOST_MODELS, Lacking
 from selfverify.remote.server_replies import Completion

@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from selfverify.remote.client import OpenAIClient, ServerSettings
+from selfverify.remote.client import OpenAIClient
+from selfverify.remote.connection import ServerSettings
 from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage

@@ -270,7 +270,8 @@ def test_a_server_cannot_make_up_labels_nor_show_its_address() -> None:
             session = await stack.enter_async_context(aiohttp.ClientSession())
             await post(session, f"{url}/v1/chat/completions", question())
             gone, gone_url = await opened(stack, FakeUpstream())
-            gone.backend.client.base = gone.backend.client.base.with_port(9)  # type: ignore[attr-defined]
+            [server] = gone.backend.client.connections  # type: ignore[attr-defined]
+            server.base = server.base.with_port(9)
             _, reply = await post(session, f"{gone_url}/v1/chat/completions", question())
             return gateway.metrics.text().decode(), reply
 

@@ -85,9 +85,11 @@ def test_what_cannot_work_is_refused(words: list[str], text: str, monkeypatch: p
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core install says what is missing."""
-    for name in ("aiohttp", "yarl", "selfverify.remote.client"):
+    for name in ("aiohttp", "yarl"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "selfverify.remote.client")
+    for name in ("selfverify.remote.client", "selfverify.remote.connection"):
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, name)
     for words in (
         ["serve", "--upstream", "http://127.0.0.1:9"],
         ["solve", "--server", "http://127.0.0.1:9", "x"],

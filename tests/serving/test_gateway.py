@@ -489,7 +489,7 @@ def test_models_health_and_metrics() -> None:
         'selfverify_requests_total{path="/v1/chat/completions",status="400"} 1.0',
         "selfverify_candidates_total 8.0",
         'selfverify_tokens_total{kind="candidate"} 56.0',
-        'selfverify_upstream_tries_total{outcome="ok"}',
+        'selfverify_upstream_tries_total{outcome="ok",upstream="upstream-1"}',
     ):
         assert line in metrics
 

@@ -19,7 +19,7 @@ from PIL import Image
 from sampled_threads import sampled_threads
 from selfverify.policy.policy import Policy
 from selfverify.policy.voice import Voice
-from selfverify.remote.client import ServerSettings
+from selfverify.remote.connection import ServerSettings
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf, Choosing
 from selfverify.serving.counters import Metrics

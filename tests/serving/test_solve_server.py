@@ -17,7 +17,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
-from selfverify.remote.client import ServerSettings
+from selfverify.remote.connection import ServerSettings
 from selfverify.remote.messages import openai_messages
 from selfverify.serving.free_question import free_problem
 from selfverify.tasks.base import Judged

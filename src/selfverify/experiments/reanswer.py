@@ -23,7 +23,7 @@ from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.experiments.conversation_export import asked_messages
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.policy.sampling import derived_seed
-from selfverify.remote.client import ServerSettings
+from selfverify.remote.connection import ServerSettings
 from selfverify.serving.agent_speakers import OnServer
 from selfverify.tasks.conversations import Conversations, ConversationsConfig
 

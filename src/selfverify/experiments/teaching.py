@@ -25,7 +25,7 @@ from selfverify.experiments.run import start_processes
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
-from selfverify.remote.client import ServerSettings
+from selfverify.remote.connection import ServerSettings
 from selfverify.rollouts.converse import converse
 from selfverify.rollouts.noted import Message, Noted
 from selfverify.serving.agent_speakers import OnServer, Script, Speaker, hold

@@ -14,7 +14,8 @@ from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.looking.look_calls import read_look_call
 from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
-from selfverify.remote.client import REFUSALS, OpenAIClient, ServerSettings, server_url
+from selfverify.remote.client import REFUSALS, OpenAIClient
+from selfverify.remote.connection import ServerSettings, server_url
 from selfverify.remote.messages import image_url, openai_messages
 
 logger = logging.getLogger(__name__)

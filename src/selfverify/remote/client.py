@@ -10,10 +10,8 @@ See docs/serving.md.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Self, TypeVar
 
 from selfverify.core.errors import ConfigError, ServerError
@@ -24,31 +22,23 @@ from selfverify.remote.chat_wire import (
     as_chunk,
     as_it_came,
     checked,
-    decoded,
     encoded,
-    encoded_pieces,
     garbage,
-    lenient,
     not_error,
     read_body,
     read_events,
-    refusal,
 )
-from selfverify.remote.in_turn import LARGE, in_turn
+from selfverify.remote.connection import FAULTS, LOST, Connection, ServerSettings
 from selfverify.remote.lacking import Lacking
-from selfverify.remote.large_json import characters
 from selfverify.remote.origin import called
+from selfverify.remote.routing import Router
 
 try:
     import aiohttp
     from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
     from tenacity.wait import wait_exponential_jitter
-    from yarl import URL
 except ImportError as error:
     raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
-
-API_KEY_VARIABLE = "SELFVERIFY_SERVER_API_KEY"
-"""Environment variable with the key that is sent; without it ``OPENAI_API_KEY``."""
 
 REFUSALS = (400, 422, 501)
 """Statuses with which a server refuses a field that it does not know."""
@@ -56,47 +46,27 @@ REFUSALS = (400, 422, 501)
 TOP_LOGPROBS = 20
 """The most alternatives per token that OpenAI's protocol can be asked for."""
 
-_LOST = {"timeout", "cut_off", "bad_reply"}
-"""Faults after which the server may still have done its work, so that the call has to be counted."""
-
-_OWN_CODES = _LOST | {"unreachable"}
-"""The faults that have names of ours. A server may name its own as it likes, and as many as it likes."""
-
 Found = TypeVar("Found")
 
 OnLost = Callable[[], None]
 """Called for a try whose cost will never be known."""
 
-
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """Where a server is and how patient to be.
-
-    Args:
-        url: The server's address; one without a path gets ``/v1``.
-        api_key: The key that is sent; None takes the environment's.
-        timeout_s: The longest time of one try, connecting and reading included.
-        tries: How often a request is sent that fails for a passing reason.
-        wait_s: The wait before the second try; each later wait is twice as long, with jitter.
-        longest_wait_s: The longest wait between tries. A server that asks for more is not asked again.
-        connections: The most connections that are open at once.
-        most_bytes: The largest reply, in bytes.
-        most_values: The most values of a reply, in lists and objects: see `json_size`.
-    """
-
-    url: str
-    api_key: str | None = None
-    timeout_s: float = 120.0
-    tries: int = 3
-    wait_s: float = 0.2
-    longest_wait_s: float = 10.0
-    connections: int = 1024
-    most_bytes: int = 64 * 2**20
-    most_values: int = 2_000_000
+OnAgain = Callable[[str, str, str, bool], None]
+"""Called before a request is sent again: see `OpenAIClient`."""
 
 
 class OpenAIClient:
-    """One server. Use it as an asynchronous context manager.
+    """One server, or several. Use it as an asynchronous context manager.
+
+    Of several servers those are asked that have the model (`Router`). A call goes to the next one at once
+    where a server fails for a passing reason or does not know the model, and to the first one again after a
+    wait.
+
+    Args:
+        servers: The servers. How often and with what waits is asked, the first one's settings say.
+        on_try: Called after each try with the server's name, and ``ok`` or the error's code.
+        on_again: Called before a request is sent again: with the names of the server that failed and of the
+            one that is asked now, the error's code, and whether the first may have done the work.
 
     Example:
         >>> async with OpenAIClient(ServerSettings("http://127.0.0.1:8000")) as client:  # doctest: +SKIP
@@ -104,34 +74,36 @@ class OpenAIClient:
     """
 
     def __init__(
-        self, settings: ServerSettings, on_try: Callable[[str], None] = lambda outcome: None
+        self,
+        servers: ServerSettings | Sequence[ServerSettings],
+        on_try: Callable[[str, str], None] = lambda server, outcome: None,
+        on_again: OnAgain = lambda first, then, code, charged: None,
     ) -> None:
-        self.settings = settings
-        self.base = server_url(settings.url)
+        several = [servers] if isinstance(servers, ServerSettings) else list(servers)
+        self.settings = several[0]
+        self.connections = [Connection(settings) for settings in several]
+        self.router = Router(self.connections)
         self.on_try = on_try
-        """Called after each try with ``ok`` or the error's code."""
-        key = settings.api_key or os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY")
-        self._headers = {"Content-Type": "application/json"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._session: aiohttp.ClientSession | None = None
+        self.on_again = on_again
+        self._open = AsyncExitStack()
         self._without_logprobs = Lacking()
 
     async def __aenter__(self) -> Self:
-        settings = self.settings
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=settings.connections),
-            timeout=aiohttp.ClientTimeout(
-                total=settings.timeout_s, sock_connect=min(10.0, settings.timeout_s)
-            ),
-            headers=self._headers,
-            read_bufsize=2**18,
-        )
+        for connection in self.connections:
+            await self._open.enter_async_context(connection)
+        self._open.push_async_callback(self.router.close)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._session is not None
-        await self._session.close()
+        await self._open.aclose()
+
+    async def server_for(self, model: str) -> ServerSettings:
+        """Return the server to ask for a model.
+
+        Raises:
+            ServerError: None has it.
+        """
+        return (await self.router.to(model))[0].settings
 
     async def chat(
         self, body: Mapping[str, Any], on_lost: OnLost | None = None, until: float | None = None
@@ -171,17 +143,16 @@ class OpenAIClient:
             ServerError: As `chat`; or the answer is no JSON object, or an error.
         """
 
-        async def attempt(headers: Mapping[str, str]) -> Passed:
-            async with await self._open(path, body, headers) as response:
+        async def attempt(server: Connection, headers: Mapping[str, str]) -> Passed:
+            async with await server.open(path, body, headers) as response:
                 raw = await read_body(response, self.settings.most_bytes)
-            reply = await self._decoded(raw)
-            not_error(reply)
+            reply = not_error(await server.decoded(raw))
             told = {k.lower(): v for k, v in response.headers.items() if k.lower().startswith("openai-")}
             return Passed(as_it_came(raw, reply), reply, told)
 
         with called(path, body.get("model")) as headers:
-            found: Passed = await self._retried(lambda: attempt(headers), on_lost, until)
-        return found
+            servers = await self.router.to(str(body.get("model")))
+            return await self._retried(servers, lambda server: attempt(server, headers), on_lost, until)
 
     async def stream(
         self, body: Mapping[str, Any], on_lost: OnLost | None = None, until: float | None = None
@@ -209,12 +180,15 @@ class OpenAIClient:
     ) -> AsyncGenerator[tuple[bytes, dict[str, Any]], None]:
         """Yield the server's own events, and the chunks in them. See `stream`; ``path`` may be another."""
         with called(path, body.get("model")) as headers:
-            response = await self._retried(lambda: self._open(path, body, headers), on_lost, until)
+            servers = await self.router.to(str(body.get("model")))
+            server, response = await self._retried(
+                servers, lambda server: _opened(server, path, body, headers), on_lost, until
+            )
             begun, most = False, self.settings.most_bytes
             try:
-                with self._errors():
+                with server.errors():
                     if response.content_type == "application/json":  # a server that knows no streams
-                        whole = await self._decoded(await read_body(response, most))
+                        whole = await server.decoded(await read_body(response, most))
                         chunk = as_chunk(checked(whole)) if path == CHAT else not_error(whole)
                         begun = True
                         yield b"data: " + encoded(chunk), chunk
@@ -222,21 +196,15 @@ class OpenAIClient:
                     async for event in read_events(response, most):
                         if event.data == b"[DONE]":
                             return
-                        chunk = await self._chunk(event)
+                        chunk = await _chunk(server, event)
                         begun = True
                         data = as_it_came(event.data, chunk)
                         yield event.raw if data is event.data else b"data: " + data, chunk
-                raise self._failed("the stream broke off before its end", "cut_off")
+                raise server.failed("the stream broke off before its end", "cut_off")
             finally:
                 response.close()  # also tells the server to stop, if there is more to come
                 if on_lost and not begun:
                     on_lost()
-
-    async def _chunk(self, event: Event) -> dict[str, Any]:
-        chunk = not_error(await self._decoded(event.data))
-        if not isinstance(chunk.get("choices") or [], list):
-            raise garbage("a chunk's choices are no list")
-        return chunk
 
     async def with_logprobs(self, model: str, call: Callable[[dict[str, Any]], Awaitable[Found]]) -> Found:
         """Call with the fields that ask for log-probabilities; if the server refuses them, call without.
@@ -259,38 +227,80 @@ class OpenAIClient:
         return found
 
     async def models(self) -> list[dict[str, Any]]:
-        """Return the models that ``/v1/models`` lists.
+        """Return the models of all servers, each once; of a server with given models only those.
 
         Raises:
-            ServerError: As `chat`.
+            ServerError: As `chat`, from the first server, if all of them fail.
         """
-        _, reply = await self._reply("models")
-        found = reply.get("data")
-        if not isinstance(found, list):
-            raise garbage("its list of models has no `data`")
-        return [model for model in found if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        lists = await asyncio.gather(*map(self._models, self.connections), return_exceptions=True)
+        found: dict[str, dict[str, Any]] = {}
+        for listed in lists:
+            if isinstance(listed, BaseException) and not isinstance(listed, ServerError):
+                raise listed
+            for model in [] if isinstance(listed, ServerError) else listed:
+                found.setdefault(model["id"], model)
+        if not found and isinstance(lists[0], ServerError):
+            raise lists[0]
+        return list(found.values())
+
+    async def _models(self, server: Connection) -> list[dict[str, Any]]:
+        with called("models") as headers:
+            try:
+                listed = await self._retried([server], lambda server: server.models(headers))
+            except ServerError as error:
+                if error.status != 404 or server.settings.models is None:
+                    raise
+                listed = []  # a server that lists nothing
+        given = server.settings.models
+        by_name = {model["id"]: model for model in listed}
+        named = by_name if given is None else {name: {"id": name, "object": "model"} for name in given}
+        return [by_name.get(name, model) for name, model in named.items()]
 
     async def _reply(
         self,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any],
         on_lost: OnLost | None = None,
         until: float | None = None,
     ) -> tuple[bytes, dict[str, Any]]:
         """Return a reply's bytes, and the object in them, of the first try that succeeds."""
-        with called(path, (body or {}).get("model")) as headers:
-            found: tuple[bytes, dict[str, Any]] = await self._retried(
-                lambda: self._once(path, body, headers), on_lost, until
+        with called(path, body.get("model")) as headers:
+            servers = await self.router.to(str(body.get("model")))
+            return await self._retried(
+                servers, lambda server: server.reply(path, body, headers), on_lost, until
             )
-        return found
 
     async def _retried(
-        self, attempt: Callable[[], Any], on_lost: OnLost | None = None, until: float | None = None
-    ) -> Any:
+        self,
+        servers: Sequence[Connection],
+        attempt: Callable[[Connection], Awaitable[Found]],
+        on_lost: OnLost | None = None,
+        until: float | None = None,
+    ) -> Found:
+        """Return what the first try gives that succeeds: of each server in turn, then of each again."""
         settings, now = self.settings, asyncio.get_running_loop().time
         waits = wait_exponential_jitter(
             multiplier=settings.wait_s, max=settings.longest_wait_s, jitter=settings.wait_s
         )
+        failed: list[tuple[Connection, ServerError]] = []
+
+        async def each_once() -> Found:
+            faults: list[ServerError] = []
+            for server in servers:
+                if failed:
+                    self._sends_again(*failed[-1], server)
+                try:
+                    return await self._told(server, attempt, on_lost)
+                except ServerError as error:
+                    failed.append((server, error))
+                    faults.append(error)
+                    if not (error.retry or error.status == 404):
+                        raise
+                if until is not None and now() >= until:
+                    break
+            # Of those that may succeed a moment later, the one that wants to be asked first.
+            passing = [fault for fault in faults if fault.retry]
+            raise min(passing, key=lambda fault: fault.retry_after or 0.0, default=faults[-1])
 
         def asked(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
@@ -310,95 +320,50 @@ class OpenAIClient:
             wait=wait,
             reraise=True,
         )
-        return await retrying(self._told, attempt, on_lost)
+        return await retrying(each_once)
 
-    async def _told(self, attempt: Callable[[], Any], on_lost: OnLost | None) -> Any:
+    def _sends_again(self, first: Connection, error: ServerError, then: Connection) -> None:
+        self.on_again(first.name, then.name, _outcome(error), error.code in LOST)
+
+    async def _told(
+        self,
+        server: Connection,
+        attempt: Callable[[Connection], Awaitable[Found]],
+        on_lost: OnLost | None,
+    ) -> Found:
         """Make one try and report how it ended."""
         try:
-            with self._errors():
-                result = await attempt()
+            with server.errors():
+                result = await attempt(server)
         except asyncio.CancelledError:  # at a deadline, or nobody waits any more
             if on_lost:
                 on_lost()
             raise
         except ServerError as error:
-            self.on_try(error.code if error.code in _OWN_CODES else "refused")
-            if on_lost and error.code in _LOST:
+            self.on_try(server.name, _outcome(error))
+            if error.retry:
+                self.router.failed(server, error)
+            if on_lost and error.code in LOST:
                 on_lost()
             raise
-        self.on_try("ok")
+        self.on_try(server.name, "ok")
+        self.router.worked(server)
         return result
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn aiohttp's errors into `ServerError`."""
-        try:
-            yield
-        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
-            raise self._failed("the model server cannot be reached", "unreachable", error) from None
-        except TimeoutError:
-            text = f"the model server did not answer within {self.settings.timeout_s:g} s"
-            raise self._failed(text, "timeout", status=504) from None
-        except aiohttp.InvalidURL:
-            raise ConfigError(f"{self.base} is no address of a server") from None
-        except aiohttp.ClientError as error:
-            raise self._failed("the connection to the model server broke off", "cut_off", error) from None
 
-    def _failed(self, text: str, code: str, error: Exception | None = None, status: int = 502) -> ServerError:
-        """Return the error for a fault of the connection. Its detail is for those who chose the server."""
-        detail = f"{self.base}" if error is None else f"{self.base}: {str(error) or type(error).__name__}"
-        return ServerError(text, status, code, retry=True, detail=detail)
-
-    async def _decoded(self, raw: bytes) -> dict[str, Any]:
-        most = self.settings.most_values
-        return await in_turn(decoded, raw, most) if len(raw) > LARGE else decoded(raw, most)
-
-    async def _once(
-        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-    ) -> tuple[bytes, dict[str, Any]]:
-        """Return a reply's bytes, and the object in them."""
-        async with await self._open(path, body, headers) as response:
-            raw = await read_body(response, self.settings.most_bytes)
-        return raw, await self._decoded(raw)
-
-    async def _open(
-        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        """Post a body, or get what is there; return the response, of which nothing is read yet."""
-        assert self._session is not None, "use the client as a context manager"
-        url = self.base / path
-        if body is None:
-            response = await self._session.get(url, headers=headers)
-        elif characters(body) <= LARGE:
-            response = await self._session.post(url, data=encoded(body), headers=headers)
-        else:
-            pieces = await in_turn(encoded_pieces, body)
-            length = {"Content-Length": str(sum(map(len, pieces)))}
-            response = await self._session.post(url, data=_each(pieces), headers={**headers, **length})
-        if response.status < 400:
-            return response
-        async with response:
-            raw = await read_body(response, self.settings.most_bytes)
-            raise refusal(response.status, lenient(raw), response.headers.get("Retry-After"))
+def _outcome(error: ServerError) -> str:
+    """Return how a try ended, in one of a few words."""
+    return error.code if error.code in FAULTS else "refused"
 
 
-async def _each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield pieces; so each is sent before the next one is copied into the socket's buffer."""
-    for piece in pieces:
-        yield piece
+async def _opened(
+    server: Connection, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> tuple[Connection, aiohttp.ClientResponse]:
+    return server, await server.open(path, body, headers)
 
 
-def server_url(url: str) -> URL:
-    """Return the address below which the endpoints are.
-
-    Raises:
-        ConfigError: It is no http or https address.
-    """
-    try:
-        found = URL(url)
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is no address of a server: {error}") from None
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"{url!r} is no address of a server; one looks like http://127.0.0.1:8000/v1")
-    path = found.path.rstrip("/")
-    return found.with_path(path or "/v1")
+async def _chunk(server: Connection, event: Event) -> dict[str, Any]:
+    chunk = not_error(await server.decoded(event.data))
+    if not isinstance(chunk.get("choices") or [], list):
+        raise garbage("a chunk's choices are no list")
+    return chunk

@@ -24,7 +24,7 @@ from selfverify.core.trajectory import Finish
 from selfverify.evaluation.steps import written_images
 from selfverify.evaluation.store import StoredSample, StoredStep
 from selfverify.policy.policy import Policy
-from selfverify.remote.client import ServerSettings
+from selfverify.remote.connection import ServerSettings
 from selfverify.reports.report import write_agent_page
 from selfverify.rollouts.converse import converse
 from selfverify.serving.agent_run_settings import AgentRunSettings

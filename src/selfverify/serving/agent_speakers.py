@@ -12,7 +12,8 @@ from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
+from selfverify.remote.client import OpenAIClient
+from selfverify.remote.connection import ServerSettings, server_url
 from selfverify.remote.messages import image_url, openai_messages
 from selfverify.tasks.strict_json import read_json
 from selfverify.tasks.tool_calls import read_calls

@@ -29,13 +29,15 @@ from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
 from selfverify.serving.passing import Passing, copy_events
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
+from selfverify.serving.readiness import Readiness
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.request_record import RECORD
 from selfverify.serving.selecting import Selection, select
 from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.served_models import ServedModels
 from selfverify.serving.streaming import REQUEST_ID, EventStream
-from selfverify.serving.tracing import Tracing
+from selfverify.serving.upstream import judge_of
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.looking.looking_task import LookingTask
@@ -61,7 +63,6 @@ class Gateway:
         metrics: The counters.
         example: Makes example problems for the page.
         looking: What requests with a field ``look`` may ask for; None refuses them.
-        tracing: Makes spans of requests; None makes none.
     """
 
     keep_alive_s = 5.0
@@ -79,7 +80,6 @@ class Gateway:
         metrics: Metrics | None = None,
         example: Example | None = None,
         looking: LookGate | None = None,
-        tracing: Tracing | None = None,
     ) -> None:
         self.backend = backend
         self.settings = settings
@@ -88,7 +88,8 @@ class Gateway:
         self.metrics = metrics or Metrics()
         self.example = example
         self.looking = looking
-        self.entrance = Entrance(settings, self.keys, self.metrics, tracing)
+        self.served = ServedModels(settings.models)
+        self.entrance = Entrance(settings, self.keys, self.metrics)
         self.remote: RemoteImages | None = None
 
     def application(self) -> web.Application:
@@ -96,10 +97,11 @@ class Gateway:
         app = web.Application(middlewares=[self.entrance.guard])
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
-        Passing(self.backend, self.settings, self._streamed, self._count).add_to(app)
+        Passing(self.backend, self.settings, self.served, self._streamed, self._count).add_to(app)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
+        app.router.add_get("/ready", Readiness(self.backend).ready)
         app.router.add_get("/metrics", self.show_metrics)
         add_page(app, self.settings, self.in_force, bool(self.keys), self.example)
         app.cleanup_ctx.append(self._resources)
@@ -133,6 +135,7 @@ class Gateway:
         begun = asyncio.get_running_loop().time()
         raw, asked = await request[ROOM].read_as(request, ChatRequest)
         model, chosen = best_of(asked, self.settings.best_of)
+        self.served.check(model)
         settings = chosen or BestOf(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
         )
@@ -236,19 +239,21 @@ class Gateway:
             self.backend.check_verifier(ask.best_of.verifier or self.backend.default_verifier)
         except ConfigError as error:
             raise invalid_value("best_of.verifier", str(error)) from None
+        judge = judge_of(ask.best_of.verifier or "", ask.model)
+        if judge and self.backend.passes_on() and ask.best_of.verifier != self.settings.best_of.verifier:
+            self.served.check(judge, "best_of.verifier")
 
     async def _select(
         self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
     ) -> Selection:
-        count, record = self.metrics, request[RECORD]
-        with self.entrance.tracing.selection(record, ask.best_of):
-            outcome = await select(self.backend, ask, wanted, self.calibration, tell)
-            drawn = len(outcome.candidates)
-            record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
+        outcome = await select(self.backend, ask, wanted, self.calibration, tell)
+        count, drawn = self.metrics, len(outcome.candidates)
         count.candidates.inc(drawn)
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
         self._count(ask.usage)
+        record = request[RECORD]
+        record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
         if self.settings.log_prompts:
             texts = json.dumps([reply.text for reply in outcome.candidates], ensure_ascii=False)
             logger.info("%s gets %s", request[REQUEST_ID], texts)
@@ -317,6 +322,7 @@ class Gateway:
         _, asked = await request[ROOM].read_as(request, VerifyRequest)
         answers = asked.answers
         model, _ = split_model(asked.model)
+        self.served.check(model)
         pictures, messages = await self._take(request, asked.messages, deadline)
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
         settings = BestOf(n=1, verifier=asked.verifier)
@@ -338,7 +344,7 @@ class Gateway:
         """``GET /v1/models``: the backend's models, each also by the name that turns selection off.
 
         ``best_of`` says what holds where a request does not."""
-        found = await self.backend.models()
+        found = self.served.of(await self.backend.models())
         plain = [{**model, "id": f"{model['id']}@plain"} for model in found]
         chosen = [{**model, "best_of": self.in_force} for model in found]
         return json_response({"object": "list", "data": [*chosen, *plain]})
@@ -347,6 +353,7 @@ class Gateway:
         """``GET /v1/models/NAME``."""
         wanted = request.match_info["model"]
         name, _ = split_model(wanted)
+        self.served.check(name)
         for model in await self.backend.models():
             if model["id"] == name:
                 chosen = {"best_of": self.in_force} if wanted == name else {}

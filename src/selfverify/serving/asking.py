@@ -8,7 +8,8 @@ import time
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
-from selfverify.remote.client import OpenAIClient, ServerSettings
+from selfverify.remote.client import OpenAIClient
+from selfverify.remote.connection import ServerSettings
 from selfverify.remote.messages import openai_messages
 from selfverify.remote.server_replies import Reader, Reading, read_text
 from selfverify.selection.calibration import Calibration
@@ -102,5 +103,5 @@ async def _only_model(client: OpenAIClient) -> str:
     names = [str(model["id"]) for model in await client.models()]
     if len(names) != 1:
         known = ", ".join(names) or "none"
-        raise ConfigError(f"which model is meant? {client.base} has: {known}; say --model NAME")
+        raise ConfigError(f"which model is meant? {client.settings.url} has: {known}; say --model NAME")
     return names[0]

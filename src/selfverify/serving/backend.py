@@ -177,6 +177,10 @@ class Backend(ABC):
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
         """Return the scores of given answers; None for an answer on which the verifier failed."""
 
+    async def ready(self) -> dict[str, str | None]:
+        """Return by name what is wrong with each server behind the gateway, None for those that answer."""
+        return {}
+
     @abstractmethod
     async def models(self) -> list[dict[str, Any]]:
         """Return the models, as ``/v1/models`` lists them."""

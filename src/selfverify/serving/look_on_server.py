@@ -9,7 +9,7 @@ from threading import Lock
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.looking.looking_task import LookingTask
-from selfverify.remote.client import ServerSettings
+from selfverify.remote.connection import ServerSettings
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.choose import choose
 from selfverify.serving.asking import only_model

@@ -10,7 +10,7 @@ from typing import Any
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.looking_task import LookingTask
-from selfverify.remote.client import ServerSettings
+from selfverify.remote.connection import ServerSettings
 from selfverify.remote.server_replies import Completion, read_text
 from selfverify.remote.usage import estimated_tokens
 from selfverify.serving.agent_speakers import AwaitedSpeaker, OnServer, hold

@@ -19,6 +19,7 @@ from selfverify.serving.incoming import refuse_any_address
 from selfverify.serving.protocol import split_model
 from selfverify.serving.request_record import RECORD, RequestRecord
 from selfverify.serving.serve_settings import GatewaySettings
+from selfverify.serving.served_models import ServedModels
 from selfverify.serving.streaming import EventStream
 
 Streamed = Callable[[web.Request, Callable[[EventStream], Awaitable[None]]], Awaitable[web.StreamResponse]]
@@ -43,6 +44,7 @@ class Passing:
     Args:
         backend: Where the upstream is.
         settings: How requests are treated.
+        served: The models that may be asked for.
         streamed: Responds with a stream.
         count: Counts what a request has cost.
     """
@@ -51,11 +53,13 @@ class Passing:
         self,
         backend: Backend,
         settings: GatewaySettings,
+        served: ServedModels,
         streamed: Streamed,
         count: Callable[[Usage], None],
     ) -> None:
         self.backend = backend
         self.settings = settings
+        self.served = served
         self.streamed = streamed
         self.count = count
 
@@ -99,6 +103,7 @@ class Passing:
             ApiError: A model that runs here would have to answer, or the request holds what is not passed on.
         """
         model, suffix = split_model(asked.model)
+        self.served.check(model)
         if not self.backend.passes_on():
             text = (
                 f"/v1/{path} is answered by servers only (selfverify serve --upstream); "

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from selfverify.core.settings import SETTINGS_FILE, Settings
+from selfverify.core.settings import IN_FILE_ONLY, SETTINGS_FILE, Settings
 from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf
 from selfverify.serving.log_lines import LogFormat
+from selfverify.serving.upstream_settings import UpstreamSettings, check_names, typed_upstreams
 
 KEYS_VARIABLE = "SELFVERIFY_API_KEYS"
 """Environment variable with the keys of clients, separated by commas."""
@@ -37,8 +39,12 @@ class BackendSettings(Settings):
     model: str | None = None
     """Run this model here: `builtin:NAME`, a folder, or a hub id."""
 
-    upstream: str | None = None
-    """Let the OpenAI-compatible server at this address answer instead."""
+    upstream: list[str] = []
+    """Let the OpenAI-compatible server at this address answer instead; repeat it for several, which may have
+    names: `big=http://10.0.0.1:8000/v1`."""
+
+    upstreams: list[UpstreamSettings] = Field([], json_schema_extra=IN_FILE_ONLY)
+    """The same servers with more to say of each."""
 
     judge: list[str] = []
     """With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
@@ -57,13 +63,32 @@ class BackendSettings(Settings):
 
     @model_validator(mode="after")
     def _one_backend(self) -> BackendSettings:
-        if (self.model is None) == (self.upstream is None):
+        if self.upstream and self.upstreams:
+            raise ValueError(
+                "the servers stand in `upstreams` already; give them there, or all as --upstream"
+            )
+        if (self.model is None) == (not self.servers):
             raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
-        if self.upstream is not None and self.judge:
+        if self.servers and self.judge:
             raise ValueError("--judge needs --model; in front of a server say --verifier judge:MODEL")
         if self.model is not None and self.separate:
             raise ValueError("--separate needs --upstream")
         return self
+
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _may_be_one(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @field_validator("upstreams")
+    @classmethod
+    def _differ(cls, upstreams: list[UpstreamSettings]) -> list[UpstreamSettings]:
+        return check_names(upstreams)
+
+    @property
+    def servers(self) -> list[UpstreamSettings]:
+        """The servers behind the gateway, in the order in which they are preferred."""
+        return typed_upstreams(self.upstream) or self.upstreams
 
 
 class ListeningSettings(Settings):
@@ -121,6 +146,9 @@ class GatewaySettings(Settings):
     max_n: int = Field(64, ge=1, le=MOST_SAMPLES)
     """The most candidates that a request may ask for."""
 
+    models: list[str] = []
+    """Answer for this model only; repeat it for several. By default for all that there are."""
+
     max_in_flight: int = Field(1024, ge=1)
     """The most requests that are worked on at once; others are told to come back."""
 
@@ -132,9 +160,6 @@ class GatewaySettings(Settings):
 
     log_format: LogFormat = "text"
     """The log on stderr: `text` for people, or `json`, an object a line."""
-
-    otel: bool = False
-    """Send spans to an OpenTelemetry collector, in the traces that clients name."""
 
     log_prompts: bool = False
     """Write questions and answers into the log, which otherwise has neither."""
@@ -168,6 +193,6 @@ class ServeSettings(Settings):
 
     @model_validator(mode="after")
     def _skips_on_servers(self) -> ServeSettings:
-        if self.looking.on_stop == "skip" and self.backend.upstream is None:
+        if self.looking.on_stop == "skip" and not self.backend.servers:
             raise ValueError("--on-stop skip needs --upstream: a model that runs here keeps what it said")
         return self

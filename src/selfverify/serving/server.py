@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from selfverify.core.errors import ConfigError
 from selfverify.remote.bearer_keys import find_keys
-from selfverify.remote.client import OpenAIClient, ServerSettings
+from selfverify.remote.client import OpenAIClient
+from selfverify.remote.connection import ServerSettings
 from selfverify.remote.listening import open_port, stop_asked
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
@@ -23,7 +26,6 @@ from selfverify.serving.entrance import is_loopback
 from selfverify.serving.log_lines import http_logger
 from selfverify.serving.page import digits_example
 from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
-from selfverify.serving.tracing import Tracing
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
@@ -41,11 +43,9 @@ def open_gateway(settings: ServeSettings) -> Gateway:
     calibration = Calibration.load(asked.calibration) if asked.calibration else None
     metrics, example = Metrics(), None
     backend: Backend
-    if settings.backend.upstream is not None:
-        server = ServerSettings(
-            settings.backend.upstream, timeout_s=asked.timeout, tries=settings.backend.tries
-        )
-        backend = upstream_of(server, metrics, settings.backend.separate)
+    if settings.backend.servers:
+        servers = servers_of(settings.backend, asked.timeout)
+        backend = upstream_of(servers, metrics, settings.backend.separate)
     else:
         backend = local_of(settings.backend, metrics, asked.images.pixels)
         example = digits_example if settings.backend.model == "builtin:digits" else None
@@ -56,25 +56,49 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         from selfverify.serving.looking_gate import LookGate  # it needs torch
 
         gate = LookGate(settings.looking.settings())
-    return Gateway(backend, asked, keys, calibration, metrics, example, gate, tracing_of(asked.otel))
+    return Gateway(backend, asked, keys, calibration, metrics, example, gate)
 
 
-def tracing_of(otel: bool) -> Tracing:
-    """Return what makes spans: nothing, or OpenTelemetry.
+def servers_of(settings: BackendSettings, timeout_s: float) -> list[ServerSettings]:
+    """Return the servers behind a gateway.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed.
+        ConfigError: An environment variable that should hold a server's key is not set.
     """
-    if not otel:
-        return Tracing()
-    from selfverify.serving.otel import OtelTracing  # an extra
+    found = []
+    for upstream in settings.servers:
+        key = os.environ.get(upstream.key_variable) if upstream.key_variable else None
+        if upstream.key_variable and not key:
+            text = (
+                f"upstream {upstream.name!r}: its key should be in ${upstream.key_variable}, which is not set"
+            )
+            raise ConfigError(text)
+        models = None if upstream.models is None else tuple(upstream.models)
+        found.append(
+            ServerSettings(
+                upstream.url,
+                key,
+                timeout_s,
+                settings.tries,
+                name=upstream.name,
+                models=models,
+            )
+        )
+    return found
 
-    return OtelTracing()
 
+def upstream_of(
+    servers: ServerSettings | Sequence[ServerSettings], metrics: Metrics, separate: bool = False
+) -> Upstream:
+    """Return servers as backend; ``metrics`` counts their tries."""
 
-def upstream_of(server: ServerSettings, metrics: Metrics, separate: bool = False) -> Upstream:
-    """Return a server as backend; ``metrics`` counts its tries."""
-    client = OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc())
+    def again(failed: str, asked: str, code: str, charged: bool) -> None:
+        metrics.again.labels(failed, asked, "maybe" if charged else "no").inc()
+        if charged or failed != asked:
+            cost = "; both may charge for it" if charged else ""
+            logger.warning("upstream %s failed (%s), %s is asked for the same%s", failed, code, asked, cost)
+
+    client = OpenAIClient(servers, lambda name, outcome: metrics.upstream.labels(name, outcome).inc(), again)
     return Upstream(client, separate)
 
 
@@ -107,7 +131,6 @@ async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, g
         ConfigError: The port cannot be opened.
     """
     gateway.entrance.on_loopback = is_loopback(host)
-    stack.push_async_callback(gateway.entrance.tracing.close)
     await stack.enter_async_context(gateway.backend)
     runner = web.AppRunner(
         gateway.application(),

@@ -1,4 +1,4 @@
-"""The backend that asks a model server, which may be any that speaks OpenAI's protocol."""
+"""The backend that asks model servers, which may be any that speak OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _QUICK = 0.1
 
 
 class Upstream(Backend):
-    """Draws candidates from a server.
+    """Draws candidates from servers.
 
     Args:
-        client: The client of the server.
+        client: The client of the servers.
         separate: Ask for every candidate in a request of its own, for servers whose ``n`` goes wrong.
     """
 
@@ -181,7 +181,7 @@ class Upstream(Backend):
         from selfverify.serving.look_talk import AT_ONCE, look_once  # it needs torch
 
         now = asyncio.get_running_loop().time
-        server = replace(self.client.settings, timeout_s=max(ask.deadline - now(), 0.1))
+        server = replace(await self.client.server_for(ask.model), timeout_s=max(ask.deadline - now(), 0.1))
         fields = {name: value for name, value in ask.body.items() if name != "messages"}
         over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
         messages, faults = with_places(ask.body["messages"]), list[Exception]()
@@ -243,6 +243,10 @@ class Upstream(Backend):
         judge = judge_of(ask.best_of.verifier or "judge", ask.model) or ask.model
         asked = [(f"answer {i}", ask.body["messages"], text) for i, text in enumerate(answers)]
         return await rate_all(self.client, judge, asked, ask.usage)
+
+    async def ready(self) -> dict[str, str | None]:
+        """See `Backend`."""
+        return await self.client.router.ready()
 
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""

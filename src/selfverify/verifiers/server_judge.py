@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Group
-from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
+from selfverify.remote.client import OpenAIClient
+from selfverify.remote.connection import ServerSettings, server_url
 from selfverify.remote.judge import rate_all
 from selfverify.remote.messages import openai_messages
 from selfverify.remote.usage import Usage

@@ -19,7 +19,8 @@ from selfverify.agents.judges.vote_cache import VoteCache
 from selfverify.core import ranks
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.events import note
-from selfverify.remote.client import OpenAIClient, ServerSettings, server_url
+from selfverify.remote.client import OpenAIClient
+from selfverify.remote.connection import ServerSettings, server_url
 from selfverify.remote.growing import read_choices
 from selfverify.remote.messages import image_url
 from selfverify.remote.usage import Usage

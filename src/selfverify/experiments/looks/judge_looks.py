@@ -16,7 +16,8 @@ from selfverify.evaluation.sweep import Progress, Sweep
 from selfverify.experiments.looks.looks_folder import SOURCES, VERDICTS, read_lessons, traces_of
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.looking.traces import LookTrace
-from selfverify.remote.client import OpenAIClient, ServerSettings
+from selfverify.remote.client import OpenAIClient
+from selfverify.remote.connection import ServerSettings
 
 AT_ONCE = 32
 """Requests that wait for the server at the same time."""
