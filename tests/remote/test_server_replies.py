@@ -17,6 +17,7 @@ from selfverify.remote.server_replies import (
     mean_logprob,
     read_text,
     read_tool_calls,
+    shown_answer,
     without_score,
 )
 from serving_servers import tagged
@@ -46,15 +47,40 @@ def test_texts(text: str, answer: str | None, score: float | None) -> None:
     assert "<score>" not in without_score(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<think>1+1</think><answer>- a\n- **b**</answer><score>0.8</score>", "- a\n- **b**"),
+        ("<think>1+1</think> 9 <score>0.8</score>", "9"),
+        ("so it is</think>9", "9"),  # the prompt's template opened the thoughts
+        ("just words, 3 < 4", "just words, 3 < 4"),
+        ("<think>1+", ""),
+        ("<think>1+1</think><answer>9 and 1", "9 and 1"),
+        ("<think>1+1</think><answer>9</ans", "9"),
+        ("<think>a</think><answer>8</answer> <answer>9</answer>", "9"),
+        ("9</answer><score>0.", "9"),
+        ("<answer>a</think>b</answer>", "b"),
+        ("<score>0.8</score>", ""),
+        ("", ""),
+    ],
+)
+def test_readers_see_no_tags(text: str, shown: str) -> None:
+    assert shown_answer(text) == shown
+
+
 def test_strict_reads_only_tags() -> None:
     assert read_text("9", strict=True).answer is None
     assert read_text(tagged("9"), strict=True).answer == "9"
 
 
-@given(st.text())
+TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<score>", "</score>"]
+
+
+@given(st.text() | st.lists(st.sampled_from([*TAGS, "<", "</", "x", " "])).map("".join))
 def test_never_raises(text: str) -> None:
     for strict in (True, False):
         read_text(text, strict=strict)
+    assert not any(tag in shown_answer(text) for tag in TAGS)
 
 
 def entries(*tokens: tuple[str, dict[str, float]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -100,6 +101,61 @@ def test_what_is_returned_of_an_answer() -> None:
         assert text_of(reply) == text
 
 
+DEFAULT_CLIENTS = GatewaySettings(best_of=BestOf(n=2, content="answer", refusal="content"))
+"""A gateway for clients that know nothing of it."""
+
+
+def streamed_text(fake: FakeUpstream, body: Body, settings: GatewaySettings) -> str:
+    """The content that a client of a stream puts together."""
+    lines = served(fake, lambda s, url, _: events(s, url, body | {"stream": True}), settings=settings)
+    parts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(c["choices"][0]["delta"].get("content") or "" for c in parts if c["choices"])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (tagged("# Title\n\n1. *one*"), "# Title\n\n1. *one*"),
+        ("<think>half of a", ""),
+        ("<think>a</think><answer>nine</answer><answer>ten</answer>", "ten"),  # malformed: nobody's answer
+        ("no tags at all <score>0.4</score>", "no tags at all"),
+    ],
+)
+def test_clients_that_know_nothing_see_no_tags(text: str, shown: str) -> None:
+    fake = FakeUpstream(write=lambda body, i: text)
+    _, reply = ask(fake, question(), DEFAULT_CLIENTS)
+    assert text_of(reply) == shown
+    assert streamed_text(fake, question(), DEFAULT_CLIENTS) == shown
+
+
+def test_an_answer_in_a_format_of_its_own_stays_as_it_is() -> None:
+    """A schema's text may speak of tags; where the gateway's tags were asked for they are taken out."""
+    text = '{"html": "<answer>9</answer><score>"}'
+    fake = FakeUpstream(write=lambda body, i: text)
+    formatted = question(response_format={"type": "json_object"})
+    _, reply = ask(fake, formatted, DEFAULT_CLIENTS)
+    assert text_of(reply) == text == streamed_text(fake, formatted, DEFAULT_CLIENTS)
+    assert "<answer>" not in json.dumps(fake.seen[0]["messages"])
+    fake = scripted("9|0.9")
+    _, reply = ask(fake, formatted | {"best_of": {"instruction": True}}, DEFAULT_CLIENTS)
+    assert text_of(reply) == "9" and "<answer>" in json.dumps(fake.seen[0]["messages"])
+
+
+def test_a_gateway_that_asks_for_no_format() -> None:
+    fake = scripted("9|0.9")
+    ask(fake, question(), GatewaySettings(best_of=BestOf(instruction=False)))
+    assert fake.seen[0]["messages"] == question()["messages"]
+
+
+def test_a_box_between_those_that_were_written() -> None:
+    fake = FakeUpstream(write=lambda body, i: tagged(f"[{i}, 0, {10 + i}, 10]"))
+    asked = question(best_of={"n": 2, "answers": "box", "strategy": "majority"})
+    _, reply = ask(fake, asked, DEFAULT_CLIENTS)
+    assert text_of(reply) == "0.5 0 10.5 10"
+    _, reply = ask(scripted("[1, 0, 11, 10]|0.5"), asked, DEFAULT_CLIENTS)
+    assert text_of(reply) == "[1, 0, 11, 10]"
+
+
 def test_greedy_is_asked_once() -> None:
     fake = scripted("9|0.9")
     _, reply = ask(fake, question(temperature=0))
@@ -124,6 +180,26 @@ def test_abstention() -> None:
     message = reply["choices"][0]["message"]
     assert status == 200 and message["content"] is None and "0.90" in message["refusal"]
     assert reply["choices"][0]["verification"]["abstained"]
+    unsure = GatewaySettings(best_of=BestOf(n=2, strategy="best", abstain_below=0.95, refusal="content"))
+    status, reply = ask(scripted("9|0.9"), question(), unsure)
+    message = reply["choices"][0]["message"]
+    assert message["content"] == message["refusal"] and "0.90" in message["content"]
+    assert streamed_text(scripted("9|0.9"), question(), unsure) == message["content"]
+    _, reply = ask(scripted("9|0.9"), question(best_of={"abstain_below": 0.9}), unsure)
+    assert "9" in text_of(reply) and not reply["choices"][0]["verification"]["abstained"]
+
+
+def test_headers_tell_how_sure_an_answer_is() -> None:
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> Mapping[str, str]:
+        asked = question(best_of={"n": 2, "strategy": "best", "abstain_below": 0.95})
+        async with session.post(f"{url}/chat/completions", json=asked) as response:
+            return response.headers
+
+    found = served(scripted("9|0.9"), use)
+    told = {
+        name: found.get(f"x-best-of-{name}") for name in ("score", "confidence", "abstained", "probability")
+    }
+    assert told == {"score": "0.9000", "confidence": "0.9000", "abstained": "true", "probability": None}
 
 
 def test_a_calibration_is_used_where_it_fits() -> None:

@@ -34,7 +34,8 @@ def test_every_field_has_a_default_that_a_request_can_take_back() -> None:
     odd = BestOf(
         n=3, strategy="best", verifier="none", stop="beta", answers="set", confidence=0.9, budget_tokens=9,
         vote_temperature=0.2, share=0.5, start=1, step=2, temperature=0.3, abstain_below=0.4,
-        instruction=False, content="answer", samples=True, progress="events", timeout_s=5.0,
+        instruction=False, content="answer", refusal="content", samples=True, progress="events",
+        timeout_s=5.0,
     )  # fmt: skip
     assert not {name for name in BestOf.model_fields if getattr(odd, name) == getattr(BestOf(), name)}
     assert best_of(asked(), odd) == ("m", odd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -78,6 +79,33 @@ def without_score(text: str) -> str:
     """Return the text before its last ``<score>``."""
     head, opened, _ = text.rpartition(OPENING)
     return (head if opened else text).strip()
+
+
+def shown_answer(text: str) -> str:
+    """Return what a reader wants of a completion: the answer without thoughts, score and tags. Never raises.
+
+    A text without tags is the answer. Of one that was cut off inside its answer that much is shown, and
+    nothing of one that was cut off inside its thoughts.
+    """
+    shown = without_score(text)
+    _, thought, after = shown.rpartition(_tag("think", closing=True))
+    shown = after if thought else shown.partition(_tag("think"))[0]
+    _, opened, inside = shown.rpartition(_tag("answer"))
+    shown = inside.partition(_tag("answer", closing=True))[0] if opened else shown
+    for tag in _TAGS:
+        shown = shown.replace(tag, "")
+    return _CUT_TAG.sub("", shown).strip()
+
+
+def _tag(name: str, closing: bool = False) -> str:
+    return f"</{name}>" if closing else f"<{name}>"
+
+
+_TAGS = [_tag(name, closing) for name in ("think", "answer", SCORE_TAG) for closing in (False, True)]
+_CUT_TAG = re.compile(
+    "(?:" + "|".join(re.escape(tag[:n]) for tag in _TAGS for n in range(2, len(tag))) + r")\Z"
+)
+"""A tag at the end of a text whose last characters did not come any more."""
 
 
 def last_score(text: str) -> float | None:

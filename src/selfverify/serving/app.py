@@ -24,7 +24,7 @@ from selfverify.serving.completions import candidate_json, chunks, completion, p
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ROOM, Entrance, told
 from selfverify.serving.field_names import refuse_misspelt
-from selfverify.serving.incoming import wants_instruction, with_instruction, without_images
+from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
 from selfverify.serving.passing import Passing, copy_events
@@ -194,10 +194,10 @@ class Gateway:
         for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: "5" is 5
             body[name] = getattr(asked, name)
         pictures, messages = await self._take(request, asked.messages, deadline)
-        body |= {
-            "model": model,
-            "messages": with_instruction(messages) if wants_instruction(settings, body) else messages,
-        }
+        instruct = wants_instruction(settings, body)
+        body |= {"model": model, "messages": with_instruction(messages) if instruct else messages}
+        if is_formatted(body) and not instruct:  # what looks like a tag in it is none
+            settings = settings.model_copy(update={"content": "raw"})
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
         ask = Ask(body, pictures, settings, deadline, asked.stream, request[REQUEST_ID])
@@ -372,8 +372,12 @@ class Gateway:
 
 def _figures(ask: Ask, outcome: Selection) -> dict[str, str]:
     """Return a completion's figures as headers."""
-    score = outcome.selected[0].choice.score
-    headers = {"x-best-of-samples": str(len(outcome.candidates)), "x-best-of-stopped": outcome.stopped}
-    if score is not None:
-        headers["x-best-of-score"] = f"{score:.4f}"
-    return headers | {"x-best-of-calls": str(ask.usage.calls)}
+    best = outcome.selected[0]
+    sure = {"score": best.choice.score, "confidence": best.choice.confidence, "probability": best.probability}
+    return {
+        "x-best-of-samples": str(len(outcome.candidates)),
+        "x-best-of-stopped": outcome.stopped,
+        **{f"x-best-of-{name}": f"{value:.4f}" for name, value in sure.items() if value is not None},
+        "x-best-of-abstained": str(best.abstained).lower(),
+        "x-best-of-calls": str(ask.usage.calls),
+    }

@@ -98,7 +98,12 @@ class BestOf(Choosing):
     """Put a request for the answer format and a score behind the question."""
 
     content: Literal["text", "answer", "raw"] = "text"
-    """What is returned: the text without its score, the answer alone, or everything."""
+    """What is returned: the text without its score, the answer alone, without any tags, or everything. An
+    answer in a `response_format` is always returned as it is."""
+
+    refusal: Literal["field", "content"] = "field"
+    """Where it says that no answer is sure enough: in OpenAI's field `refusal`, or for clients that do not
+    show that also in the content."""
 
     samples: bool = False
     """Return all candidates besides the chosen answer."""

@@ -70,7 +70,11 @@ def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
     if selected.abstained:
         sure = selected.choice.confidence if selected.probability is None else selected.probability
         text = f"No answer is sure enough to be given (confidence {sure or 0.0:.2f})."
-        return {"role": "assistant", "content": None, "refusal": text}
+        return {
+            "role": "assistant",
+            "content": text if settings.refusal == "content" else None,
+            "refusal": text,
+        }
     found: dict[str, Any] = {"role": "assistant", "content": visible(selected, settings), "refusal": None}
     found |= selected.reply.rest
     if selected.reply.tool_calls:
@@ -111,7 +115,7 @@ def completion(head: dict[str, Any], ask: Ask, outcome: Selection) -> dict[str, 
                 "index": i,
                 "message": message(chosen, ask.best_of),
                 "logprobs": logprobs(chosen, ask.best_of) if with_logprobs else None,
-                "finish_reason": chosen.reply.finish,
+                "finish_reason": "stop" if chosen.abstained else chosen.reply.finish,
                 "verification": verification(chosen, outcome),
             }
             for i, chosen in enumerate(outcome.selected)

@@ -23,8 +23,12 @@ def wants_instruction(settings: BestOf, body: Mapping[str, Any]) -> bool:
     """
     if "instruction" in settings.model_fields_set:
         return settings.instruction
-    formatted = body.get("response_format") not in (None, {"type": "text"})
-    return settings.instruction and not (formatted or body.get("tools") or body.get("functions"))
+    return settings.instruction and not (is_formatted(body) or body.get("tools") or body.get("functions"))
+
+
+def is_formatted(body: Mapping[str, Any]) -> bool:
+    """Whether a request asks for a format of its own."""
+    return body.get("response_format") not in (None, {"type": "text"})
 
 
 def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from selfverify.core.errors import ServerError
-from selfverify.remote.server_replies import Completion, Reader, read_text, without_score
+from selfverify.remote.server_replies import Completion, Reader, read_text, shown_answer, without_score
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.candidates import Candidate
 from selfverify.selection.choose import Choice, choose
@@ -186,7 +186,9 @@ def visible(selected: Selected, settings: BestOf) -> str:
     """Return the text that a client gets of an answer."""
     if settings.content == "raw":
         return selected.reply.text
-    if settings.content == "answer" and selected.choice.answer is not None and not selected.reply.tool_calls:
-        answer = selected.choice.answer
-        return answer if isinstance(answer, str) else " ".join(map(str, answer))
-    return without_score(selected.reply.text)
+    if settings.content == "text":
+        return without_score(selected.reply.text)
+    answer = selected.choice.answer
+    if isinstance(answer, list) and answer != selected.reply.answer:  # a box between those that were written
+        return " ".join(f"{number:g}" for number in answer)
+    return shown_answer(selected.reply.text)
