@@ -23,6 +23,7 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.counters import Metrics
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start, upstream_of
+from selfverify.serving.tracing import Tracing
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -235,6 +236,7 @@ def quick_gateway(
     keys: list[str] | None = None,
     calibration: Calibration | None = None,
     keep_alive_s: float = 5.0,
+    tracing: Tracing | None = None,
     **server: Any,
 ) -> Gateway:
     """A gateway that does not wait long between tries. Several servers have names."""
@@ -242,7 +244,9 @@ def quick_gateway(
     named = {"upstream-1": url} if isinstance(url, str) else url
     servers = [ServerSettings(address, name=name, **patience) for name, address in named.items()]
     backend = upstream_of(servers, metrics, separate)
-    gateway = Gateway(backend, settings or GatewaySettings(), Keys(keys or []), calibration, metrics)
+    gateway = Gateway(
+        backend, settings or GatewaySettings(), Keys(keys or []), calibration, metrics, tracing=tracing
+    )
     gateway.keep_alive_s = keep_alive_s
     return gateway
 

@@ -37,6 +37,7 @@ from selfverify.serving.selecting import Selection, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.served_models import ServedModels
 from selfverify.serving.streaming import REQUEST_ID, EventStream
+from selfverify.serving.tracing import Tracing
 from selfverify.serving.upstream import judge_of
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
@@ -63,6 +64,7 @@ class Gateway:
         metrics: The counters.
         example: Makes example problems for the page.
         looking: What requests with a field ``look`` may ask for; None refuses them.
+        tracing: Makes spans of requests; None makes none.
     """
 
     keep_alive_s = 5.0
@@ -80,6 +82,7 @@ class Gateway:
         metrics: Metrics | None = None,
         example: Example | None = None,
         looking: LookGate | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.backend = backend
         self.settings = settings
@@ -89,7 +92,7 @@ class Gateway:
         self.example = example
         self.looking = looking
         self.served = ServedModels(settings.models)
-        self.entrance = Entrance(settings, self.keys, self.metrics)
+        self.entrance = Entrance(settings, self.keys, self.metrics, tracing)
         self.remote: RemoteImages | None = None
 
     def application(self) -> web.Application:
@@ -246,14 +249,15 @@ class Gateway:
     async def _select(
         self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
     ) -> Selection:
-        outcome = await select(self.backend, ask, wanted, self.calibration, tell)
-        count, drawn = self.metrics, len(outcome.candidates)
+        count, record = self.metrics, request[RECORD]
+        with self.entrance.tracing.selection(record, ask.best_of):
+            outcome = await select(self.backend, ask, wanted, self.calibration, tell)
+            drawn = len(outcome.candidates)
+            record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
         count.candidates.inc(drawn)
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
         self._count(ask.usage)
-        record = request[RECORD]
-        record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
         if self.settings.log_prompts:
             texts = json.dumps([reply.text for reply in outcome.candidates], ensure_ascii=False)
             logger.info("%s gets %s", request[REQUEST_ID], texts)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from selfverify.core.errors import ServerError
 from selfverify.remote.bearer_keys import Keys
-from selfverify.remote.origin import ORIGIN, Origin
+from selfverify.remote.origin import ORIGIN
 from selfverify.serving.api_errors import ApiError, api_error, error_response
 from selfverify.serving.counters import Metrics
 from selfverify.serving.intake import Intake, Room
@@ -21,6 +21,7 @@ from selfverify.serving.request_record import RECORD, AnsweredModels, RequestRec
 from selfverify.serving.security import RateLimit
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID
+from selfverify.serving.tracing import Tracing
 
 logger = logging.getLogger("selfverify.serving")
 
@@ -40,10 +41,14 @@ class Entrance:
         settings: How requests are treated.
         keys: The keys of those who may ask; without any, everybody may.
         metrics: The counters.
+        tracing: Makes spans.
     """
 
-    def __init__(self, settings: GatewaySettings, keys: Keys, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: GatewaySettings, keys: Keys, metrics: Metrics, tracing: Tracing | None = None
+    ) -> None:
         self.settings = settings
+        self.tracing = tracing or Tracing()
         self.keys = keys
         self.metrics = metrics
         self.rate = RateLimit(settings.rate_limit)
@@ -56,16 +61,19 @@ class Entrance:
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through to its handler, if its caller may ask."""
-        status, own_id = 499, request_id(request.headers.get("x-request-id"))
-        request[REQUEST_ID] = own_id
-        record = request[RECORD] = RequestRecord(Origin({"x-request-id": own_id}))
+        own_id = request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
+        record = request[RECORD] = self.tracing.record({"x-request-id": own_id})
         entered = ORIGIN.set(record.origin)
         self.in_flight += 1
         self.metrics.in_flight.set(self.in_flight)
         try:
-            with self.intake.room() as request[ROOM]:
-                response = await self._response(request, handler)
-            status = response.status
+            with self.tracing.request(record, request.headers, request.method, _route(request)):
+                try:
+                    with self.intake.room() as request[ROOM]:
+                        response = await self._response(request, handler)
+                    record.status = response.status
+                finally:
+                    record.model = self.models.told(record)
             return response
         except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.cancelled.inc()
@@ -74,19 +82,16 @@ class Entrance:
             ORIGIN.reset(entered)
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
-            self._tell(request, record, status)
+            self._tell(request, record)
 
     async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
         """Put what every response says into its headers."""
         if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
             response.headers["x-request-id"] = request[REQUEST_ID]
 
-    def _tell(self, request: web.Request, record: RequestRecord, status: int) -> None:
+    def _tell(self, request: web.Request, record: RequestRecord) -> None:
         """Count and log a request that is over."""
-        known = request.match_info.route.resource
-        path = known.canonical if known is not None else "other"
-        own_id, seconds = request[REQUEST_ID], record.seconds
-        record.model = self.models.told(record)
+        own_id, path, status, seconds = request[REQUEST_ID], _route(request), record.status, record.seconds
         self.metrics.observe(path, status, seconds, record)
         fields = {"request_id": own_id, "method": request.method, "path": path, "status": status}
         fields |= {"seconds": round(seconds, 4)} | record.fields()
@@ -136,6 +141,12 @@ class Entrance:
         if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
             text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
             raise ApiError(403, text, "host_refused")
+
+
+def _route(request: web.Request) -> str:
+    """Return the route's own path, which is none that a client wrote."""
+    known = request.match_info.route.resource
+    return known.canonical if known is not None else "other"
 
 
 def name_of(host: str) -> str:

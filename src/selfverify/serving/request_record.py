@@ -35,6 +35,8 @@ class RequestRecord:
         usage: What it costs.
         first_s: Seconds until the first part of a streamed answer was sent.
         code: The code of its error.
+        status: The status that it ends with; 499 where the client leaves.
+        trace: The trace that it belongs to, in 32 hexadecimal digits; None where it has no span.
     """
 
     origin: Origin = field(default_factory=Origin)
@@ -46,6 +48,8 @@ class RequestRecord:
     usage: Usage | None = None
     first_s: float | None = None
     code: str | None = None
+    status: int = 499
+    trace: str | None = None
     begun: float = field(default_factory=time.perf_counter)
 
     @property
@@ -73,6 +77,7 @@ class RequestRecord:
         """Return what a line for programs says, without what is not known. Times are in seconds."""
         usage = self.usage
         found = {
+            "trace_id": self.trace,
             "key": self.key,
             "model": self.model,
             "candidates": self.candidates,
@@ -113,6 +118,11 @@ def request_id(given: str | None) -> str:
     return given if given and _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
 
+def well_formed(model: str | None) -> bool:
+    """Whether a text looks like a model's name, rather than like anything else that a client may write."""
+    return model is not None and _MODEL.fullmatch(model) is not None
+
+
 class AnsweredModels:
     """The names of models that a backend has answered to. Others are whatever a client wrote."""
 
@@ -122,7 +132,7 @@ class AnsweredModels:
     def told(self, record: RequestRecord) -> str | None:
         """Return the name of a request's model, if it may be logged."""
         name = record.model
-        if name is None or not _MODEL.fullmatch(name):
+        if name is None or not well_formed(name):
             return None
         if record.answered and len(self._names) < _MOST_MODELS:
             self._names.add(name)

@@ -161,6 +161,9 @@ class GatewaySettings(Settings):
     log_format: LogFormat = "text"
     """The log on stderr: `text` for people, or `json`, an object a line."""
 
+    otel: bool = False
+    """Send spans to an OpenTelemetry collector, in the traces that clients name."""
+
     log_prompts: bool = False
     """Write questions and answers into the log, which otherwise has neither."""
 

@@ -26,6 +26,7 @@ from selfverify.serving.entrance import is_loopback
 from selfverify.serving.log_lines import http_logger
 from selfverify.serving.page import digits_example
 from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
+from selfverify.serving.tracing import Tracing
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
@@ -56,7 +57,20 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         from selfverify.serving.looking_gate import LookGate  # it needs torch
 
         gate = LookGate(settings.looking.settings())
-    return Gateway(backend, asked, keys, calibration, metrics, example, gate)
+    return Gateway(backend, asked, keys, calibration, metrics, example, gate, tracing_of(asked.otel))
+
+
+def tracing_of(otel: bool) -> Tracing:
+    """Return what makes spans: nothing, or OpenTelemetry.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    if not otel:
+        return Tracing()
+    from selfverify.serving.otel import OtelTracing  # an extra
+
+    return OtelTracing()
 
 
 def servers_of(settings: BackendSettings, timeout_s: float) -> list[ServerSettings]:
@@ -131,6 +145,7 @@ async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, g
         ConfigError: The port cannot be opened.
     """
     gateway.entrance.on_loopback = is_loopback(host)
+    stack.push_async_callback(gateway.entrance.tracing.close)
     await stack.enter_async_context(gateway.backend)
     runner = web.AppRunner(
         gateway.application(),
