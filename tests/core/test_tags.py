@@ -101,10 +101,16 @@ def test_other_sets_of_tags():
     read = parse_tagged("<score>0.5</score>", ("score",))
     assert (read.score, read.answer_ok, read.score_start) == (0.5, True, 7)
     read = parse_tagged("<answer>a <score> b</answer>", ("answer",))
-    assert read == Tagged({"answer": "a <score> b"}, answer_ok=True)
+    assert read == Tagged({"answer": "a <score> b"}, answer_ok=True, score_asked=False)
 
 
-@pytest.mark.parametrize("order", [(), ("score", "answer"), ("answer", "answer"), ("score", "score")])
+def test_without_tags_all_of_the_text_is_the_answer() -> None:
+    read = parse_tagged("So it is <b>4</b>.", ())
+    assert read.fields == {"answer": "So it is <b>4</b>."} and read.answer_ok and not read.score_asked
+    assert not parse_tagged(" \n", ()).answer_ok and parse_tagged("", ("answer", "score")).score_asked
+
+
+@pytest.mark.parametrize("order", [("score", "answer"), ("answer", "answer"), ("score", "score")])
 def test_an_order_that_cannot_work_is_an_error(order):
     with pytest.raises(ValueError, match="order"):
         parse_tagged("", order)

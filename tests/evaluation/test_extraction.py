@@ -137,6 +137,27 @@ def test_of_two_turns_the_second_is_read() -> None:
     assert extractor.seen == [(PROBLEMS[0].id, "it is 12")] and trajectory.rewards["correct"] == 1
 
 
+def test_two_equal_turns_are_no_correction() -> None:
+    """Also where the rules can read neither of them."""
+    segments = [
+        Segment("turn_1", [1], text="it is 12", parsed=UNREADABLE),
+        Segment("observation", [1], text="Check it.", author="environment", turn=1),
+        Segment("turn_2", [1], text="it is 12", turn=1, finish=Finish.STOP, parsed=UNREADABLE),
+    ]
+    rewards = {"correct": 0.0, "answer": 0.0, "correct_1": 0.0}
+    trajectory = Trajectory(segments, rewards=rewards, parsed=UNREADABLE)
+    read_again(TASK, [Group(PROBLEMS[0], [trajectory])], Scripted(["12", "12"]))
+    assert (trajectory.rewards["correct_1"], trajectory.rewards["correct"]) == (1, 1)
+
+
+def test_a_first_turn_that_was_cut_off_is_no_second_answer() -> None:
+    first = Segment("turn_1", [1], text="it is 12", finish=Finish.LENGTH, parsed=UNREADABLE)
+    rewards = {"correct": 0.0, "answer": 0.0, "correct_1": 0.0}
+    trajectory = Trajectory([first], rewards=rewards, parsed=UNREADABLE)
+    read_again(TASK, [Group(PROBLEMS[0], [trajectory])], Scripted(["12"]))
+    assert (trajectory.rewards["correct_1"], trajectory.rewards["correct"]) == (1, 0)
+
+
 def test_a_policy_is_asked_in_text_without_the_target(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

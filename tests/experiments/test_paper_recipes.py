@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from selfverify.experiments.recipe import Recipe, builtin_recipes, load_recipe
+from selfverify.tasks.answering import SECOND_TURN
 
 ADPO: dict[str, Any] = {
     "seed": 42,
@@ -40,6 +41,9 @@ ADAPO: dict[str, Any] = {
     "policy.master_weights": True,
     "policy.train_vision": False,
     "sampling.max_new_tokens": 5000,
+    "task.form": "free",
+    "task.score": False,
+    "evaluation.second_turn": SECOND_TURN,
     "learner.betas": (0.9, 0.999),
     "learner.weight_decay": 0.0,
 }
@@ -47,7 +51,8 @@ ADAPO: dict[str, Any] = {
 
 ROLLED_OUT = {"sampling.group_size": 8, "sampling.temperature": 1.0, "sampling.top_p": 0.99}
 
-FINE_TUNED = {"learner.groups_per_step": 32, "learner.learning_rate": 2e-5, "learner.schedule": "linear"}
+FINE_TUNED = {"learner.groups_per_step": 32, "learner.learning_rate": 2e-5, "learner.schedule": "linear",
+              "learner.warmup_share": 0.1}  # fmt: skip
 
 PAPERS: dict[str, dict[str, Any]] = {
     "adpo-math": {**ADPO, "policy.path": "Qwen/Qwen2-VL-7B-Instruct", "learner.steps": 1200},
@@ -60,16 +65,18 @@ PAPERS: dict[str, dict[str, Any]] = {
     },
     "adapo-math": {
         **ADAPO, **ROLLED_OUT, "learner.learning_rate": 5e-7, "learner.schedule": "constant",
+        "learner.epochs": 2.0,
         "learner.clip_low": 0.25, "learner.clip_high": 0.25, "method.kl": 0.001, "method.kl_scale": 0.01,
         "method.positive": 1.0, "method.negative": -1.0, "method.threshold": 0.6, "method.k_01": 1.0,
         "method.k_11": -1.0, "method.k_10": 0.5, "method.k_00": -0.5,
     },
-    "adapo-math-grpo": {**ADAPO, **ROLLED_OUT, "learner.learning_rate": 2e-6},
+    "adapo-math-grpo": {**ADAPO, **ROLLED_OUT, "learner.epochs": 2.0, "learner.learning_rate": 2e-6},
     "adapo-math-score": {
         **ADAPO, "learner.learning_rate": 2e-5, "learner.groups_per_step": 128, "sampling.temperature": 1.0,
         "method.alpha": 10.0, "method.kl": 0.01, "method.first_kl": 0.1,
+        "method.silent_kl": True,
     },
-    "adapo-math-sft": {**ADAPO, **FINE_TUNED},
+    "adapo-math-sft": {**ADAPO, **FINE_TUNED, "task.solved": True, "learner.epochs": 2.0},
     "adapo-math-star": {
         **ADAPO, **FINE_TUNED, "method.iterations": 2, "method.rounds": 2, "method.epochs": 2.0,
     },

@@ -21,10 +21,10 @@ from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import METHODS, make_method, make_task
 from selfverify.experiments.run import build
-from selfverify.learner.streams import make_streams
+from selfverify.learner.streams import make_streams, select
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
-from selfverify.tasks.answering import SECOND_TURN
+from selfverify.rollouts.converse import Rollout
 
 
 def trajectory(first: int, second: int, finish: str = "stop") -> Trajectory:
@@ -191,6 +191,50 @@ def test_score_stages_by_hand() -> None:
     assert (turn_1.kl_coef, turn_2.kl_coef) == (0.01, 0.01)
 
 
+def test_the_strict_kl_counts_in_silent_groups() -> None:
+    """All second answers right: nothing is learnt, and the first turn is held all the same in stage I."""
+    made = group((1, 1), (0, 1))
+    prompt = Prompt("p", torch.tensor([1]), torch.tensor([[0]]))
+    held, loose = make_method("score", first_stage=3), make_method("score", first_stage=3, silent_kl=False)
+    rollout = Rollout([prompt], [made])
+    [streams], dropped = select(rollout, [credits(held, made)], drop_zero=True)
+    torch.testing.assert_close(streams.kl_coef_gr, torch.tensor([0.1, 0.1, 0.0, 0.0, 0.0, 0.0]).expand(2, 6))
+    assert not streams.advantage_gr.any() and not dropped
+    assert select(rollout, [credits(loose, made)], drop_zero=True)[1] == {"zero_advantage": 1}
+    made.step = 3
+    mixed = group((1, 1), (1, 0))
+    mixed.step = 3
+    [streams], _ = select(Rollout([prompt], [mixed]), [credits(held, mixed)], drop_zero=True)
+    assert streams.kl_coef_gr[0].tolist() == pytest.approx([0.0, 0.0, 0.0, 0.01, 0.01, 0.01])
+
+
+def test_a_first_turn_may_be_held_alone() -> None:
+    made = group((1, 0), (0, 1))
+    turn_1, turn_2 = credits(make_method("score", first_stage=3, first_turn="held"), made)
+    assert not turn_1.advantage.any() and turn_1.acts and turn_2.advantage.tolist() == [-0.5, 0.5]
+    with pytest.raises(ValueError, match="first_turn: held is held by its KL alone"):
+        make_method("score", first_turn="held", silent_kl=False)
+
+
+def test_formats_of_turns_count_where_asked() -> None:
+    """P = 1/2, so that R01 is 0.9 and R00 -1.25; a malformed turn takes 0.2 of either."""
+    made = group((0, 1), (0, 0), (1, 1), (1, 0))
+    for one, (first, second) in zip(made.trajectories, [(0, 1), (1, 0), (1, 1), (1, 1)], strict=True):
+        one.rewards |= {"answer_format_1": float(first), "answer_format": float(second)}
+    credits(make_method("adapo", turn_format_weight=0.2), made)
+    assert [t.rewards["trajectory"] for t in made.trajectories] == pytest.approx([0.7, -1.45, 1.1, -0.75])
+    with pytest.raises(ValueError, match=r"turn_format_weight: 0\.4 is not less than 0\.4"):
+        make_method("adapo", turn_format_weight=0.4)
+    method = make_method("score", first_stage=0, alpha=0.0, format_weight=0.2)
+    turn_1, turn_2 = credits(method, made)
+    torch.testing.assert_close(
+        turn_1.advantage, torch.tensor([-0.65, -0.45, 0.55, 0.55], dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        turn_2.advantage, torch.tensor([0.55, -0.65, 0.55, -0.45], dtype=torch.float64)
+    )
+
+
 def test_score_goes_on_to_its_second_stage(tiny_folder: Path, tmp_path: Path) -> None:
     """In one run, and with the reference of the first."""
     learn(
@@ -239,34 +283,6 @@ def test_own_second_turns_are_learnt_where_right_or_where_they_correct() -> None
 
 
 # --- the paper's settings ---------------------------------------------------------------------------------
-
-
-def test_the_papers_recipes() -> None:
-    """Table 4 and Appendix B, but for the signs of K; all are measured in the paper's second turn."""
-    found = {name: load_recipe(f"adapo-math{name}") for name in ("", "-grpo", "-score", "-sft", "-star")}
-    adapo = found[""]
-    options = adapo.method.options
-    assert [options[k] for k in ("k_01", "k_11", "k_10", "k_00", "threshold", "kl", "kl_scale")] == [
-        1.0, -1.0, 0.5, -0.5, 0.6, 0.001, 0.01,
-    ]  # fmt: skip
-    assert (adapo.learner.clip_low, adapo.learner.clip_high, adapo.learner.learning_rate) == (
-        0.25,
-        0.25,
-        5e-7,
-    )
-    sampling = adapo.sampling
-    assert (sampling.group_size, sampling.temperature, sampling.top_p) == (8, 1.0, 0.99)
-    assert sampling.max_new_tokens == 5000
-    rates = {name: recipe.learner.learning_rate for name, recipe in found.items()}
-    assert rates == {"": 5e-7, "-grpo": 2e-6, "-score": 2e-5, "-sft": 2e-5, "-star": 2e-5}
-    score = found["-score"].method.options
-    assert (score["alpha"], score["kl"], score["first_kl"]) == (10, 0.01, 0.1)
-    for name in ("-sft", "-star"):
-        learner = found[name].learner
-        assert (learner.groups_per_step, learner.schedule) == (32, "linear")
-    star = found["-star"].method.options
-    assert (star["iterations"], star["rounds"], star["epochs"]) == (2, 2, 2)
-    assert {recipe.evaluation.second_turn for recipe in found.values()} == {SECOND_TURN}
 
 
 def test_missing_data_is_said_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

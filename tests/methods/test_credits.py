@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from selfverify.core.credit import valid_trajectories
+from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_method
@@ -203,6 +204,33 @@ def test_weights_and_kl_by_channel() -> None:
 
 
 # --- ADPO, ablations and the concordance credit -----------------------------------------------------------
+
+
+def test_grpo_without_scores_pays_the_answers_format() -> None:
+    """The twin of a task with `score: false`: nothing is paid for a score, and nothing lost."""
+    of = group(trajectory(1.0, MISSING), trajectory(0.0, MISSING), trajectory(0.0, MISSING, answer_ok=False))
+    for one in of.trajectories:
+        del one.rewards["score_format"], one.rewards["score_opened"]
+    close(credits("grpo", of)["answer"].advantage, normalised(1.1, 0.1, 0.0))
+    with pytest.raises(
+        ConfigError, match=r"teaches scores, and the task asks for none: set task\.score=true"
+    ):
+        credits("adpo", of)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (
+            {"credit": "entangled", "score_weight": 3.0},
+            "score_weight: 3 has no meaning with credit: entangled",
+        ),
+        ({"verification": "binary", "gamma": 0.1}, "gamma: 0.1 is a margin between answers"),
+    ],
+)
+def test_ablations_refuse_what_they_would_ignore(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make_method("adpo", **options)
 
 
 def test_entangled_adds_the_rewards() -> None:

@@ -55,6 +55,7 @@ class Credit:
         valid: ``[G]`` bool; an invalid trajectory (an outage, a cut-off) takes no part at all.
         choices: Tokens of the channel that learn from all their alternatives; at those ``advantage`` is not
             used.
+        holds: Whether the KL term counts also in a group in which nothing is to be learnt.
     """
 
     channel: str
@@ -63,6 +64,12 @@ class Credit:
     weight: float | torch.Tensor = 1.0
     valid: torch.Tensor | None = None
     choices: Alternatives | None = None
+    holds: bool = False
+
+    @property
+    def acts(self) -> bool:
+        """Whether tokens are moved: by an advantage, or by the KL term alone."""
+        return self.teaches or (self.holds and bool(torch.as_tensor(self.kl_coef).any()))
 
     @property
     def teaches(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -17,6 +18,12 @@ class LearnerConfig(StrictModel):
 
     steps: int = Field(
         ge=1, description="Training steps; one step is one rollout of `groups_per_step` groups."
+    )
+    epochs: float | None = Field(
+        None,
+        gt=0,
+        description="Passes over the training problems, or over those that `keep` keeps, where a task has so "
+        "many and no more. A run ends after them, and after `steps` at the latest. null: after `steps`.",
     )
     groups_per_step: int = Field(24, ge=1, description="Problems sampled in one step.")
     keep: str | None = Field(
@@ -51,6 +58,12 @@ class LearnerConfig(StrictModel):
     )
     warmup_steps: int = Field(
         0, ge=0, description="Steps over which the learning rate rises linearly from 0 to its peak."
+    )
+    warmup_share: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="The share of all steps over which the learning rate rises, instead of `warmup_steps`.",
     )
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
@@ -146,6 +159,8 @@ class LearnerConfig(StrictModel):
                 f"warmup_steps={self.warmup_steps} is more than steps={self.steps}: the learning rate would "
                 "never reach its peak"
             )
+        if self.warmup_share is not None and self.warmup_steps:
+            faults.append("warmup_share and warmup_steps both say how long the warm-up is; leave one out")
         if self.updates_per_rollout > self.groups_per_step:
             faults.append(
                 f"updates_per_rollout={self.updates_per_rollout} is more than groups_per_step="
@@ -159,3 +174,24 @@ class LearnerConfig(StrictModel):
         if faults:
             raise ValueError("\n".join(faults))
         return self
+
+    def lasting(self, problems: int | None = None, epochs: float | None = None) -> LearnerConfig:
+        """Return these settings with the steps that passes over so many problems take, and their warm-up.
+
+        Args:
+            problems: The number of problems in one pass; None leaves `steps` as it is.
+            epochs: Passes; None means `epochs` of these settings, and with none there either `steps`.
+        """
+        epochs = self.epochs if epochs is None else epochs
+        steps = self.steps
+        if problems is not None and epochs is not None:
+            steps = min(steps, max(math.ceil(epochs * problems / self.groups_per_step), 1))
+        warmup = self.warmup_steps if self.warmup_share is None else math.floor(self.warmup_share * steps)
+        changed = {
+            "steps": steps,
+            "epochs": None,
+            "warmup_steps": min(warmup, steps),
+            "warmup_share": None,
+            "evaluate_every": min(self.evaluate_every, steps),
+        }
+        return self.model_copy(update=changed)

@@ -36,6 +36,7 @@ class Tagged:
         score_ok: A score block follows the last other tag at once, holds a score, and ends the text.
         score_start: Character offset just after the opening ``<score>``, None if it was never opened
             after the last other tag. This is where the score channel begins.
+        score_asked: Whether the tags that were asked for have a score among them.
     """
 
     fields: dict[str, str] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Tagged:
     answer_ok: bool = False
     score_ok: bool = False
     score_start: int | None = None
+    score_asked: bool = True
 
 
 def parse_score(text: str) -> float | None:
@@ -71,18 +73,21 @@ def parse_tagged(text: str, order: Sequence[str] = ("think", "answer", SCORE_TAG
     Args:
         text: The model's output without its end token (``<|im_end|>`` after the score is not whitespace).
         order: The tags, in order; ``("tool_call", "score")`` for the mobile agent. ``score`` may be left out.
+            Without any tag all of a text that is not blank is its ``answer``.
 
     Raises:
-        ValueError: ``order`` is empty, names a tag twice, or has ``score`` before another tag.
+        ValueError: ``order`` names a tag twice, or has ``score`` before another tag.
     """
+    if not order:
+        return Tagged({"answer": text}, answer_ok=bool(text.strip(_WHITESPACE)), score_asked=False)
     leading = [tag for tag in order if tag != SCORE_TAG]
-    if not order or len(set(order)) != len(order) or (SCORE_TAG in order and order[-1] != SCORE_TAG):
+    if len(set(order)) != len(order) or (SCORE_TAG in order and order[-1] != SCORE_TAG):
         raise ValueError(
             f"parse_tagged: order {tuple(order)} must be distinct tags, with {SCORE_TAG!r} last if at all"
         )
     opening, closing = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
 
-    tagged = Tagged()
+    tagged = Tagged(score_asked=SCORE_TAG in order)
     score_open = -1
     if SCORE_TAG in order:
         answer_end = text.find(f"</{leading[-1]}>") if leading else 0

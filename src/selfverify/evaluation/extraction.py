@@ -17,7 +17,8 @@ from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged, token_ends
-from selfverify.core.trajectory import Group, Trajectory
+from selfverify.core.trajectory import Group, Segment, Trajectory
+from selfverify.evaluation.store import CORRECT_1
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Judged, Task, user_turn
@@ -84,37 +85,72 @@ def make_extractor(path: str, policy: Policy) -> Extractor:
     return PolicyExtractor(Policy.load(policy.config.for_model(path)), path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A response that the rules found no answer in: the one that counts, or the first turn of two."""
+
+    problem: Problem
+    trajectory: Trajectory
+    text: str
+    first: Segment | None = None
+
+    def take(self, judged: Judged) -> None:
+        """Let a verdict count."""
+        if self.first is not None:
+            self.first.parsed = judged
+            self.trajectory.rewards[CORRECT_1] = float(judged.correct)
+        else:
+            self.trajectory.parsed = judged
+            self.trajectory.rewards |= judged.parts | {
+                "answer": judged.reward,
+                "correct": float(judged.correct),
+            }
+
+
 def read_again(task: Task, groups: Sequence[Group], extractor: Extractor) -> None:
-    """Let an extractor find the answers that the rules could not read, and judge those it finds instead."""
+    """Let an extractor find the answers that the rules could not read, and judge those it finds instead.
+
+    Of two turns both are read: with the second alone, two equal answers would count as a correction.
+    """
     unread = [
-        (group.problem, trajectory)
-        for group in groups
-        for trajectory in group.trajectories
-        if isinstance(trajectory.parsed, Judged)
-        and trajectory.parsed.answer is None
-        and not trajectory.parsed.unjudged
+        found for group in groups for trajectory in group.trajectories for found in _unread(group, trajectory)
     ]
     if not unread:
         return
-    responses = [_last_turn(trajectory) for _, trajectory in unread]
-    answers = extractor.extract([problem for problem, _ in unread], responses)
+    answers = extractor.extract([one.problem for one in unread], [one.text for one in unread])
     if len(answers) != len(unread):
         raise DataError(f"{extractor.name} read {len(answers)} answers in {len(unread)} responses")
-    tag = [tag for tag in task.tags if tag != SCORE_TAG][-1]
-    for (problem, trajectory), response, answer in zip(unread, responses, answers, strict=True):
-        if answer is None or not stands_in(answer, response):
+    tag = ([tag for tag in task.tags if tag != SCORE_TAG] or ["answer"])[-1]
+    for one, answer in zip(unread, answers, strict=True):
+        if answer is None or not stands_in(answer, one.text):
             continue
-        judged = task.judge(problem, Tagged({tag: answer}, answer_ok=True))
-        if judged.answer is None or judged.unjudged:
-            continue
-        trajectory.parsed = replace(judged, read_by=extractor.name)
-        trajectory.rewards |= judged.parts | {"answer": judged.reward, "correct": float(judged.correct)}
+        judged = task.judge(one.problem, Tagged({tag: answer}, answer_ok=True))
+        if judged.answer is not None and not judged.unjudged:
+            one.take(replace(judged, read_by=extractor.name))
 
 
-def _last_turn(trajectory: Trajectory) -> str:
-    """Return what the policy wrote in the last turn."""
-    last = trajectory.segments[-1].turn if trajectory.segments else 0
-    return "".join(s.text for s in trajectory.segments if s.turn == last and s.author == "policy")
+def _unread(group: Group, trajectory: Trajectory) -> list[_Unread]:
+    """The responses of a trajectory that the rules found no answer in."""
+    found = []
+    own = [s for s in trajectory.segments if s.author == "policy"]
+    in_turns = CORRECT_1 in trajectory.rewards
+    if in_turns and own and _unanswered(own[0].parsed):
+        text = _turn(trajectory, own[0].turn)
+        found.append(_Unread(group.problem, trajectory, text, own[0]))
+    last = own[-1].turn if own else 0
+    # A first turn that was cut off is no second answer.
+    if _unanswered(trajectory.parsed) and not (in_turns and last == 0):
+        found.append(_Unread(group.problem, trajectory, _turn(trajectory, last)))
+    return found
+
+
+def _unanswered(parsed: object) -> bool:
+    return isinstance(parsed, Judged) and parsed.answer is None and not parsed.unjudged
+
+
+def _turn(trajectory: Trajectory, turn: int) -> str:
+    """Return what the policy wrote in a turn."""
+    return "".join(s.text for s in trajectory.segments if s.turn == turn and s.author == "policy")
 
 
 def _question(problem: Problem) -> str:

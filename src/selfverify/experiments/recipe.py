@@ -32,7 +32,7 @@ from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import PathText, Seed, StrictModel
 from selfverify.experiments.recipe_errors import complaints
-from selfverify.experiments.recipe_faults import contradictions, episode_faults
+from selfverify.experiments.recipe_faults import contradictions, episode_faults, score_faults
 from selfverify.experiments.recipe_yaml import (
     Document,
     dump_yaml,
@@ -265,6 +265,7 @@ def build_recipe(document: Document) -> Recipe:
             f"learner.channel_rates: {method.name} has no channel {unknown[0]!r}; it trains "
             f"{', '.join(method.channels)}"
         )
+    faults += score_faults(method, recipe.task.options.get("score") is not False)
     faults += episode_faults(recipe.episode, method, registry.TASKS[recipe.task.name])
     if faults:
         raise ConfigError("\n".join(f"{document.source}: {fault}" for fault in faults))

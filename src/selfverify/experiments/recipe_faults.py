@@ -43,6 +43,13 @@ def episode_faults(episode: EpisodeConfig, method: Method, task: type[Task]) -> 
     return []
 
 
+def score_faults(method: Method, asked: bool) -> list[str]:
+    """Return a line where a method teaches scores that its task, as ``task.score`` says, does not ask for."""
+    if method.teaches_scores and not asked:
+        return [f"task.score=false: method {method.name} teaches scores; grpo and adapo go without"]
+    return []
+
+
 def _vllm_faults(policy: PolicyConfig) -> list[str]:
     """Return a line for every setting that vLLM, which reads the model's folder itself, would not heed."""
     faults = []

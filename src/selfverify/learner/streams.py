@@ -152,7 +152,8 @@ def make_streams(
     """Lay a group's credits out over its tokens.
 
     A credit reaches the policy's tokens in its channel, of valid trajectories. Where all advantages of a
-    channel are 0, its KL coefficient is 0, too: a group that teaches nothing must not be pushed by KL either.
+    channel are 0, its KL coefficient is 0, too: a group that teaches nothing must not be pushed by KL either,
+    unless the credit asks for that (`Credit.holds`).
 
     Raises:
         ValueError: Several channels have choices, or choices lie outside their channel's trained tokens.
@@ -169,7 +170,7 @@ def make_streams(
         channel_gr[mask_gr] = place
         for stream_gr, value in (
             (advantage_gr, credit.advantage),
-            (kl_coef_gr, credit.kl_coef if credit.teaches else 0.0),
+            (kl_coef_gr, credit.kl_coef if credit.acts else 0.0),
             (weight_gr, credit.weight),
         ):
             value_g = torch.as_tensor(value, dtype=torch.float32).expand(len(tokens))
@@ -201,7 +202,7 @@ def make_streams(
 def select(
     rollout: Rollout, credits: Sequence[Sequence[Credit]], drop_zero: bool, foreign: bool = False
 ) -> tuple[list[GroupStreams], Counter[str]]:
-    """Lay out the groups that teach something; the others leave the batch.
+    """Lay out the groups that teach or hold something; the others leave the batch.
 
     A group that leaves counts in no denominator, so that the other groups weigh more, not less, as more
     problems are solved.
@@ -218,7 +219,7 @@ def select(
             continue
         streams = make_streams(prompt, group, group_credits, foreign, number)
         # Conversations that were over before the policy spoke have advantages, but no token.
-        if not streams.trajectories or (drop_zero and not any(c.teaches for c in group_credits)):
+        if not streams.trajectories or (drop_zero and not any(c.acts for c in group_credits)):
             dropped["zero_advantage"] += 1
         else:
             kept.append(streams)

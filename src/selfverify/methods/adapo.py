@@ -49,6 +49,12 @@ class AdaPOConfig(TwoTurnConfig):
     kl_scale: float = Field(
         0.01, ge=0, description="lambda: what the rewards' gap adds to it; 0 is no dynamic KL."
     )
+    turn_format_weight: float = Field(
+        0.0,
+        ge=0,
+        description="What each turn with malformed tags takes from the trajectory's reward. One that ends "
+        "right must still earn more than 0.",
+    )
     zero_advantage: Literal["second_turn", "adaptive"] = Field(
         "second_turn",
         description="Groups without a signal: all second answers right or all wrong (Appendix A.2), or all "
@@ -80,7 +86,14 @@ class AdaPOConfig(TwoTurnConfig):
 
     @model_validator(mode="after")
     def _check_rewards(self) -> AdaPOConfig:
-        _ = self.shape  # refuses what would pay for a wrong end
+        shape = self.shape  # refuses what would pay for a wrong end
+        # At both ends of P; a second turn that is right is well formed, so that only the first can cost.
+        least = float(reward_table(torch.tensor([0.0, 1.0]), shape)[..., 0, 1].min())
+        if self.turn_format_weight >= least:
+            raise ValueError(
+                f"turn_format_weight: {self.turn_format_weight:g} is not less than {least:g}, the least that "
+                "a trajectory earns that ends right, so that being right would not pay"
+            )
         return self
 
 
@@ -104,6 +117,9 @@ class AdaPO(TwoTurnMethod):
         first, second = column(group, "correct_1"), column(group, "correct")
         table = self._table(first, valid)
         reward = trajectory_reward(table, first, second)
+        if c.turn_format_weight:
+            spoilt = 2 - column(group, "answer_format_1") - column(group, "answer_format")
+            reward = reward - c.turn_format_weight * spoilt
         for trajectory, value in zip(group.trajectories, reward.tolist(), strict=True):
             trajectory.rewards["trajectory"] = value
         advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)

@@ -44,6 +44,7 @@ class AdaPOADPO(TwoTurnMethod):
     name = "adapo-adpo"
     summary = "AdaPO whose second turn also writes a score, which learns as in ADPO"
     config_class = AdaPOADPOConfig
+    teaches_scores = True
     split_score = True
     config: AdaPOADPOConfig
 

@@ -75,6 +75,16 @@ class ADPOConfig(PolicyGradientConfig):
                 f"credit: entangled adds rewards; verification_credit: {self.verification_credit} is no "
                 "reward"
             )
+        if self.credit == "entangled" and self.score_weight != 1:
+            raise ValueError(
+                f"score_weight: {self.score_weight:g} has no meaning with credit: entangled, where all "
+                "tokens have one advantage; leave it at 1"
+            )
+        if self.verification == "binary" and self.gamma > 0:
+            raise ValueError(
+                f"gamma: {self.gamma:g} is a margin between answers, and verification: binary compares none; "
+                "leave it at 0"
+            )
         return self
 
 
@@ -84,6 +94,7 @@ class ADPO(Method):
     name = "adpo"
     summary = "answers and scores learn from separate advantages (ADPO)"
     config_class = ADPOConfig
+    teaches_scores = True
     compares = True
     config: ADPOConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,12 +15,14 @@ from pydantic import Field
 from selfverify.core.credit import Credit
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import StrictModel
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
+from selfverify.data.verdicts import read_verdicts
 from selfverify.methods.monitor import conversation_metrics, group_metrics
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout, converse
@@ -88,6 +90,7 @@ class Method(ABC):
         objective: What its tokens learn by: the clipped ``surrogate`` of reinforcement learning,
             ``likelihood``, or ``pairwise`` (DPO). A pairwise group is two trajectories, whose credits have
             the advantage 1 (chosen) and -1 (rejected) and as ``kl_coef`` DPO's beta.
+        teaches_scores: Whether it needs a task that asks for scores.
         compares: Whether it compares the samples of one problem, so that it needs two or more of them.
     """
 
@@ -95,6 +98,7 @@ class Method(ABC):
     summary: ClassVar[str]
     config_class: ClassVar[type[MethodConfig]]
     objective: ClassVar[Objective] = "surrogate"
+    teaches_scores: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     config: MethodConfig
 
@@ -160,12 +164,27 @@ class Method(ABC):
         return task.problem("train", seed, index)
 
     def stages(self, run: Training) -> Iterator[Training]:
-        """What a run trains in turn: by default the run itself, in one stage.
+        """What a run trains in turn: by default the run itself, in one stage, for ``learner.epochs``.
 
         A stage has been trained to its end before the next one is asked for, so that a method can prepare a
         stage with the policy that the last stage trained. A run whose time is up asks for no more stages.
+
+        Raises:
+            ConfigError: The learner is to make passes over problems of a task that never end.
         """
-        yield run
+        learner, problems = run.learner, None
+        if learner.epochs is None and learner.warmup_share is None:
+            yield run
+            return
+        if learner.epochs is not None:
+            kept = None if learner.keep is None else read_verdicts(learner.keep)[1]
+            problems = run.task.count("train") if kept is None else sum(not v.dropped for v in kept)
+            if problems is None:
+                raise ConfigError(
+                    f"learner.epochs={learner.epochs:g}: the problems of task {run.task.name} never end; "
+                    "leave it out, so that learner.steps says how long the run is"
+                )
+        yield replace(run, learner=learner.lasting(problems))
 
     def faults(
         self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
@@ -218,6 +237,8 @@ def quality(group: Group) -> torch.Tensor:
 
 
 def _reward(trajectory: Trajectory, name: str) -> float:
+    if name == "score_opened" and name not in trajectory.rewards and trajectory.finish != Finish.ERROR:
+        raise ConfigError("this method teaches scores, and the task asks for none: set task.score=true")
     lost = trajectory.finish == Finish.ERROR and name not in trajectory.rewards
     return math.nan if lost else trajectory.rewards[name]
 

@@ -27,10 +27,13 @@ class GRPO(Method):
         """normalise(R^a) on all channels of the policy, with the format parts in R^a.
 
         Well-formed tags with a ``<score>`` earn ``format_weight``, of which a malformed score loses its own.
+        Where no score is asked for, the other tags earn it.
         """
         c = self.config
-        tags = torch.minimum(column(group, "answer_format"), column(group, "score_opened"))
-        spoilt = tags - torch.minimum(tags, column(group, "score_format"))
+        tags, spoilt = column(group, "answer_format"), torch.zeros(len(group.trajectories))
+        if any("score_opened" in t.rewards for t in group.trajectories):
+            tags = torch.minimum(tags, column(group, "score_opened"))
+            spoilt = tags - torch.minimum(tags, column(group, "score_format"))
         reward = column(group, "answer") + (c.format_weight * tags - c.score_penalty * spoilt)
         advantage = group_advantage(reward, valid, c.advantage_eps, c.scale_advantage)
         own = [s.channel for t in group.trajectories for s in t.segments if s.author == "policy"]

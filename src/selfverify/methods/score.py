@@ -8,8 +8,10 @@ reference, the policy before stage I (the AdaPO paper's "base model (reference p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from pydantic import Field
+import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from selfverify.core.credit import Credit, valid_trajectories
@@ -40,6 +42,21 @@ class SCoReConfig(TwoTurnConfig):
     )
     kl: float = Field(0.01, ge=0, description="KL coefficient, but of the first turn in stage I.")
     first_kl: float = Field(0.1, ge=0, description="Stage I: KL coefficient of the first turn.")
+    silent_kl: bool = Field(
+        True,
+        description="Hold the first turn of stage I also in groups whose second answers are all right or all "
+        "wrong, so that the strict KL counts for every problem. Off, such groups teach nothing and leave.",
+    )
+    first_turn: Literal["learns", "held"] = Field(
+        "learns",
+        description="What the first turn does in stage I: it learns from the second answer's reward, whose "
+        "expectation runs over both turns, or it is only held by its KL.",
+    )
+    format_weight: float = Field(
+        0.0,
+        ge=0,
+        description="What well-formed tags add to the reward of their turn; without a part in the bonus.",
+    )
     scale_advantage: bool = Field(False, description="Divide by the group's standard deviation.")
     drop_truncated: bool = Field(
         True, description="Leave out trajectories with a turn that was cut off, before any statistic."
@@ -49,6 +66,12 @@ class SCoReConfig(TwoTurnConfig):
     def needs_reference(self) -> bool:
         """Whether any turn has a KL term."""
         return self.kl > 0 or (self.first_stage > 0 and self.first_kl > 0)
+
+    @model_validator(mode="after")
+    def _check_hold(self) -> SCoReConfig:
+        if self.first_turn == "held" and not self.silent_kl:
+            raise ValueError("first_turn: held is held by its KL alone, which silent_kl: false takes away")
+        return self
 
 
 class SCoRe(TwoTurnMethod):
@@ -67,14 +90,23 @@ class SCoRe(TwoTurnMethod):
         c = self.config
         valid = valid & valid_trajectories(group, c.drop_truncated)
         first, second = column(group, "correct_1"), column(group, "correct")
-        if group.step < c.first_stage:
-            rewards, kls = (second, second), (c.first_kl, c.kl)
+        tidy = tidy_1 = torch.zeros_like(first)
+        if c.format_weight:
+            tidy = c.format_weight * column(group, "answer_format")
+            tidy_1 = c.format_weight * column(group, "answer_format_1")
+        staged = group.step < c.first_stage
+        if not staged:
+            rewards, kls = (first + tidy_1, second + c.alpha * (second - first) + tidy), (c.kl, c.kl)
+        elif c.first_turn == "held":
+            rewards, kls = (torch.zeros_like(first), second + tidy), (c.first_kl, c.kl)
         else:
-            rewards, kls = (first, second + c.alpha * (second - first)), (c.kl, c.kl)
-        return [
+            rewards, kls = (second + tidy, second + tidy), (c.first_kl, c.kl)
+        found = [
             Credit(channel, group_advantage(reward, valid, scale=c.scale_advantage), kl_coef=kl, valid=valid)
             for channel, reward, kl in zip((TURN_1, TURN_2), rewards, kls, strict=True)
         ]
+        found[0].holds = staged and c.silent_kl
+        return found
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the common figures, those of the turns, and the stage."""

@@ -12,6 +12,7 @@ from selfverify.core.credit import Credit
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.policy.policy import Policy
@@ -36,7 +37,10 @@ class SFTConfig(MethodConfig):
 
 
 class SFT(Method):
-    """Negative log-likelihood of demonstrations whose scores are drawn around 0.5 +- score_gap / 2."""
+    """Negative log-likelihood of demonstrations whose scores are drawn around 0.5 +- score_gap / 2.
+
+    Where the task asks for no score, none is shown.
+    """
 
     name = "sft"
     summary = "supervised fine-tuning on a task's demonstrations (cold start)"
@@ -78,8 +82,10 @@ class SFT(Method):
         mean = 0.5 + self.config.score_gap * (shown.quality - 0.5)
         # Clipped before it is rounded: a score of -0.0 would be written with its sign, which is malformed.
         score = round(float(np.clip(rng.normal(mean, self.config.score_noise), 0.0, 1.0)), 1)
-        channel, text = shown.pieces[-1]
-        pieces = [*shown.pieces[:-1], (channel, f"{text}<score>"), (SCORE, f"{score:.1f}</score>")]
+        pieces = shown.pieces
+        if SCORE_TAG in task.tags:
+            channel, text = pieces[-1]
+            pieces = [*pieces[:-1], (channel, f"{text}<score>"), (SCORE, f"{score:.1f}</score>")]
         segments = [
             Segment(channel, policy.tokenizer(text, add_special_tokens=False)["input_ids"], text=text)
             for channel, text in pieces

@@ -12,7 +12,6 @@ writes. A run that was killed goes on where it was, in the middle of either part
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -138,17 +137,10 @@ class STaR(TwoTurnMethod):
             folder, own = run.folder / f"iteration-{number}", derived_seed(run.seed, number)
             with EventLog(events, ranks.index()):
                 kept = run.policy.whole(partial(self._collect_all, run, folder, own))
-            steps = min(math.ceil(self.config.epochs * len(kept) / learner.groups_per_step), learner.steps)
-            # It may be shorter than the warm-up, and than the time between evaluations.
-            shorter = {
-                "steps": steps,
-                "warmup_steps": min(learner.warmup_steps, steps),
-                "evaluate_every": min(learner.evaluate_every, steps),
-            }
             yield replace(
                 run,
                 method=STaR(self.config, kept, own),
-                learner=learner.model_copy(update=shorter),
+                learner=learner.lasting(len(kept), self.config.epochs),
                 folder=folder,
                 labels={"star/iteration": number},
             )
@@ -211,7 +203,9 @@ class STaR(TwoTurnMethod):
         if trajectory.truncated or trajectory.finish == Finish.ERROR:
             return False
         # Malformed text behind a right answer would be learnt, too.
-        whole = rewards["correct"] > 0 and rewards["score_opened"] <= rewards["score_format"]
+        whole = rewards["correct"] > 0 and rewards.get("score_opened", 0.0) <= rewards.get(
+            "score_format", 0.0
+        )
         return whole and (rewards["correct_1"] == 0 or self.config.keep_right)
 
     @property
@@ -221,7 +215,7 @@ class STaR(TwoTurnMethod):
 
     def open(self, task: Task, problem: Problem, seed: int) -> Episode:
         """A conversation that goes on while the answer is wrong."""
-        words, rounds = self.config.second_turn, self.config.rounds
+        words, rounds = task.ask_again(self.config.second_turn), self.config.rounds
         return AskAgain(problem, task.tags, task.verdict, words, rounds, while_wrong=True)
 
     def problem(self, task: Task, seed: int, index: int) -> Problem:
@@ -274,6 +268,8 @@ class STaR(TwoTurnMethod):
         faults = super().faults(learner, sampling, evaluation)
         if sampling.engine != "own":
             faults.append(f"sampling.engine={sampling.engine}: {self.name} samples before it trains: own")
+        if learner.epochs is not None:
+            faults.append(f"learner.epochs: {self.name} has method.epochs, passes over what it has sampled")
         return faults if learner.keep is None else [*faults, self._own_problems(learner)]
 
     def _own_problems(self, learner: LearnerConfig) -> str:

@@ -51,7 +51,7 @@ class TwoTurnMethod(Method):
 
     def open(self, task: Task, problem: Problem, seed: int) -> Episode:
         """A conversation in which the policy is asked to re-examine its answer."""
-        words = self.config.second_turn
+        words = task.ask_again(self.config.second_turn)
         return AskAgain(problem, task.tags, task.verdict, words, split_score=self.split_score)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:

@@ -43,7 +43,7 @@ def roll_out(
 
     def ask(problem: Problem, seed: int) -> Episode:
         assert second_turn is not None
-        return AskAgain(problem, task.tags, task.verdict, second_turn, split_score=True)
+        return AskAgain(problem, task.tags, task.verdict, task.ask_again(second_turn), split_score=True)
 
     begin, limits = (None, None) if second_turn is None else (ask, EpisodeLimits(turns=2))
     rollout = converse(policy, task, problems, seeds, sampling, begin, limits)

@@ -50,8 +50,9 @@ class AnswerOnce(Episode):
         A conversation without an answer ends wrong.
         """
         if not self._answers:
-            judged = self.verdict(self.problem, Tagged())
-            return Ending(answer_rewards(Tagged(), judged), parsed=judged)
+            nothing = parse_tagged("", self.tags)
+            judged = self.verdict(self.problem, nothing)
+            return Ending(answer_rewards(nothing, judged), parsed=judged)
         tagged, judged = self._answers[-1], self._judge(len(self._answers) - 1)
         return Ending(
             answer_rewards(tagged, judged), _scores(tagged), judged, [judged], bool(judged.unjudged)
@@ -129,7 +130,7 @@ class AskAgain(AnswerOnce):
         tagged, last = self._answers[-1], verdicts[-1]
         if len(verdicts) == 1:
             # There is no second answer.
-            tagged = Tagged()
+            tagged = parse_tagged("", self.tags)
             last = self.verdict(self.problem, tagged)
         rewards = answer_rewards(tagged, last) | {
             "correct_1": float(first.correct),

@@ -12,13 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from selfverify.core.episode import Episode, Listener
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
+from selfverify.core.requests import ANSWER_INSTRUCTION
 from selfverify.core.requests import SCORE_INSTRUCTION as SCORE_INSTRUCTION
 from selfverify.core.settings import StrictModel
 from selfverify.core.splits import SPLITS, Split
@@ -46,6 +47,16 @@ Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 class TaskConfig(StrictModel):
     """Options of a task; every task adds its own."""
+
+
+class ScoredTaskConfig(TaskConfig):
+    """Options of a task that asks for a score behind each answer, as ADPO needs it."""
+
+    score: bool = Field(
+        True,
+        description="Ask for a score behind the answer. Without it the prompt and the tags have none, and no "
+        "format of one is paid: the twin that GRPO and methods without scores are compared on.",
+    )
 
 
 @dataclass(slots=True)
@@ -159,6 +170,20 @@ class Task(ABC):
 
     def __init__(self, config: TaskConfig | None = None) -> None:
         self.config = self.config_class() if config is None else config
+        if isinstance(self.config, ScoredTaskConfig) and not self.config.score:
+            self.tags = tuple(tag for tag in self.tags if tag != SCORE_TAG)
+
+    @property
+    def request(self) -> str:
+        """ADPO's request for the answer's format, with a score where the task asks for one."""
+        return SCORE_INSTRUCTION if SCORE_TAG in self.tags else ANSWER_INSTRUCTION
+
+    def ask_again(self, words: str) -> str:
+        """Return the request of a second turn (AdaPO Eq. 1), by default ``words`` as they are.
+
+        A task whose answers have a form that a model may have forgotten by then names it here again.
+        """
+        return words
 
     @abstractmethod
     def problem(self, split: Split, seed: int, index: int) -> Problem:
@@ -179,7 +204,7 @@ class Task(ABC):
         """
         return Problem(
             id=f"{self.name}/{split}/{seed}/{index}",
-            messages=user_turn(f"{question} {SCORE_INSTRUCTION}", len(images)),
+            messages=user_turn(f"{question} {self.request}", len(images)),
             images=list(images),
             target=target,
             meta={**meta, "question": question},

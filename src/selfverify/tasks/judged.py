@@ -58,15 +58,18 @@ def ended_properly(rewards: Mapping[str, float]) -> bool:
 def answer_rewards(tagged: Tagged, judged: Judged) -> dict[str, float]:
     """A judged answer's rewards by name.
 
-    ``answer`` (the task's, without format), ``correct``, ``answer_format`` and ``score_format`` (0 or 1),
-    ``score_opened``, the task's ``parts`` and, where it is not the answer's reward, the ``quality`` that
-    decides contrast. An answer whose tags are malformed earns 0.
+    ``answer`` (the task's, without format), ``correct``, ``answer_format`` (0 or 1), where a score is
+    asked for ``score_format`` and ``score_opened``, the task's ``parts`` and, where it is not the answer's
+    reward, the ``quality`` that decides contrast. An answer whose tags are malformed earns 0.
     """
     rewards = judged.parts | {
         "answer": judged.reward,
         "correct": float(judged.correct),
         "answer_format": float(tagged.answer_ok),
-        "score_format": float(tagged.score_ok),
-        "score_opened": float(tagged.score_start is not None),
     }
+    if tagged.score_asked:
+        rewards |= {
+            "score_format": float(tagged.score_ok),
+            "score_opened": float(tagged.score_start is not None),
+        }
     return rewards if judged.quality is None else rewards | {"quality": judged.quality}

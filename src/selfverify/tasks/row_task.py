@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.data import Rows, validated
@@ -21,6 +23,8 @@ from selfverify.data.fields import Convert, Images, Place, Row
 from selfverify.tasks.base import Space, Task, TaskConfig
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.data_file import DataFile, File
+
+logger = logging.getLogger(__name__)
 
 
 class RowSequence(Protocol):
@@ -76,6 +80,7 @@ class RowTask(Task):
         self._rows: dict[Split, RowSequence] = dict(rows or {})
         self._space: Space | None = None
         self._by_kind: list[NDArray[np.int64]] | None = None
+        self._taken: NDArray[np.int64] | None = None
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`; `row` says which row, `ask` what is asked about it."""
@@ -130,9 +135,13 @@ class RowTask(Task):
 
     def _place(self, split: Split, seed: int, index: int) -> tuple[int, int]:
         """Return which row of a split problem ``index`` is, and in which pass over all rows, both from 0."""
-        count = len(self.rows(split))
         if split == "train" and self.config.uniform_over is not None:
             return uniform_place(seed, index, self._kinds())
+        if split == "train" and not self.takes_all:
+            taken = self._taken_rows()
+            place, turn = training_place(seed, index, len(taken))
+            return int(taken[place]), turn
+        count = len(self.rows(split))
         if split == "train":
             return training_place(seed, index, count)
         if index < count:
@@ -144,10 +153,37 @@ class RowTask(Task):
         if self._by_kind is None:
             column, found = str(self.config.uniform_over), defaultdict[str, list[int]](list)
             rows = self.rows("train")
-            for place in range(len(rows)):
+            for place in range(len(rows)) if self.takes_all else self._taken_rows():
                 found[str(rows[place].get(column) or "")].append(place)
             self._by_kind = [np.array(found[name], dtype=np.int64) for name in sorted(found)]
         return self._by_kind
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether training takes every row, so that `takes` need not be asked: the default."""
+        return True
+
+    def takes(self, row: Mapping[str, Any]) -> bool:
+        """Return whether training takes a row. What it does not take is counted once, and is no problem."""
+        return True
+
+    def _taken_rows(self) -> NDArray[np.int64]:
+        """The places of the rows that training takes."""
+        if self._taken is None:
+            rows = self.rows("train")
+            self._taken = np.array([p for p in range(len(rows)) if self.takes(rows[p])], dtype=np.int64)
+            left = len(rows) - len(self._taken)
+            named = f"the train data{self._named('train')}"
+            if not len(self._taken):
+                raise DataError(
+                    f"{named} has {len(rows)} rows, and task {self.name} can train on none of them"
+                )
+            if left:
+                message = (
+                    f"{named}: {left} of {len(rows)} rows are left out: there is nothing to show of them"
+                )
+                note(logger, "rows_left_out", message, rows=len(rows), left_out=left)
+        return self._taken
 
     def row_at(self, split: Split, place: int) -> tuple[Row, str]:
         """Return row ``place`` of a split, from 0, and the id of its problem, whichever pass it is.
@@ -175,7 +211,9 @@ class RowTask(Task):
         return found, id
 
     def count(self, split: Split) -> int:
-        """Return the number of rows of a split."""
+        """Return the number of rows of a split that are problems."""
+        if split == "train" and not self.takes_all:
+            return len(self._taken_rows())
         return len(self.rows(split))
 
     def check_files(self, split: Split) -> None:

@@ -32,14 +32,16 @@ from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import recite
 from selfverify.tasks.image_marks import with_images
-from selfverify.tasks.mathematics.math import INSTRUCTION, Math, MathConfig
+from selfverify.tasks.mathematics.math import Math, MathConfig
 from selfverify.tasks.mathematics.math_answer import Target, answer_key, compare
 from selfverify.tasks.mathematics.math_choice import read_choice
+from selfverify.tasks.mathematics.math_forms import committed, request
 from selfverify.tasks.mathematics.math_text import final_expression
 from selfverify.tasks.row_task import training_place
 from selfverify.workers import math_worker as math_answer
 from selfverify.workers.pool import WorkerPool
 
+REQUEST = request("think-answer", score=True)
 IMAGE = Image.new("RGB", (32, 32))
 ANGLES = {"A": "30°", "B": "45°", "C": "60°", "D": "90°"}
 
@@ -72,11 +74,11 @@ def test_a_problem() -> None:
         {"id": "m-1", "images": [IMAGE], "answer": r"$\boxed{42}$", "category": "sums", "source": "s"}
     )
     assert (made.id, made.target, made.images) == ("math/test/m-1", "42", [IMAGE])
-    assert prompt(made) == f"<IMG>What?\n{INSTRUCTION}"
+    assert prompt(made) == f"<IMG>What?\n{REQUEST}"
     assert made.meta.pop("categories") == {"category": ["sums"]}
     assert made.meta == {"question": "What?", "answer": r"$\boxed{42}$", "category": "sums", "source": "s"}
     for tag in ("think", "answer", "score"):
-        assert f"<{tag}>" in INSTRUCTION and f"</{tag}>" in INSTRUCTION
+        assert f"<{tag}>" in REQUEST and f"</{tag}>" in REQUEST
     assert prompt(problem({}, instruction="Go.")) == "What?\nGo."
     assert problem({"answer": 4}).target == "4" and problem({"answer": 0.5}).target == "0.5"
     several = problem({"answer": ["1", "one"]})  # each of them is right
@@ -85,11 +87,11 @@ def test_a_problem() -> None:
 
 
 def test_hints_and_options() -> None:
-    asked = prompt(problem({"options": list(ANGLES.values()), "answer": "B"})).removesuffix(INSTRUCTION)
+    asked = prompt(problem({"options": list(ANGLES.values()), "answer": "B"})).removesuffix(REQUEST)
     assert asked == "What?\nA. 30°\nB. 45°\nC. 60°\nD. 90°\nAnswer with the letter of the right option.\n"
     listed = {"question": "What? (A) yes (B) no", "options": {"a": "yes", "b": "no"}, "answer": "no"}
     made = problem(listed, hints=False)
-    assert prompt(made) == f"What? (A) yes (B) no\n{INSTRUCTION}"
+    assert prompt(made) == f"What? (A) yes (B) no\n{REQUEST}"
     assert (made.target, made.meta["right"], made.meta["options"]) == ("B", ["B"], {"A": "yes", "B": "no"})
     assert "rounded to 2 decimals" in prompt(problem({"answer_type": "float", "precision": 2.0}))
     assert "an integer" in prompt(problem({"answer_type": "integer"}))
@@ -368,6 +370,81 @@ def test_data_without_demonstrations_says_so(policy: Policy) -> None:
     asked.meta["solution"] = "see <answer>"
     with pytest.raises(DataError, match="holds tags"):
         made.demonstrate(asked, rng, wrong=False)
+
+
+# ------------------------------------------------------------------------------------ forms of answers
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The correct answer is: D. 90", "D. 90"),
+        ("It is a right angle.\n\n**Answer:** D", "D"),
+        ("So\n**The answer is:**\n\n4", "4"),
+        ("First \\boxed{3}. No: the answer is 4.", "4."),
+        ("The answer is 3? No, since\nit is \\boxed{4}.\nDone.", "it is \\boxed{4}."),
+        ("90", "90"),
+        ("It is\nhard to say.", None),
+        ("word " * 50, None),
+        ("", None),
+    ],
+)
+def test_what_a_free_text_commits_to(text: str, found: str | None) -> None:
+    assert committed(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("The angle is right.\nThe correct answer is: D. 90°", True),
+        ("It is $\\boxed{D}$.", True),
+        ("D", True),
+        ("The answer is D. No, the answer is B.", False),
+        ("The answer is B or D.", False),
+        ("A. 30° B. 45° C. 60° D. 90°\nAll of them.", False),
+    ],
+)
+def test_free_answers_are_judged(text: str, right: bool) -> None:
+    made = task({"question": "?", "answer": "D", "options": ANGLES}, form="free", score=False)
+    asked = made.problem("test", 0, 0)
+    assert made.tags == () and "<" not in prompt(asked) and "The answer is: " in prompt(asked)
+    assert made.verdict(asked, parse_tagged(text, made.tags)).correct == right
+    assert (
+        made.ask_again("Again.")
+        == 'Again. End with a line that says "The answer is: " and your final answer.'
+    )
+
+
+def test_a_form_decides_the_tags_and_the_prompt() -> None:
+    made = task({"question": "?", "answer": "4"}, score=False)
+    assert made.tags == ("think", "answer") and "score" not in prompt(made.problem("test", 0, 0))
+    assert made.ask_again("Again.").endswith("<think>your reasoning</think><answer>your answer</answer>.")
+    short = task({"question": "?", "answer": "4"}, form="answer")
+    assert short.tags == ("answer", "score") and "<think>" not in prompt(short.problem("test", 0, 0))
+    with pytest.raises(ValueError, match="form: free has no place for a score; set score: false"):
+        make_task("math", form="free")
+
+
+def test_fine_tuning_takes_rows_with_a_solution(policy: Policy) -> None:
+    rows = [
+        {"id": "a", "question": "?", "answer": "4", "solution": "2+2"},
+        {"id": "b", "question": "?", "answer": "4"},
+        {"id": "c", "question": "?", "answer": "4", "solution": "2+2 </think>"},
+    ]
+    made = task(*rows, solved=True)
+    assert (made.count("train"), made.count("test")) == (1, 3)
+    assert [made.problem("train", 0, i).id for i in (0, 1)] == ["math/train/a", "math/train/a/pass-2"]
+    free = task(*rows, solved=True, form="free", score=False)
+    assert free.count("train") == 2  # without tags there are none to hold
+    asked = free.problem("train", 0, 0)
+    [group] = (
+        make_method("sft", right=1, wrong=0).rollout(policy, free, [asked], [0], SamplingConfig()).groups
+    )
+    [shown] = group.trajectories
+    assert shown.text.endswith("\nThe answer is: 4") and "<score>" not in shown.text
+    assert free.verdict(asked, parse_tagged(shown.text, free.tags)).correct
+    with pytest.raises(DataError, match="has 1 rows, and task math can train on none of them"):
+        task(rows[1], solved=True).count("train")
 
 
 # -------------------------------------------------------------------------------------------- fuzzing

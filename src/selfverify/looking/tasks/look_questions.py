@@ -12,7 +12,7 @@ from selfverify.looking.look_episode import STEPS
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.looking_task import LookingTask
 from selfverify.tasks.base import Metric
-from selfverify.tasks.mathematics.math import Math, MathConfig
+from selfverify.tasks.mathematics.math import Math, MathConfig, MathRowsConfig
 from selfverify.tasks.row_task import RowSequence
 
 INSTRUCTION = """\
@@ -20,7 +20,7 @@ When you are sure, reply with your reasoning inside <think></think> and nothing 
 <answer></answer>."""
 
 
-class LookQuestionsConfig(MathConfig):
+class LookQuestionsConfig(MathRowsConfig):
     """Where the rows are, how they are asked, and how a model looks."""
 
     instruction: str = Field(
@@ -52,8 +52,7 @@ class LookQuestions(LookingTask):
     ) -> None:
         config = config or LookQuestionsConfig()
         asked = {name: value for name, value in config if name != "look"}
-        inner = Math(MathConfig(**asked), rows)
-        inner.tags = ("think", "answer")
+        inner = Math(MathConfig(score=False, **asked), rows)
         super().__init__(inner, config.look)
         self.name, self.config = "look", config
         self.metrics = (*inner.metrics, Metric(STEPS, STEPS), Metric(CROP_HIT, CROP_HIT))

@@ -14,15 +14,15 @@ from selfverify.tasks.base import (
     Demonstration,
     Judged,
     Range,
+    ScoredTaskConfig,
     Task,
-    TaskConfig,
     problem_rng,
     read_integers,
 )
 from selfverify.tasks.digits.canvas import digit_bank, finish, paste
 
 
-class DigitsLocateConfig(TaskConfig):
+class DigitsLocateConfig(ScoredTaskConfig):
     """Difficulty of `digits-locate`."""
 
     count: int = Field(3, ge=1, le=9, description="Digits on the canvas, all different.")

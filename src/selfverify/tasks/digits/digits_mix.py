@@ -8,15 +8,15 @@ from pydantic import Field, model_validator
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.tasks.base import Demonstration, Judged, Range, Task, TaskConfig
+from selfverify.tasks.base import Demonstration, Judged, Range, ScoredTaskConfig, Task
 from selfverify.tasks.digits.digits_locate import DigitsLocate, DigitsLocateConfig
-from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.digits.digits_pick import DigitsPick, DigitsPickConfig
 from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
 
 Part = DigitsPick | DigitsSum | DigitsLocate
 
 
-class DigitsMixConfig(TaskConfig):
+class DigitsMixConfig(ScoredTaskConfig):
     """How often each task comes, and how hard its problems are."""
 
     pick: int = Field(4, ge=0, description="Shares of digits-pick problems.")
@@ -49,9 +49,15 @@ class DigitsMix(Task):
         super().__init__(config)
         c = self.config
         fewest, most = c.sum_digits
-        sums = DigitsSumConfig(count=most, fewest=fewest, columns=min(most, 3), noise=c.sum_noise)
-        boxes = DigitsLocateConfig(count=c.locate_digits, noise=c.locate_noise)
-        parts: tuple[Part, ...] = (DigitsPick(), DigitsSum(sums), DigitsLocate(boxes))
+        sums = DigitsSumConfig(
+            count=most, fewest=fewest, columns=min(most, 3), noise=c.sum_noise, score=c.score
+        )
+        boxes = DigitsLocateConfig(count=c.locate_digits, noise=c.locate_noise, score=c.score)
+        parts: tuple[Part, ...] = (
+            DigitsPick(DigitsPickConfig(score=c.score)),
+            DigitsSum(sums),
+            DigitsLocate(boxes),
+        )
         self.rotation = [
             t for t, share in zip(parts, (c.pick, c.sum, c.locate), strict=True) for _ in range(share)
         ]

@@ -19,15 +19,15 @@ from selfverify.tasks.base import (
     Demonstration,
     Judged,
     Range,
+    ScoredTaskConfig,
     Task,
-    TaskConfig,
     problem_rng,
     read_integers,
 )
 from selfverify.tasks.digits.canvas import digit_bank, draw_grid
 
 
-class DigitsPickConfig(TaskConfig):
+class DigitsPickConfig(ScoredTaskConfig):
     """Difficulty of `digits-pick`."""
 
     count: int = Field(6, ge=2, le=12, description="Digits shown.")

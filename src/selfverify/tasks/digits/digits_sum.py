@@ -12,11 +12,19 @@ from pydantic import Field, model_validator
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.tasks.base import Demonstration, Judged, Range, Task, TaskConfig, judge_integer, problem_rng
+from selfverify.tasks.base import (
+    Demonstration,
+    Judged,
+    Range,
+    ScoredTaskConfig,
+    Task,
+    judge_integer,
+    problem_rng,
+)
 from selfverify.tasks.digits.canvas import digit_bank, draw_grid
 
 
-class DigitsSumConfig(TaskConfig):
+class DigitsSumConfig(ScoredTaskConfig):
     """Difficulty of `digits-sum`."""
 
     count: int = Field(4, ge=1, le=12, description="Digits shown, at most.")

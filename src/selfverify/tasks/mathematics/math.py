@@ -12,43 +12,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
-from selfverify.core.tags import Tagged, parse_tagged
+from selfverify.core.tags import SCORE_TAG, Tagged, parse_tagged
 from selfverify.data.fields import Row
 from selfverify.data.vqa import convert_vqa
-from selfverify.tasks.base import UNREADABLE, Demonstration, Judged
+from selfverify.tasks.base import UNREADABLE, Demonstration, Judged, ScoredTaskConfig
 from selfverify.tasks.image_marks import with_images
 from selfverify.tasks.mathematics.math_answer import Kind, Target, answer_key, compare, decide
 from selfverify.tasks.mathematics.math_choice import read_choice, right_letters
+from selfverify.tasks.mathematics.math_forms import TAGS, Form, committed, reminder, request
 from selfverify.tasks.mathematics.math_text import final_expression
 from selfverify.tasks.row_task import RowSequence, RowTask, RowTaskConfig
 from selfverify.workers.pool import WorkerPool
-
-INSTRUCTION = """\
-Work the problem out inside <think></think>, then give nothing but your final answer inside \
-<answer></answer>.
-Now grade yourself: inside <score></score> write a number from 0 to 1 that tells how likely your answer \
-is to be right. Go close to 1 when you trust it and close to 0 when you do not.
-Your reply has this form:
-<think>your reasoning</think>
-<answer>your answer</answer>
-<score>your score</score>"""
-"""ADPO Table 1's request in our words."""
 
 _IMPLICIT = dict.fromkeys("ABCDEFGH", "")
 """The options of a question that lists them in its text: only their letters are known."""
 
 
-class MathConfig(RowTaskConfig):
-    """Where the rows are, how they are asked, and the limits of judging."""
+class MathRowsConfig(RowTaskConfig):
+    """Where the rows are, and the limits of judging."""
 
-    instruction: str = Field(
-        INSTRUCTION, description="The request for the output's format, which follows every question."
-    )
     hints: bool = Field(
         True, description="Say which form the answer has (a letter, decimals, a list) if the row knows."
     )
@@ -59,6 +46,31 @@ class MathConfig(RowTaskConfig):
     workers: int = Field(
         1, ge=1, description="Processes that compare answers; with several, a whole batch at once."
     )
+
+
+class MathConfig(ScoredTaskConfig, MathRowsConfig):
+    """Where the rows are, how they are asked, and the limits of judging."""
+
+    form: Form = Field(
+        "think-answer",
+        description="The form of answers: reasoning and answer in tags (ADPO), the answer alone in its tag, "
+        "or `free`: any text that ends in an answer, also a boxed one (AdaPO).",
+    )
+    instruction: str | None = Field(
+        None,
+        description="The request for the answer's form, which follows every question; null asks for `form`, "
+        "and for a score if there is to be one.",
+    )
+    solved: bool = Field(
+        False,
+        description="Train only on rows whose `solution` can be shown, as supervised fine-tuning needs them.",
+    )
+
+    @model_validator(mode="after")
+    def _check_form(self) -> MathConfig:
+        if self.form == "free" and self.score:
+            raise ValueError("form: free has no place for a score; set score: false, or form: think-answer")
+        return self
 
 
 class Math(RowTask):
@@ -80,7 +92,14 @@ class Math(RowTask):
         self, config: MathConfig | None = None, rows: Mapping[Split, RowSequence] | None = None
     ) -> None:
         super().__init__(config, rows)
+        form, score = self.config.form, self.config.score
+        self.tags = (*TAGS[form], *((SCORE_TAG,) if score else ()))
+        self._asked = request(form, score) if self.config.instruction is None else self.config.instruction
         self._pool: WorkerPool | None = None
+
+    def ask_again(self, words: str) -> str:
+        """See `Task.ask_again`."""
+        return f"{words} {reminder(self.tags)}"
 
     def ask(self, row: Row, id: str) -> Problem:
         """See `RowTask.ask`."""
@@ -102,7 +121,7 @@ class Math(RowTask):
                 meta["alternatives"] = further
         images = [image.open() for image in row["images"]]
         asked = "\n".join(filter(None, [question, _hint(meta) if self.config.hints else ""]))
-        text = f"{asked}\n{self.config.instruction}"
+        text = f"{asked}\n{self._asked}"
         return Problem(id, with_images(text, len(images), id), images, target, meta)
 
     def prepare(self, answers: Sequence[tuple[Problem, Tagged]]) -> None:
@@ -124,10 +143,15 @@ class Math(RowTask):
 
     def _expression(self, problem: Problem, tagged: Tagged) -> str | None:
         """Return the expression that an answer is; None for a long answer, and where there are options."""
-        text = tagged.fields.get("answer", "")
+        text = self._written(tagged)
         if len(text) > self.config.max_answer_chars or _options(problem) is not None:
             return None
         return final_expression(text)
+
+    def _written(self, tagged: Tagged) -> str:
+        """Return what was written as the answer; empty where a free text states none."""
+        text = tagged.fields.get("answer", "")
+        return (committed(text) or "") if self.config.form == "free" else text
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
         """Reward an answer that equals the target (ADPO Eq. 2).
@@ -136,7 +160,7 @@ class Math(RowTask):
         too hard, too: leaving it out of training would let a model skip problems by writing what hangs. One
         whose worker died is ``unjudged``.
         """
-        text, options = tagged.fields.get("answer", ""), _options(problem)
+        text, options = self._written(tagged), _options(problem)
         if options is not None and len(text) <= self.config.max_answer_chars:
             return _judge_choice(problem, read_choice(text, options))
         answer = self._expression(problem, tagged)
@@ -196,7 +220,7 @@ class Math(RowTask):
 
         Raises:
             ConfigError: A wrong demonstration is asked for, which the data does not have.
-            DataError: The row has no solution, or its solution or answer holds tags.
+            DataError: The row has no solution, or with it the demonstration would be read otherwise.
         """
         if wrong:
             raise ConfigError("task math has no wrong demonstrations; set method.wrong=0")
@@ -207,12 +231,35 @@ class Math(RowTask):
                 "cold start needs data with worked solutions"
             )
         answer = problem.target if "options" in problem.meta else problem.meta["answer"]
-        text = f"<think>{solution}</think><answer>{answer}</answer>"
-        if not parse_tagged(text, ("think", "answer")).answer_ok:
+        text = self._shown(str(solution), str(answer))
+        if text is None:
             raise DataError(
-                f"{problem.id}: the row's `solution` or `answer` holds tags of the answer's format"
+                f"{problem.id}: the row's `solution` or `answer` holds tags of the answer's format, or its "
+                "`answer` cannot end a free text"
             )
         return Demonstration([("answer", text)])
+
+    def _shown(self, solution: str, answer: str) -> str | None:
+        """Return a demonstration; None if it would not be read as it is meant."""
+        match self.config.form:
+            case "free":
+                text = f"{solution.rstrip()}\nThe answer is: {answer}"
+                return text if committed(text) == answer.strip() else None
+            case "answer":
+                text = f"<answer>{answer}</answer>"
+            case _:
+                text = f"<think>{solution}</think><answer>{answer}</answer>"
+        return text if parse_tagged(text, TAGS[self.config.form]).answer_ok else None
+
+    def takes(self, row: Mapping[str, Any]) -> bool:
+        """See `RowTask.takes`; with ``solved`` those that can be demonstrated."""
+        solution = row.get("solution")
+        return solution is not None and self._shown(str(solution), str(row["answer"])) is not None
+
+    @property
+    def takes_all(self) -> bool:
+        """See `RowTask.takes_all`."""
+        return not self.config.solved
 
 
 def _options(problem: Problem) -> Mapping[str, str] | None:

@@ -12,10 +12,10 @@ from pydantic import Field
 
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
-from selfverify.core.tags import Tagged
+from selfverify.core.tags import SCORE_TAG, Tagged
 from selfverify.data.actions import ACTIONS, BUTTONS, STATUSES, Action, convert_mobile
 from selfverify.data.fields import Row
-from selfverify.tasks.base import Demonstration, Judged, Metric, NotCounted
+from selfverify.tasks.base import Demonstration, Judged, Metric, NotCounted, ScoredTaskConfig
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.phone.mobile_action import TOOL, moved, parse_tool_call, vote_key, write_call
 from selfverify.tasks.phone.mobile_scoring import PLACED, PROFILES, StepScore, score_step
@@ -33,7 +33,7 @@ Profile = Literal[
 ]
 
 
-class MobileConfig(RowTaskConfig):
+class MobileConfig(ScoredTaskConfig, RowTaskConfig):
     """Options of `mobile`."""
 
     profile: Profile = Field(
@@ -90,7 +90,10 @@ class Mobile(RowTask):
         if self.config.step_instruction and row["step_instruction"]:
             text += f"Now: {row['step_instruction']}\n"
         text += f"Actions so far:{self._history(row, space) or ' none'}\nScreen:\n"
-        system = {"role": "system", "content": [{"type": "text", "text": instructions(space)}]}
+        system = {
+            "role": "system",
+            "content": [{"type": "text", "text": instructions(space, SCORE_TAG in self.tags)}],
+        }
         user = {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]}
         meta = {
             "question": row["goal"],
@@ -155,8 +158,11 @@ def _rounded(action: Action) -> Action:
 
 
 @lru_cache(maxsize=256)
-def instructions(space: Size) -> str:
-    """Return the system message: what the tool takes on a screen of ``space``, and how to answer."""
+def instructions(space: Size, score: bool = True) -> str:
+    """Return the system message: what the tool takes on a screen of ``space``, and how to answer.
+
+    With ``score`` it asks for one behind the call.
+    """
     point = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
     parameters = {
         "action": {
@@ -182,11 +188,12 @@ def instructions(space: Size) -> str:
             "parameters": {"type": "object", "properties": parameters, "required": ["action"]},
         },
     }
+    rate = "then rate in <score></score> from 0 to 1 how sure you are that it is right."
     return (
         "You use a phone. Given a goal, the actions so far and the screen as it is now, take the next "
         f"action.\n<tools>\n{json.dumps(tool)}\n</tools>\n"
-        f'Write one call, <tool_call>\n{{"name": "{TOOL}", "arguments": {{...}}}}\n</tool_call>, '
-        "then rate in <score></score> from 0 to 1 how sure you are that it is right."
+        f'Write one call, <tool_call>\n{{"name": "{TOOL}", "arguments": {{...}}}}\n</tool_call>'
+        + (f", {rate}" if score else ".")
     )
 
 

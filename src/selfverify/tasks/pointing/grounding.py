@@ -8,13 +8,20 @@ import numpy as np
 
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
-from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.core.tags import Tagged
 from selfverify.data.fields import Row
 from selfverify.data.reasonseg import draw_mask
 from selfverify.data.referring import convert_grounding
 from selfverify.selection.rules import box_iou
-from selfverify.tasks.base import UNREADABLE, Demonstration, Floats, Judged, Metric, user_turn
+from selfverify.tasks.base import (
+    UNREADABLE,
+    Demonstration,
+    Floats,
+    Judged,
+    Metric,
+    ScoredTaskConfig,
+    user_turn,
+)
 from selfverify.tasks.coordinates import clip_box, convert
 from selfverify.tasks.pointing.boxes import parse_box
 from selfverify.tasks.pointing.regions import MaskOverlap, box_overlap
@@ -25,6 +32,10 @@ HIT = 0.5
 
 KEPT = ("category", "categories", "source", "polygons", "ignored")
 """Fields of rows that evaluations look at."""
+
+
+class GroundingConfig(ScoredTaskConfig, RowTaskConfig):
+    """Where the rows are, and whether a score is asked for."""
 
 
 class Grounding(RowTask):
@@ -42,8 +53,8 @@ class Grounding(RowTask):
     needs = ("question", "box")
     name = "grounding"
     summary = "the box an expression refers to, from data files (IoU)"
-    config_class = RowTaskConfig
-    config: RowTaskConfig
+    config_class = GroundingConfig
+    config: GroundingConfig
     kind = "continuous"
     writes_places = True
     metrics = (
@@ -70,7 +81,7 @@ class Grounding(RowTask):
         kept = {key: row[key] for key in KEPT if row.get(key) is not None}
         return Problem(
             id,
-            user_turn(text + SCORE_INSTRUCTION),
+            user_turn(text + self.request),
             [image],
             row["box"],
             {"question": question, "size": image.size, "space": space, **kept},

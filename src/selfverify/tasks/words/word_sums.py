@@ -16,7 +16,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import CONTEXT
-from selfverify.tasks.base import Demonstration, Judged, Task, TaskConfig, judge_integer, problem_rng
+from selfverify.tasks.base import Demonstration, Judged, ScoredTaskConfig, Task, judge_integer, problem_rng
 from selfverify.tasks.words.word_stories import BOXES, NAMES, SENTENCES, THINGS
 
 Step = tuple[str, int]
@@ -26,7 +26,7 @@ _PARTS: dict[Split, tuple[int, ...]] = {"test": (0,), "validation": (1,), "train
 """Which fifths of all sums, by checksum, belong to a split."""
 
 
-class WordSumsConfig(TaskConfig):
+class WordSumsConfig(ScoredTaskConfig):
     """Difficulty of `word-sums`."""
 
     largest: int = Field(20, ge=9, le=99, description="Largest number in a story; results may be larger.")
