@@ -21,6 +21,7 @@ from selfverify.remote.connection import ServerSettings
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
 from selfverify.serving.counters import Metrics
+from selfverify.serving.key_settings import digests
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start, upstream_of
 from selfverify.serving.tracing import Tracing
@@ -64,6 +65,8 @@ class FakeUpstream:
     knows_logprobs: bool = True
     knows_streams: bool = True
     """False answers whole to who asks for a stream."""
+    counts: bool = True
+    """False says no usage of streams."""
     delay_s: float = 0.0
     seen: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -172,7 +175,8 @@ class FakeUpstream:
             if (await request.json()).get("logprobs"):
                 last["logprobs"] = {"content": token_logprobs(text)}
             await send({"choices": [last]})
-        await send({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}})
+        if self.counts:
+            await send({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}})
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -240,12 +244,13 @@ def quick_gateway(
     **server: Any,
 ) -> Gateway:
     """A gateway that does not wait long between tries. Several servers have names."""
-    metrics, patience = Metrics(), {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
+    metrics, asked = Metrics(), settings or GatewaySettings()
+    patience = {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
     named = {"upstream-1": url} if isinstance(url, str) else url
     servers = [ServerSettings(address, name=name, **patience) for name, address in named.items()]
     backend = upstream_of(servers, metrics, separate)
     gateway = Gateway(
-        backend, settings or GatewaySettings(), Keys(keys or []), calibration, metrics, tracing=tracing
+        backend, asked, Keys(keys or [], digests(asked.keys)), calibration, metrics, tracing=tracing
     )
     gateway.keep_alive_s = keep_alive_s
     return gateway

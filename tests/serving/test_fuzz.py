@@ -15,6 +15,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from selfverify.serving.log_lines import JsonFormatter
 from selfverify.serving.serve_settings import GatewaySettings
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
@@ -145,14 +146,16 @@ class Fuzzed(FakeUpstream):
 
 
 class Kept(logging.Handler):
-    """What is logged."""
+    """What is logged, for people and for programs, which are told a model that a server has answered to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
+        for_programs = json.loads(JsonFormatter().format(record))
+        for_programs.pop("model", None)
+        self.lines += [self.format(record), json.dumps(for_programs)]
 
 
 @dataclass

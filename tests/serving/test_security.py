@@ -1,4 +1,4 @@
-"""Rates, and images that are meant to do harm."""
+"""Images that are meant to do harm."""
 
 from __future__ import annotations
 
@@ -17,26 +17,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.remote_images import RemoteImages, is_public
 from selfverify.serving.request_images import Picture, take_images
-from selfverify.serving.security import MOST_BUCKETS, RateLimit
 from selfverify.serving.serve_settings import ImageLimits
 from serving_servers import data_url, png
-
-
-def test_rate() -> None:
-    now = [0.0]
-    rate = RateLimit(2, lambda: now[0])
-    assert [rate.wait_s("a") for _ in range(3)] == [0, 0, 30]
-    assert rate.wait_s("b") == 0
-    now[0] = 29.9
-    assert rate.wait_s("a") == pytest.approx(0.1)
-    now[0] = 30.0
-    assert rate.wait_s("a") == 0 and rate.wait_s("a") > 0
-    for i in range(MOST_BUCKETS + 5):
-        rate.wait_s(str(i))
-    assert len(rate._buckets) == MOST_BUCKETS
-    assert RateLimit(None).wait_s("a") == 0
-    slow = RateLimit(0.5, lambda: now[0])
-    assert [slow.wait_s("a") for _ in range(2)] == [0, 120]
 
 
 def take(url: Any, limits: ImageLimits | None = None, fetcher: Any = None, count: int = 1) -> list[Picture]:

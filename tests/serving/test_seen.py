@@ -142,4 +142,5 @@ def test_histograms() -> None:
         'selfverify_upstream_seconds_bucket{le="0.05",path="/v1/chat/completions"} 0.0',
     ):
         assert line in text, line
-    assert {"path", "le", "status", "kind", "outcome", "reason"} >= set(re.findall(r"[{,](\w+)=", text))
+    known = {"path", "le", "status", "kind", "outcome", "reason", "upstream", "failed", "asked", "charged"}
+    assert known >= set(re.findall(r"[{,](\w+)=", text))

@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Tell
 from selfverify.serving.best_of import BestOf
+from selfverify.serving.callers import GRANT
 from selfverify.serving.completions import candidate_json, chunks, completion, piece_of
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ROOM, Entrance, told
@@ -127,10 +129,12 @@ class Gateway:
         self.entrance.intake.stop()
 
     async def _resources(self, app: web.Application) -> AsyncIterator[None]:
-        if not self.settings.remote_images or self.remote is not None:
-            yield
-            return
-        async with RemoteImages(self.settings.images.bytes) as self.remote:
+        async with AsyncExitStack() as stack:
+            if self.entrance.callers.ledger is not None:
+                await stack.enter_async_context(self.entrance.callers.ledger.kept())
+            if self.settings.remote_images and self.remote is None:
+                fetching = RemoteImages(self.settings.images.bytes)
+                self.remote = await stack.enter_async_context(fetching)
             yield
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -145,6 +149,7 @@ class Gateway:
         most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
         if settings.n > most:
             raise invalid_value(param, f"at most {most} candidates may be asked for")
+        request[GRANT].ask(settings.n, lambda: without_images(asked.messages), asked.most_tokens)
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         if chosen is not None:
             refuse_misspelt(raw)
@@ -325,6 +330,7 @@ class Gateway:
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         _, asked = await request[ROOM].read_as(request, VerifyRequest)
         answers = asked.answers
+        request[GRANT].ask(len(answers), lambda: without_images(asked.messages))
         model, _ = split_model(asked.model)
         self.served.check(model)
         pictures, messages = await self._take(request, asked.messages, deadline)

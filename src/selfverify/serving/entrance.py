@@ -13,12 +13,12 @@ from selfverify.core.errors import ServerError
 from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.origin import ORIGIN
 from selfverify.serving.api_errors import ApiError, api_error, error_response
+from selfverify.serving.callers import GRANT, Callers, Grant
 from selfverify.serving.counters import Metrics
 from selfverify.serving.intake import Intake, Room
 from selfverify.serving.log_lines import FIELDS, where
 from selfverify.serving.page import PAGE_PATHS
 from selfverify.serving.request_record import RECORD, AnsweredModels, RequestRecord, request_id
-from selfverify.serving.security import RateLimit
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID
 from selfverify.serving.tracing import Tracing
@@ -51,7 +51,7 @@ class Entrance:
         self.tracing = tracing or Tracing()
         self.keys = keys
         self.metrics = metrics
-        self.rate = RateLimit(settings.rate_limit)
+        self.callers = Callers(settings.keys, settings.rate_limit, settings.key_usage)
         self.intake = Intake(settings)
         self.models = AnsweredModels()
         self.in_flight = 0
@@ -80,6 +80,8 @@ class Entrance:
             raise
         finally:
             ORIGIN.reset(entered)
+            if GRANT in request:
+                request[GRANT].settle(record, left=record.status == 499)
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
             self._tell(request, record)
@@ -88,6 +90,8 @@ class Entrance:
         """Put what every response says into its headers."""
         if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
             response.headers["x-request-id"] = request[REQUEST_ID]
+        if GRANT in request:
+            response.headers.update(request[GRANT].caller.headers())
 
     def _tell(self, request: web.Request, record: RequestRecord) -> None:
         """Count and log a request that is over."""
@@ -123,14 +127,10 @@ class Entrance:
             if name is None:
                 text = "a valid key is needed: Authorization: Bearer KEY"
                 raise ApiError(401, text, "invalid_api_key")
-            caller = f"key {name}"
-            request[RECORD].key = name
+            caller = request[RECORD].key = name
         if not request.path.startswith("/v1/"):
             return
-        wait = self.rate.wait_s(caller)
-        if wait > 0:
-            text = f"more than {settings.rate_limit:g} requests a minute; ask again in {wait:.1f} s"
-            raise ApiError(429, text, "rate_limit_exceeded", retry_after=wait)
+        request[GRANT] = Grant(self.callers.find(caller))
         if self.in_flight > settings.max_in_flight:
             text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
             raise ApiError(503, text, "overloaded", retry_after=1.0)

@@ -14,6 +14,7 @@ from selfverify.core.errors import ServerError
 from selfverify.remote.usage import Usage
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Backend, Events
+from selfverify.serving.callers import GRANT
 from selfverify.serving.entrance import ROOM
 from selfverify.serving.incoming import refuse_any_address
 from selfverify.serving.protocol import split_model
@@ -36,6 +37,15 @@ class PassedRequest(BaseModel):
     n: int | None = Field(None, ge=1)
     best_of: int | None = Field(None, ge=1)
     """OpenAI's own: the texts that are written, of which the likeliest are returned."""
+    max_tokens: int | None = Field(None, ge=0)
+    prompt: Any = None
+
+    @property
+    def texts(self) -> int:
+        """How many texts are written: so many for each prompt, of which there may be a list."""
+        prompt = self.prompt
+        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        return max(self.n or 1, self.best_of or 1) * (len(prompt) if several else 1)
 
 
 class Passing:
@@ -81,6 +91,8 @@ class Passing:
         raw, asked = await request[ROOM].read_as(request, PassedRequest)
         body, usage, record = self._body(raw, asked, path), Usage(), request[RECORD]
         record.asks(str(body["model"]), usage)
+        written = asked.max_tokens if may_stream else 0  # embeddings write nothing
+        request[GRANT].ask(asked.texts, lambda: [raw.get("prompt"), raw.get("input")], written)
         try:
             if asked.stream and may_stream:
                 events = self.backend.stream(body, usage, deadline, path)

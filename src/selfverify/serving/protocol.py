@@ -54,6 +54,11 @@ class ChatRequest(BaseModel):
         return found
 
     @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a candidate."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from selfverify.core.settings import IN_FILE_ONLY, SETTINGS_FILE, Settings
 from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf
+from selfverify.serving.key_settings import ClientKey
 from selfverify.serving.log_lines import LogFormat
 from selfverify.serving.upstream_settings import UpstreamSettings, check_names, typed_upstreams
 
@@ -120,8 +121,15 @@ class GatewaySettings(Settings):
         None, description=f"A file with the keys of clients, one a line; or set ${KEYS_VARIABLE}."
     )
 
+    keys: list[ClientKey] = Field([], json_schema_extra=IN_FILE_ONLY)
+    """Keys of clients with names and limits of their own, beside those of --api-keys."""
+
+    key_usage: Path | None = None
+    """The SQLite file that keeps what the keys of a settings file have taken of their budgets."""
+
     rate_limit: float | None = Field(None, ge=0.1)
-    """The most requests a minute of one key or, without keys, of one network address."""
+    """The most requests a minute of one key or, without keys, of one network address. One with n candidates
+    counts as n."""
 
     max_body_mb: float = Field(64.0, ge=0.001)
     """The largest request, in MiB."""
@@ -166,6 +174,17 @@ class GatewaySettings(Settings):
 
     log_prompts: bool = False
     """Write questions and answers into the log, which otherwise has neither."""
+
+    @model_validator(mode="after")
+    def _keys_differ(self) -> GatewaySettings:
+        names = set[str]()
+        for key in self.keys:
+            if key.name in names:
+                raise ValueError(f"two keys are called {key.name!r}")
+            names.add(key.name)
+            if key.budget_tokens is not None and self.key_usage is None:
+                raise ValueError(f"the key {key.name!r}: budget_tokens needs --key-usage, where it is kept")
+        return self
 
     @property
     def most_samples(self) -> int:

@@ -23,6 +23,7 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.backend import Backend
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import is_loopback
+from selfverify.serving.key_settings import digests
 from selfverify.serving.log_lines import http_logger
 from selfverify.serving.page import digits_example
 from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
@@ -40,7 +41,7 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         DataError: The calibration cannot be read.
     """
     asked = settings.gateway
-    keys = find_keys(KEYS_VARIABLE, asked.api_keys)
+    keys = find_keys(KEYS_VARIABLE, asked.api_keys, digests(asked.keys))
     calibration = Calibration.load(asked.calibration) if asked.calibration else None
     metrics, example = Metrics(), None
     backend: Backend

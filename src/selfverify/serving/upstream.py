@@ -16,6 +16,7 @@ from selfverify.remote.chat_wire import CHAT, Passed
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
 from selfverify.remote.lacking import Lacking
+from selfverify.remote.large_json import characters
 from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion, without_score
@@ -89,7 +90,7 @@ class Upstream(Backend):
     async def reply_to(self, body: Mapping[str, Any], usage: Usage, until: float) -> bytes:
         """See `Backend`."""
         raw, reply = await self.client.chat_as_it_comes(body, usage.lost, until)
-        usage.add(reply.get("usage"), 0)
+        usage.add(reply.get("usage"), _said(reply) // 4)
         return raw
 
     async def post(self, path: str, body: Mapping[str, Any], usage: Usage, until: float) -> Passed:
@@ -100,15 +101,15 @@ class Upstream(Backend):
 
     async def stream(self, body: Mapping[str, Any], usage: Usage, until: float, path: str = CHAT) -> Events:
         """See `Backend`."""
-        counted, begun = None, False
+        counted, begun, said = None, False, 0
         try:
             async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until, path)) as events:
                 async for raw, chunk in events:
-                    counted, begun = chunk.get("usage") or counted, True
+                    counted, begun, said = chunk.get("usage") or counted, True, said + _said(chunk)
                     yield raw, chunk
         finally:
             if begun:
-                usage.add(counted, 0)
+                usage.add(counted, said // 4)
 
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
@@ -251,6 +252,18 @@ class Upstream(Backend):
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
         return await self.client.models()
+
+
+def _said(chunk: Mapping[str, Any]) -> int:
+    """Return the characters of what a chunk or a reply says; where nobody counts, four are a token."""
+    choices = chunk.get("choices")
+    return characters(
+        [
+            [choice.get("text"), choice.get("delta"), choice.get("message")]
+            for choice in (choices if isinstance(choices, list) else ())
+            if isinstance(choice, Mapping)
+        ]
+    )
 
 
 def own_score(reply: Completion, verifier: str, written: float | None) -> float | None:
