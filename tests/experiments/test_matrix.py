@@ -17,6 +17,7 @@ from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.selection.calibration import Calibration
+from selfverify.selection.fusion import Fusion
 from selfverify.verifiers.by_policy import Judge
 
 
@@ -32,6 +33,10 @@ def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> No
     written = scores.stat().st_mtime_ns
     again = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
     assert again == cells and scores.stat().st_mtime_ns == written
+    fused = run_matrix(
+        {"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), fusion=Fusion(2.0), say=said.append
+    )
+    assert fused == cells and json.loads((tmp_path / "matrix.json").read_text())["fusion"]["weight"] == 2.0
     assert "| 1 | a | none | 0.0" in (tmp_path / "matrix.md").read_text()
     assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
 

@@ -68,6 +68,20 @@ def test_readers_see_no_tags(text: str, shown: str) -> None:
     assert shown_answer(text) == shown
 
 
+def test_the_log_probability_is_the_answers_without_the_scores() -> None:
+    """Tokens up to the one that ends `<score>`; all where there is no score."""
+    tokens = ["<think>.</think>", "<answer>9</answer><", "score", ">", "0", ".9", "</score>"]
+    told = [{"token": t, "logprob": -float(i)} for i, t in enumerate(tokens)]
+    reply = Completion(text="".join(tokens), logprobs=told)
+    finish_reading(reply, read_text)
+    assert reply.logprob == -1.5  # of 0, -1, -2, -3
+    reply = Completion(
+        text="9 so", logprobs=[{"token": "9", "logprob": -1.0}, {"token": " so", "logprob": -2.0}]
+    )
+    finish_reading(reply, read_text)
+    assert reply.logprob == -1.5
+
+
 def test_strict_reads_only_tags() -> None:
     assert read_text("9", strict=True).answer is None
     assert read_text(tagged("9"), strict=True).answer == "9"

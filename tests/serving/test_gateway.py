@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -16,6 +17,7 @@ from aiohttp import web
 
 from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
+from selfverify.selection.fusion import Fusion
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.serve_settings import GatewaySettings
@@ -260,6 +262,30 @@ def test_soft_scores_of_a_server_and_of_one_without_probabilities() -> None:
     fake.knows_logprobs = False
     _, reply = ask(fake, body)
     assert reply["choices"][0]["verification"]["score"] == 0.9
+
+
+def test_fused_scores_of_a_server() -> None:
+    """soft is .725 as above, and the fake's tokens have -.1 nats each. Without those nothing has a score."""
+    fake = scripted("9|0.9", "8|0.9")
+    _, reply = ask(fake, question(best_of={"n": 2, "verifier": "fused:2"}))
+    found = reply["choices"][0]["verification"]
+    assert found["score"] == pytest.approx(0.725 - 0.2) and found["verifier"] == "fused:2"
+    calibration = Calibration("temperature", fusion=Fusion(2.0, slope=4.0, intercept=1.0))
+    settings = GatewaySettings(best_of=BestOf(n=2, verifier="fused"))
+    _, reply = ask(fake, question(), settings, calibration=calibration)
+    assert reply["choices"][0]["verification"]["score"] == pytest.approx(1 / (1 + math.exp(-3.1)))
+    _, reply = ask(fake, question(n=2, best_of={"progress": "events"}), settings, calibration=calibration)
+    assert [c["verification"]["score"] for c in reply["choices"]] == [
+        pytest.approx(1 / (1 + math.exp(-3.1)))
+    ] * 2
+    fake.knows_logprobs = False
+    _, reply = ask(fake, question(best_of={"n": 2, "verifier": "fused:2"}))
+    assert reply["choices"][0]["verification"]["score"] is None
+    assert "no readable answer has a score" in reply["choices"][0]["verification"]["reason"]
+    for verifier, text in (("fused", "calibrate --verifier fused"), ("fused:x", "a weight from 0")):
+        status, reply = ask(fake, question(best_of={"verifier": verifier}))
+        assert status == 400 and text in reply["error"]["message"]
+        assert reply["error"]["param"] == "best_of.verifier"
 
 
 def test_tools_are_chosen_by_vote() -> None:

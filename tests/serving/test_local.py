@@ -32,6 +32,7 @@ from selfverify.serving.server import start
 from selfverify.serving.solve import solve
 from selfverify.serving.solve_settings import DrawingSettings
 from selfverify.verifiers.by_policy import Soft
+from selfverify.verifiers.make_verifier import make_verifier
 from selfverify.verifiers.server_judge import ServerJudge
 from serving_servers import Body, FakeUpstream, Loop, data_url, png, post
 
@@ -90,6 +91,26 @@ def writes(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def lines(*answers: str) -> list[str]:
     return [f"<think>.</think><answer>{a}</answer><score>0.5</score>" for a in answers]
+
+
+def test_fused_scores(policy: Policy, writes: list[str]) -> None:
+    """Those of soft with twice the log-probability, in the gateway and with `solve`."""
+    answers, scores = lines("1 2", "2 1", "3 4", "nonsense"), {}
+    for verifier in ("soft", "fused:2"):
+        writes += answers
+        body = ask(seed=3, best_of={"answers": "set", "samples": True, "verifier": verifier})
+        _, reply = post_one(policy, body)
+        scores[verifier] = [(s["score"], s["logprob"]) for s in reply["best_of"]["samples"]]
+    soft = [score + 2 * logprob for score, logprob in scores["soft"]]
+    assert [score for score, _ in scores["fused:2"]] == pytest.approx(soft)
+    writes += answers
+    found = solve(
+        policy, FreeQuestion("set"), free_problem("Which?", []), make_verifier("fused:2", policy),
+        Choosing(n=4), DrawingSettings(seed=3, max_new_tokens=TOKENS),
+    )  # fmt: skip
+    assert [candidate.score for candidate in found.candidates] == pytest.approx(soft)
+    status, reply = post_one(policy, ask(best_of={"verifier": "fused"}))
+    assert status == 400 and "calibrate --verifier fused" in reply["error"]["message"]
 
 
 def test_the_same_answer_as_solve(policy: Policy, writes: list[str]) -> None:

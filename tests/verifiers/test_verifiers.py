@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
+from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Judged
 from selfverify.verifiers.base import OPENING, verify
 from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft, _continue
@@ -53,6 +55,25 @@ def test_soft_is_the_reading_of_training(policy: Policy, groups: list[Group]) ->
     assert [row[1:] for row in found] == [[None, None]] * 2
     assert [row[0] for row in found] == pytest.approx([row[0].soft for row in readings if row[0]])
     assert {row[0] for row in Soft(policy, "greedy").score(groups)} <= {i / 10 for i in range(11)}
+
+
+def test_fused_adds_the_answers_log_probability_to_soft(policy: Policy, groups: list[Group]) -> None:
+    segment = groups[0].trajectories[0].segments[0]
+    segment.logprobs = [-0.5] * (len(segment.tokens) - 1) + [-2.5]
+    nats = -0.5 - 2.0 / len(segment.tokens)
+    [[soft, *_], _] = Soft(policy).score(groups)
+    plain = make_verifier("fused:2", policy)
+    assert plain.name == "fused:2"
+    assert soft is not None and plain.score(groups) == [
+        [pytest.approx(soft + 2 * nats), None, None],
+        [None] * 3,  # the engine gave no log-probabilities
+    ]
+    fitted = Fusion(2.0, 3.0, 1.0)
+    [[found, *_], _] = verify(groups, make_verifier("fused", policy, fitted=fitted))
+    assert found == pytest.approx(1 / (1 + math.exp(-(3 * (soft + 2 * nats) + 1))))
+    assert groups[0].trajectories[0].scores["fused"] == found
+    with pytest.raises(ConfigError, match="--verifier fused"):
+        make_verifier("fused", policy)
 
 
 def test_a_policy_as_its_own_judge_agrees_with_soft(policy: Policy, groups: list[Group]) -> None:

@@ -15,6 +15,7 @@ from selfverify.core.differences import flatten
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
 from selfverify.core.settings import Settings
+from selfverify.selection.fusion import Fusion, fusion_of
 
 
 class EvaluateSettings(Settings):
@@ -28,6 +29,10 @@ class EvaluateSettings(Settings):
 
     output: Path | None = None
     """The folder for samples and metrics. By default `eval` in the run's folder."""
+
+    calibration: Path | None = None
+    """A file of `selfverify calibrate --verifier fused`, fitted on other problems: tell also what fused
+    scores (soft + a·log-prob) reach."""
 
 
 @settings_as_options
@@ -64,7 +69,8 @@ def evaluate(
     from selfverify.core import ranks
     from selfverify.experiments.run import evaluate_recipe
 
-    metrics = evaluate_recipe(loaded, model=model, output=settings.output)
+    fusion = None if settings.calibration is None else fitted_fusion(settings.calibration)
+    metrics = evaluate_recipe(loaded, model=model, output=settings.output, fusion=fusion)
     if not ranks.stop():
         return
     if as_json:
@@ -76,6 +82,25 @@ def evaluate(
     columns, cells, title = by_category(metrics)
     if cells:
         print_table(columns, cells, title, no_wrap=("part", "figure"))
+
+
+def fitted_fusion(path: Path) -> Fusion:
+    """Return the fusion in a calibration.
+
+    Raises:
+        ConfigError: It was fitted for another verifier than ``fused``.
+        DataError: It cannot be read.
+    """
+    from selfverify.selection.calibration import Calibration
+
+    found = Calibration.load(path)
+    if found.fusion is None:
+        fitted = (found.fitted_on or {}).get("verifier")
+        raise ConfigError(
+            f"{path} was fitted for the verifier {fitted!r}; `selfverify calibrate --verifier fused` fits "
+            "what a log-probability weighs"
+        )
+    return found.fusion
 
 
 def by_category(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
@@ -98,7 +123,7 @@ class CalibrationSettings(Settings):
     """What a calibration is fitted on, and how."""
 
     verifier: str = "soft"
-    """The verifier whose scores are used."""
+    """The verifier whose scores are used. `fused` (soft + a·log-prob) is fitted, too."""
 
     strategy: str = "weighted"
     """The strategy that chooses the answer."""
@@ -155,6 +180,8 @@ def calibrate(
     if fitted.coverage is not None:
         risk = figure(fitted.risk, ".3f")
         typer.echo(f"answers {fitted.coverage:.1%} of the problems, {risk} of the answers wrong")
+    if fitted.calibration.fusion is not None:
+        typer.echo(f"fused: soft + {fitted.calibration.fusion.weight:g} log-prob")
     typer.echo(f"calibration: {file}")
 
 
@@ -172,6 +199,10 @@ class MatrixSettings(Settings):
 
     ask: bool = False
     """Ask judges for their score in a turn of its own, not at the answer's end."""
+
+    fuse: str | None = None
+    """Choose also by every verifier's score + a·log-prob of the generator, in rows of their own: a number a,
+    or a file of `selfverify calibrate --verifier fused`."""
 
     output: Path = Path("runs/matrix")
     """The folder for samples, scores and the table."""
@@ -206,6 +237,10 @@ def matrix(
     from selfverify.experiments.recipe import load_recipe
 
     loaded = load_recipe(settings.recipe, override or [])
+    fusion = None
+    if settings.fuse is not None:
+        is_file = Path(settings.fuse).is_file()
+        fusion = fitted_fusion(Path(settings.fuse)) if is_file else fusion_of(f"fused:{settings.fuse}", None)
     from selfverify.experiments.matrix import run_matrix
 
     run_matrix(
@@ -215,6 +250,7 @@ def matrix(
         sizes=counts,
         strategy=settings.strategy,
         form="ask" if settings.ask else "continue",
+        fusion=fusion,
         say=lambda text: typer.echo(text, err=True),
     )
     typer.echo((settings.output / "matrix.md").read_text(encoding="utf-8"))

@@ -9,12 +9,14 @@ from typing import Any, Literal
 import numpy as np
 
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.evaluation.fuse import fusion_of_samples, with_fused
 from selfverify.evaluation.metrics import by_problem
 from selfverify.evaluation.reliability import reliability
 from selfverify.evaluation.store import StoredSample
 from selfverify.selection.calibration import Calibration, fit_calibration, risk_threshold
 from selfverify.selection.candidates import Candidate, is_box
 from selfverify.selection.choose import choose
+from selfverify.selection.fusion import FUSED, Fusion
 from selfverify.selection.rules import Floats
 from selfverify.selection.strategies import DEFAULTS, find_strategy
 
@@ -68,6 +70,10 @@ def chosen_confidence(samples: Sequence[StoredSample], verifier: str, strategy: 
     return np.array(confidence), np.array([float(group[choice.index].correct) for choice, group in chosen])
 
 
+def _fused(samples: Sequence[StoredSample], fusion: Fusion | None) -> Sequence[StoredSample]:
+    return samples if fusion is None else with_fused(samples, fusion)
+
+
 def calibrate(
     samples: Sequence[StoredSample],
     verifier: str = "soft",
@@ -81,7 +87,7 @@ def calibrate(
 
     Args:
         samples: The samples to fit on: as many per problem as will be sampled in use.
-        verifier: The name of the scores.
+        verifier: The name of the scores. For ``fused`` the fusion is fitted too, and kept in the calibration.
         strategy: The name of the strategy that chooses.
         kind: How to map confidences (`fit_calibration`).
         target_risk: Choose a threshold below which to abstain, so that at most this share is wrong.
@@ -92,7 +98,8 @@ def calibrate(
     Raises:
         DataError: Too few samples, only right or only wrong ones, or no threshold keeps the risk.
     """
-    confidence, correct = chosen_confidence(samples, verifier, strategy)
+    fusion = fusion_of_samples(samples) if verifier == FUSED else None
+    confidence, correct = chosen_confidence(_fused(samples, fusion), verifier, strategy)
     about = {
         "verifier": verifier,
         "strategy": strategy,
@@ -114,10 +121,14 @@ def calibrate(
             )
         return replace(found, threshold=threshold, target_risk=target_risk)
 
-    whole = replace(fit(confidence, correct), fitted_on=about)
+    whole = replace(fit(confidence, correct), fitted_on=about, fusion=fusion)
     if held_out is not None:
-        judged, (values, labels) = whole, chosen_confidence(held_out, verifier, strategy)
+        judged, (values, labels) = whole, chosen_confidence(_fused(held_out, fusion), verifier, strategy)
     else:
+        if fusion is not None:  # what is reported on must not have chosen the weight
+            half = [sample for rows in [*by_problem(samples).values()][::2] for sample in rows]
+            halves = _fused(samples, fusion_of_samples(half))
+            confidence, correct = chosen_confidence(halves, verifier, strategy)
         judged = fit(confidence[::2], correct[::2])
         values, labels = confidence[1::2], correct[1::2]
     probability = judged(values)

@@ -16,6 +16,7 @@ from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, TURN_2, Group
 from selfverify.evaluation.breakdown import breakdown
 from selfverify.evaluation.extraction import Extractor, make_extractor, read_again
+from selfverify.evaluation.fuse import with_fused
 from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of, target_boxes
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.steps import stored_steps
@@ -27,6 +28,7 @@ from selfverify.looking.look_episode import STEPS
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers import roll_out
 from selfverify.rollouts.reading import read_rollout
+from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Judged, Task
 
 IMAGE_BACKEND = "image_backend"
@@ -43,6 +45,7 @@ def evaluate(
     max_new_tokens: int = 48,
     progress: Progress | None = None,
     extractor: Extractor | None = None,
+    fusion: Fusion | None = None,
 ) -> dict[str, Any]:
     """Measure a policy: pass@1, majority@N, best@N, oracle@N, verification AUC and AP, with intervals.
 
@@ -60,6 +63,7 @@ def evaluate(
         max_new_tokens: Length limit of a response.
         progress: Called after each batch.
         extractor: Reads answers that the rules cannot read, in place of ``config.extractor``.
+        fusion: Makes fused scores, whose figures are told beside the others.
 
     Returns:
         The summary of `selfverify.evaluation.metrics.summarise`, with the tables named above.
@@ -98,7 +102,7 @@ def evaluate(
             sample = partial(_sample, policy, task, problems, config, sampling, extractor, path)
             sweep.store(ranks.everywhere(sample))
         held_out.share()
-        return ranks.on_first(lambda: _summary(task, held_out, sweep.rows))
+        return ranks.on_first(lambda: _summary(task, held_out, sweep.rows, fusion))
 
     return policy.whole(measure)
 
@@ -182,11 +186,14 @@ def _stored(
     )
 
 
-def _summary(task: Task, held_out: HeldOut, rows: Mapping[int, StoredProblem]) -> dict[str, Any]:
+def _summary(
+    task: Task, held_out: HeldOut, rows: Mapping[int, StoredProblem], fusion: Fusion | None
+) -> dict[str, Any]:
     problems = held_out.known(sorted(rows))
     if not problems:
         raise DataError(f"there is nothing to evaluate: {held_out.why()}")
     samples = [sample for index in problems for sample in rows[index].samples]
+    samples = samples if fusion is None else with_fused(samples, fusion)
     known = {problem.id: problem for problem in problems.values()}
     boxes = target_boxes(task, known.values())
     return summarise(samples, boxes) | breakdown(samples, task, known) | held_out.left_out()

@@ -35,6 +35,7 @@ from selfverify.evaluation.statistics import (
 from selfverify.evaluation.store import CORRECT_1, DECODINGS, StoredSample
 from selfverify.evaluation.talk_figures import TOOL_COUNTS, talk_figures
 from selfverify.selection.candidates import Candidates, box_array, number_keys
+from selfverify.selection.fusion import FUSED
 from selfverify.selection.rules import Floats
 from selfverify.selection.strategies import STRATEGIES, find_strategy
 from selfverify.selection.subsets import expected_correctness
@@ -189,6 +190,7 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
     """Return the headline metrics by name, as functions of problem weights.
 
     ``logprob.*`` is the free baseline that a score has to beat: the answer's mean log-probability.
+    ``fused.*`` is there where samples have a score of that name (`selfverify.evaluation.fuse`).
     ``conversations.*`` and the counts of tools are there where the policy has spoken more than once.
     """
     total = table.correct.shape[1]
@@ -204,6 +206,7 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
         "score_mean": row_mean(score),
         "score_spread": spread(score),
         "format_rate": row_mean(np.where(np.isnan(readable), np.nan, readable > 0)),
+        **_fused(table),
     }
     return {
         **_means(accuracies),
@@ -213,6 +216,18 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
         **({} if np.isnan(first).any() else turn_statistics(first, correct)),
         **_means({f"conversations.{name}": row_mean(values) for name, values in table.talks.items()}),
         **_means({f"rewards.{n}": row_mean(table.rewards[n]) for n in TOOL_COUNTS if n in table.rewards}),
+    }
+
+
+def _fused(table: SampleTable) -> dict[str, Floats | None]:
+    """What choosing by fused scores, which no paper does, reaches ``[P]``; nothing where there are none."""
+    score, total = table.scores.get(FUSED), table.correct.shape[1]
+    if score is None:
+        return {}
+    chosen = {s: accuracy(table, s, total, FUSED) for s in ("best", "weighted")}
+    return {
+        **{f"{FUSED}.{find_strategy(s).at(total)}": values for s, values in chosen.items()},
+        f"{FUSED}.within_problem_auc": within_problem_auc(score, table.correct),
     }
 
 
@@ -249,7 +264,7 @@ def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None
     found = statistics(table)
     values = {name: _number(on_all(statistic, problems)) for name, statistic in found.items()}
     tables: dict[str, dict[str, float | None]] = {}
-    for table_name in ("turns", "conversations"):
+    for table_name in ("turns", "conversations", FUSED):
         own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{table_name}.")}
         tables |= {table_name: own} if own else {}
     soft = table.scores[HEADLINE]
@@ -260,6 +275,7 @@ def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None
         **{name: value for name, value in values.items() if "." not in name},
         **{score: verification(table, score) for score in OTHER_SCORES},
         **tables,
+        **({FUSED: verification(table, FUSED) | tables[FUSED]} if FUSED in tables else {}),
         "problems": problems,
         "samples": problems * total,
         "samples_per_problem": total,

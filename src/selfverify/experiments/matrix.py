@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.errors import ConfigError
@@ -19,6 +20,7 @@ from selfverify.evaluation.verifier_pairs import SIZES, Cell, as_markdown, matri
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
+from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Judged, Task
 from selfverify.verifiers.by_policy import Form, Judge
 
@@ -33,6 +35,7 @@ def run_matrix(
     sizes: Sequence[int] = SIZES,
     strategy: str = "best",
     form: Form = "continue",
+    fusion: Fusion | None = None,
     say: Say = print,
 ) -> list[Cell]:
     """Measure every model as generator and as verifier, on the recipe's task and evaluation settings.
@@ -48,6 +51,8 @@ def run_matrix(
         sizes: The numbers of candidates per problem to compare.
         strategy: The strategy that uses the scores.
         form: How the judges see the answers.
+        fusion: Choose by every judge's score with the generator's log-probabilities too, in rows named
+            ``NAME+logprob``.
         say: Gets a line about each piece of work before it begins.
 
     Returns:
@@ -91,16 +96,25 @@ def run_matrix(
                 write_json(file, {"settings": settings, "scores": scores})
             for sample, score in zip(samples[name], scores, strict=True):
                 sample.scores[judge] = score
+                if fusion is not None:
+                    sample.scores[f"{judge}+logprob"] = fusion.of(score, sample.logprob)
     kinds = {p.id: str(p.meta.get("category") or p.id.split("/")[0]) for p in problems}
     cells = matrix(
         samples,
-        list(models),
+        [*models, *(f"{name}+logprob" for name in models if fusion is not None)],
         sizes=sizes,
         strategy=strategy,
         category=(lambda problem: kinds[problem]) if len(set(kinds.values())) > 1 else None,
         target_boxes=target_boxes(task, problems),
     )
-    record = {"strategy": strategy, "form": form, "task": task.name, "cells": [asdict(c) for c in cells]}
+    record: dict[str, Any] = {
+        "strategy": strategy,
+        "form": form,
+        "task": task.name,
+        "cells": [asdict(c) for c in cells],
+    }
+    if fusion is not None:
+        record["fusion"] = asdict(fusion)
     write_json(output / "matrix.json", record)
     write_text(output / "matrix.md", as_markdown(cells))
     return cells

@@ -35,6 +35,7 @@ from selfverify.methods.star import clear_iterations
 from selfverify.policy.loading import pick_device
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm_start import require_vllm
+from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Task
 
 GALLERY_PROBLEMS = 128
@@ -191,6 +192,7 @@ def measure(
     store: Path,
     when: str,
     progress: Callable[[int, int], None] | None = None,
+    fusion: Fusion | None = None,
 ) -> dict[str, Any]:
     """Evaluate a policy by a recipe's settings. ``when`` names the policy in the header of ``store``."""
     return evaluate(
@@ -201,6 +203,7 @@ def measure(
         describe={"model": when, "recipe": recipe.name},
         max_new_tokens=recipe.sampling.max_new_tokens,
         progress=progress,
+        fusion=fusion,
     )
 
 
@@ -327,7 +330,10 @@ def _clear(folder: Path) -> None:
 
 
 def evaluate_recipe(
-    recipe: Recipe, model: str | Path | None = None, output: Path | None = None
+    recipe: Recipe,
+    model: str | Path | None = None,
+    output: Path | None = None,
+    fusion: Fusion | None = None,
 ) -> dict[str, Any]:
     """Evaluate a model on a recipe's task.
 
@@ -335,6 +341,7 @@ def evaluate_recipe(
         recipe: Names the task, and says how to evaluate.
         model: A model's folder or ``builtin:NAME``, in place of the recipe's policy.
         output: The folder for ``samples.jsonl`` and ``metrics.json``; by default ``<recipe.output>/eval``.
+        fusion: Makes fused scores, whose figures are told beside the others.
 
     Returns:
         The summary of `selfverify.evaluation.evaluate.evaluate`.
@@ -343,13 +350,13 @@ def evaluate_recipe(
     start_processes(recipe)
     folder = output or recipe.folder / "eval"
     with held_folder(folder):
-        return _evaluate(recipe, settings, folder)
+        return _evaluate(recipe, settings, folder, fusion)
 
 
-def _evaluate(recipe: Recipe, settings: PolicyConfig, folder: Path) -> dict[str, Any]:
+def _evaluate(recipe: Recipe, settings: PolicyConfig, folder: Path, fusion: Fusion | None) -> dict[str, Any]:
     policy = Policy.load(settings)
     task = recipe_task(recipe, measured=True)
-    summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path)
+    summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path, fusion=fusion)
     found = {"after": summary, "settings": recipe.model_dump(mode="json")}
 
     def write() -> None:

@@ -206,10 +206,13 @@ class OpenAIClient:
                 if on_lost and not begun:
                     on_lost()
 
-    async def with_logprobs(self, model: str, call: Callable[[dict[str, Any]], Awaitable[Found]]) -> Found:
+    async def with_logprobs(
+        self, model: str, call: Callable[[dict[str, Any]], Awaitable[Found]], alternatives: bool = True
+    ) -> Found:
         """Call with the fields that ask for log-probabilities; if the server refuses them, call without.
 
-        The client remembers the models for which the server refuses them.
+        With ``alternatives`` also for those of the likeliest tokens in every place. The client remembers the
+        models for which the server refuses them.
 
         Raises:
             ServerError: ``call`` failed, and not because of these fields.
@@ -217,7 +220,7 @@ class OpenAIClient:
         if model in self._without_logprobs:
             return await call({})
         try:
-            return await call({"logprobs": True, "top_logprobs": TOP_LOGPROBS})
+            return await call({"logprobs": True, **({"top_logprobs": TOP_LOGPROBS} if alternatives else {})})
         except ServerError as error:
             if error.status not in REFUSALS:
                 raise

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged
@@ -150,7 +152,7 @@ def finish_reading(reply: Completion, read: Reader) -> float | None:
         The score that the writer gave the answer, if any.
     """
     if reply.logprob is None:
-        reply.logprob = mean_logprob(reply.logprobs)
+        reply.logprob = mean_logprob(reply.logprobs[: _answer_tokens(reply.logprobs)])
     if reply.tool_calls:
         reply.answer, reply.key = read_tool_calls(reply.tool_calls)
         return read(reply.text).score
@@ -158,6 +160,13 @@ def finish_reading(reply: Completion, read: Reader) -> float | None:
     if reply.finish != "error":
         reply.answer, reply.key = reading.answer, reading.key
     return reading.score
+
+
+def _answer_tokens(logprobs: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many tokens come before those of the score, which is opened last."""
+    ends = list(accumulate(len(str(entry.get("token", ""))) for entry in logprobs))
+    head, opened, _ = "".join(str(entry.get("token", "")) for entry in logprobs).rpartition(OPENING)
+    return bisect_left(ends, len(head) + len(OPENING)) + 1 if opened else len(logprobs)
 
 
 def mean_logprob(logprobs: Sequence[Mapping[str, Any]]) -> float | None:

@@ -68,6 +68,17 @@ METRICS: dict[str, MetricWords] = {
     "logprob.within_problem_auc": MetricWords(
         "Within-problem AUC of log-probability", "The same baseline; scores should beat it.", percent=False
     ),
+    "fused.best@{n}": MetricWords(
+        "Best of {n} by fused score", "Own score and log-probability together; no rule of the paper."
+    ),
+    "fused.weighted@{n}": MetricWords(
+        "Vote of {n} weighted by fused score", "The same scores as weights of the votes."
+    ),
+    "fused.within_problem_auc": MetricWords(
+        "Within-problem AUC of the fused score",
+        "What the own score and the log-probability know together.",
+        percent=False,
+    ),
     "score_mean": MetricWords(
         "Mean score", "A well calibrated model's mean score is its pass@1.", percent=False, better=False
     ),

@@ -17,6 +17,12 @@ def answer_segment(trajectory: Trajectory) -> Segment:
     return own[-1] if own else Segment(ANSWER, [])
 
 
+def answer_logprob(trajectory: Trajectory) -> float | None:
+    """The mean log-probability of the answer's tokens, without its score's; None where they have none."""
+    logprobs = answer_segment(trajectory).logprobs
+    return sum(logprobs) / len(logprobs) if logprobs else None
+
+
 def before_score(trajectory: Trajectory) -> list[int] | None:
     """The tokens up to and with ``<score>``; None without a well-formed score, or with one inside a turn."""
     last = trajectory.segments[-1]

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationErro
 from selfverify.core.atomic_files import write_text
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular
+from selfverify.selection.fusion import Fusion
 from selfverify.selection.rules import Floats
 
 CALIBRATION_FILE = "calibration.json"
@@ -39,6 +40,7 @@ class Calibration:
         threshold: Answers below this probability should be withheld; None withholds nothing.
         target_risk: The share of wrong answers among the given ones that ``threshold`` was chosen for.
         fitted_on: The verifier, strategy, samples, problems, ... that it was fitted on and is meant for.
+        fusion: What the verifier ``fused`` makes its scores with, if it was fitted for that one.
         format: The version of the file's format.
     """
 
@@ -51,6 +53,7 @@ class Calibration:
     threshold: FiniteFloat | None = None
     target_risk: FiniteFloat | None = None
     fitted_on: dict[str, Any] | None = None
+    fusion: Fusion | None = None
     format: Literal[1] = 1
 
     def __call__(self, confidence: ArrayLike) -> Floats:

@@ -35,7 +35,7 @@ from selfverify.serving.readiness import Readiness
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.request_record import RECORD
-from selfverify.serving.selecting import Selection, select
+from selfverify.serving.selecting import Selection, check_verifier, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.served_models import ServedModels
 from selfverify.serving.streaming import REQUEST_ID, EventStream
@@ -244,7 +244,8 @@ class Gateway:
     def _check(self, ask: Ask) -> None:
         self.backend.check(ask)
         try:
-            self.backend.check_verifier(ask.best_of.verifier or self.backend.default_verifier)
+            verifier = ask.best_of.verifier or self.backend.default_verifier
+            check_verifier(self.backend, verifier, self.calibration)
         except ConfigError as error:
             raise invalid_value("best_of.verifier", str(error)) from None
         judge = judge_of(ask.best_of.verifier or "", ask.model)

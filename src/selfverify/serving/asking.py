@@ -16,7 +16,7 @@ from selfverify.selection.calibration import Calibration
 from selfverify.serving.backend import Ask
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.free_question import FreeQuestion
-from selfverify.serving.selecting import Selection, select
+from selfverify.serving.selecting import Selection, check_verifier, select
 from selfverify.serving.solve import OnCandidate, Solution
 from selfverify.serving.solve_settings import SolveSettings
 from selfverify.serving.upstream import Upstream
@@ -67,7 +67,7 @@ async def _ask(
     calibration = Calibration.load(choosing.calibration) if choosing.calibration else None
     server = ServerSettings(answerer.server, timeout_s=answerer.timeout)
     async with Upstream(OpenAIClient(server)) as backend:
-        backend.check_verifier(choosing.verifier)
+        check_verifier(backend, choosing.verifier, calibration)
         model = answerer.model or await _only_model(backend.client)
         body = {
             "model": model,

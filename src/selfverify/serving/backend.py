@@ -11,6 +11,7 @@ from selfverify.core.errors import ServerError
 from selfverify.remote.chat_wire import CHAT, Passed
 from selfverify.remote.server_replies import Completion, Reader, finish_reading
 from selfverify.remote.usage import Usage
+from selfverify.selection.fusion import Fusion
 from selfverify.serving.best_of import BestOf
 
 if TYPE_CHECKING:  # they import aiohttp, which `selfverify solve` does without, and torch
@@ -66,13 +67,17 @@ class Drawing:
         verifier: The name of the verifier that scores them.
         read: Reads a candidate's text.
         tell: Told about every candidate that has its score.
+        fusion: Makes the final scores of those that the verifier gave, and of log-probabilities, which the
+            backend then has to get.
         candidates: All so far, in the order in which they came.
     """
 
     verifier: str
     read: Reader
     tell: Tell | None = None
+    fusion: Fusion | None = None
     candidates: list[Completion] = field(default_factory=list)
+    _fused: set[int] = field(default_factory=set)
 
     def arrived(self, reply: Completion) -> float | None:
         """Keep a candidate. It counts from now on, even if its score is late.
@@ -86,9 +91,21 @@ class Drawing:
 
     def ready(self, reply: Completion) -> None:
         """Tell that a candidate is complete: its score is there, or there will be none."""
+        place = next(i for i, known in enumerate(self.candidates) if known is reply)
+        self._fuse(place)
         if self.tell:
-            place = next(i for i, known in enumerate(self.candidates) if known is reply)
             self.tell(place, reply)
+
+    def end(self) -> None:
+        """Take those for complete that have not become it in time: they keep the scores that they have."""
+        for place in range(len(self.candidates)):
+            self._fuse(place)
+
+    def _fuse(self, place: int) -> None:
+        if self.fusion is not None and place not in self._fused:
+            self._fused.add(place)
+            reply = self.candidates[place]
+            reply.score = self.fusion.of(reply.score, reply.logprob)
 
 
 class Backend(ABC):

@@ -27,7 +27,8 @@ class Choosing(Settings):
 
     verifier: str | None = None
     """What gives each candidate a score: `inline` (the model wrote it), `soft` (what the probabilities of the
-    model's tokens expect), `judge` (the model is asked about each answer) or `none`. A model that runs here
+    model's tokens expect), `judge` (the model is asked about each answer), `fused` or `fused:A` (soft and A
+    times the log-probability; A from the calibration or as given) or `none`. A model that runs here
     also has `greedy`, a server `judge:MODEL`. By default a model that runs here uses `soft`, a server
     `inline`."""
 

@@ -8,7 +8,7 @@ from selfverify.core.trajectory import TURN_1, Trajectory
 from selfverify.looking.look_steps import steps_of
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
-from selfverify.rollouts.reading import answer_segment
+from selfverify.rollouts.reading import answer_logprob
 from selfverify.tasks.base import Judged
 
 
@@ -21,13 +21,12 @@ def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) ->
         continuous: Whether answers are boxes, which have no keys.
     """
     judged: Judged | None = trajectory.parsed
-    logprobs = answer_segment(trajectory).logprobs
     first: Judged | None = next((s.parsed for s in trajectory.segments if s.channel == TURN_1), None)
     return Completion(
         answer=judged.answer if judged else None,
         key=None if judged is None or continuous else judged.key,
         score=trajectory.scores.get(verifier),
-        logprob=sum(logprobs) / len(logprobs) if logprobs else None,
+        logprob=answer_logprob(trajectory),
         tokens=trajectory.written,
         text=trajectory.text,
         first=first.answer if first else None,

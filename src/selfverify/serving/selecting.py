@@ -13,6 +13,7 @@ from selfverify.remote.server_replies import Completion, Reader, read_text, show
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.candidates import Candidate
 from selfverify.selection.choose import Choice, choose
+from selfverify.selection.fusion import fusion_of
 from selfverify.selection.stopping import is_sure, next_draw
 from selfverify.serving.backend import Ask, Backend, Drawing, Tell
 from selfverify.serving.best_of import BestOf, Choosing
@@ -82,9 +83,12 @@ async def select(
     settings = ask.best_of
     verifier = settings.verifier or backend.default_verifier
     strict = backend.strict and settings.instruction
-    drawing = Drawing(verifier, read or partial(read_text, kind=settings.answers, strict=strict), tell)
+    fusion = fusion_of(verifier, calibration.fusion if calibration else None)
+    read = read or partial(read_text, kind=settings.answers, strict=strict)
+    drawing = Drawing("soft" if fusion else verifier, read, tell, fusion)
     greedy = wanted if ask.body.get("temperature") == 0 else None
     stopped, missing = await _draw_until_sure(backend, ask, drawing, greedy)
+    drawing.end()
     candidates = drawing.candidates
     fits = calibration is not None and not missing and stopped == "samples"
     if not fits or calibration is None or calibration.misfit(use_of(settings, verifier)):
@@ -94,6 +98,16 @@ async def select(
         for choice in rank(candidates, settings, wanted)
     ]
     return Selection(selected, candidates, stopped, missing, verifier, calibration is not None)
+
+
+def check_verifier(backend: Backend, verifier: str, calibration: Calibration | None) -> None:
+    """Refuse a verifier that a backend does not have.
+
+    Raises:
+        ConfigError: There is no such verifier; or it is ``fused``, whose weight nobody knows.
+    """
+    fusion = fusion_of(verifier, calibration.fusion if calibration else None)
+    backend.check_verifier("soft" if fusion else verifier)
 
 
 async def _draw_until_sure(

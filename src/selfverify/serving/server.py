@@ -26,6 +26,7 @@ from selfverify.serving.entrance import is_loopback
 from selfverify.serving.key_settings import digests
 from selfverify.serving.log_lines import http_logger
 from selfverify.serving.page import digits_example
+from selfverify.serving.selecting import check_verifier
 from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
 from selfverify.serving.tracing import Tracing
 from selfverify.serving.upstream import Upstream
@@ -52,7 +53,7 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         backend = local_of(settings.backend, metrics, asked.images.pixels)
         example = digits_example if settings.backend.model == "builtin:digits" else None
     if asked.best_of.verifier is not None:
-        backend.check_verifier(asked.best_of.verifier)
+        check_verifier(backend, asked.best_of.verifier, calibration)
     gate = None
     if settings.looking.look:
         from selfverify.serving.looking_gate import LookGate  # it needs torch

@@ -19,6 +19,7 @@ from selfverify.rollouts.answers import roll_out
 from selfverify.selection.calibration import CALIBRATION_FILE, Calibration
 from selfverify.selection.candidates import Candidate
 from selfverify.selection.choose import Choice, choose
+from selfverify.selection.fusion import FUSED, Fusion
 from selfverify.selection.stopping import sample_adaptively
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.own_replies import reply_of
@@ -170,9 +171,23 @@ def solve_here(
         looking.use_space(policy.coordinate_space)
         looking.use_policy(policy)
         task, problem = looking, looking.asked(problem)
-    verifier = make_verifier(choosing.verifier, policy, task, drawing.second_turn or SECOND_TURN)
+    words, fitted = drawing.second_turn or SECOND_TURN, find_fusion(choosing, model)
+    verifier = make_verifier(choosing.verifier, policy, task, words, fitted)
     calibration = find_calibration(choosing, model)
     return solve(policy, task, problem, verifier, choosing, drawing, calibration, on_candidate)
+
+
+def find_fusion(choosing: CandidateSettings, model: str) -> Fusion | None:
+    """Return what the verifier ``fused`` makes its scores with: from the calibration that was asked for, or
+    the model folder's. A fusion holds for any strategy and number of candidates.
+
+    Raises:
+        DataError: The calibration cannot be read.
+    """
+    file = choosing.calibration or Path(model) / CALIBRATION_FILE
+    if choosing.verifier != FUSED or not (choosing.calibration or file.is_file()):
+        return None
+    return Calibration.load(file).fusion
 
 
 def find_calibration(choosing: CandidateSettings, model: str) -> Calibration | None:

@@ -92,7 +92,8 @@ class CandidateSettings(Choosing):
     verifier: str = "soft"
     """What gives each candidate a score: `inline` (the model wrote it), `soft` or `greedy` (what the
     probabilities of the model's tokens expect, or the likeliest score), `repeated:K` (the mean of K sampled
-    scores), `turns:K` (how often K second turns keep the answer), `judge:MODEL` or `ask:MODEL`."""
+    scores), `turns:K` (how often K second turns keep the answer), `judge:MODEL` or `ask:MODEL`; `fused` or
+    `fused:A` (soft + a·log-prob, with the weight of a calibration or this one)."""
 
     calibration: Path | None = None
     """A file that `selfverify calibrate` wrote. By default the one in the model's folder, if it fits."""

@@ -164,8 +164,8 @@ class Upstream(Backend):
         begun, is_quick = now(), False
         async with asyncio.TaskGroup() as judging:
             try:
-                if soft and not reads:
-                    fault = await self.client.with_logprobs(ask.model, sample)
+                if soft and not (reads and drawing.fusion is None):
+                    fault = await self.client.with_logprobs(ask.model, sample, alternatives=not reads)
                 else:
                     fault = await sample({})
                 is_quick = fault is None and now() - begun < _QUICK * (ask.deadline - begun)

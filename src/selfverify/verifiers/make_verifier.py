@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from selfverify.core.errors import ConfigError
 from selfverify.policy.policy import Policy
+from selfverify.selection.fusion import Fusion, fusion_of
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Inline, Judge, Repeated, Soft
+from selfverify.verifiers.fused import Fused
 from selfverify.verifiers.second_turns import SecondTurns
 from selfverify.verifiers.trajectory_ratio import TrajectoryRatio
 
 
 def make_verifier(
-    spec: str, policy: Policy, task: Task | None = None, second_turn: str = SECOND_TURN
+    spec: str,
+    policy: Policy,
+    task: Task | None = None,
+    second_turn: str = SECOND_TURN,
+    fitted: Fusion | None = None,
 ) -> Verifier:
     """Make a verifier from its description.
 
     Args:
-        spec: ``inline``, ``soft``, ``greedy``, ``repeated`` or ``repeated:K``, ``judge:MODEL``,
-            ``ask:MODEL``, ``judge:URL#MODEL`` for a model behind a server, ``ratio`` or ``ratio:MODEL`` (a
-            model with an adapter), or, with a ``task``, ``turns`` or ``turns:K``.
+        spec: ``inline``, ``soft``, ``greedy``, ``fused`` or ``fused:A``, ``repeated`` or ``repeated:K``,
+            ``judge:MODEL``, ``ask:MODEL``, ``judge:URL#MODEL`` for a model behind a server, ``ratio`` or
+            ``ratio:MODEL`` (a model with an adapter), or, with a ``task``, ``turns`` or ``turns:K``.
         policy: Writes the answers.
         task: Reads the answers.
         second_turn: The request that opens the second turns of ``turns``.
+        fitted: What ``fused`` makes its scores with.
 
     Raises:
         ConfigError: The description is none of these.
@@ -33,6 +40,8 @@ def make_verifier(
         return Inline()
     if spec in ("soft", "greedy"):
         return Soft(policy, "soft" if spec == "soft" else "greedy")
+    if fusion := fusion_of(spec, fitted):
+        return Fused(Soft(policy), fusion, spec)
     counted = not rest or (rest.isascii() and rest.isdigit() and 0 < int(rest) <= 256)
     if kind == "repeated" and counted:
         return Repeated(policy, int(rest or 4), name=spec)
@@ -47,8 +56,8 @@ def make_verifier(
     if kind in ("judge", "ask") and rest:
         return Judge(_loaded(rest, policy), spec, "ask" if kind == "ask" else "continue")
     raise ConfigError(
-        f"there is no verifier {spec!r}; verifiers: inline, soft, greedy, repeated:K and turns:K (K at "
-        "most 256), judge:MODEL, ask:MODEL, judge:URL#MODEL, ratio, ratio:MODEL"
+        f"there is no verifier {spec!r}; verifiers: inline, soft, greedy, fused, fused:A, repeated:K and "
+        "turns:K (K at most 256), judge:MODEL, ask:MODEL, judge:URL#MODEL, ratio, ratio:MODEL"
     )
 
 

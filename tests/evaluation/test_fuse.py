@@ -1,0 +1,112 @@
+"""How much a log-probability counts beside a score, fitted on samples that can be worked by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from samples import sample, write_samples
+from selfverify.cli.main import app
+from selfverify.core.errors import DataError
+from selfverify.evaluation.calibrate import calibrate
+from selfverify.evaluation.fuse import fit_fusion, fusion_of_samples, with_fused
+from selfverify.evaluation.metrics import summarise
+from selfverify.evaluation.store import StoredSample
+from selfverify.selection.calibration import Calibration
+from selfverify.selection.fusion import Fusion
+
+
+def test_the_weight_by_hand() -> None:
+    """The first problem is chosen right with a weight above .5 (.6 - .2a > .7 - .4a), the second below 1.25
+    (.9 - .5a > .4 - .1a): of the weights in between, the smallest that is tried is .75."""
+    score, nats = [[0.6, 0.7], [0.9, 0.4]], [[-0.2, -0.4], [-0.5, -0.1]]
+    found = fit_fusion(score, nats, [[1, 0], [1, 0]])
+    assert found.weight == 0.75 and found.slope is not None and found.slope > 0
+
+
+def test_the_calibrated_form_by_hand() -> None:
+    """Scores 0 and 1, right in one and in three of four problems: logits -ln 3 and ln 3. Log-probabilities
+    that say nothing weigh nothing."""
+    found = fit_fusion([[0, 1]] * 4, [[-1.0, -1.0]] * 4, [[0, 1], [0, 1], [0, 1], [1, 0]])
+    assert found.weight == 0
+    assert found.intercept == pytest.approx(-math.log(3), rel=1e-3)
+    assert found.slope == pytest.approx(2 * math.log(3), rel=1e-3)
+    np.testing.assert_allclose(found([0, 1], [-1, -1]), [0.25, 0.75], atol=1e-3)
+
+
+def test_answers_without_a_score_or_a_log_probability_take_no_part() -> None:
+    score = [[0.6, 0.7, np.nan, 0.99], [0.9, 0.4, 0.1, 0.99]]
+    nats = [[-0.2, -0.4, -0.1, np.nan], [-0.5, -0.1, -0.9, np.nan]]
+    assert fit_fusion(score, nats, [[1, 0, 0, 0], [1, 0, 0, 0]]).weight == 0.75
+
+
+@pytest.mark.parametrize(
+    ("score", "nats", "correct", "text"),
+    [
+        ([[0.5, 0.6]], [[np.nan, np.nan]], [[1, 0]], "0 answers with a score and a log-probability"),
+        ([[0.5, 0.6], [0.5, 0.6]], [[-1.0, -1.0]] * 2, [[1, 1], [0, 0]], "4 answers with"),
+        ([[0.1, 0.9]] * 2, [[-2.0, -1.0]] * 2, [[1, 0]] * 2, "not right more often"),
+    ],
+)
+def test_what_cannot_be_fitted(score: object, nats: object, correct: object, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        fit_fusion(score, nats, correct)  # type: ignore[arg-type]
+
+
+def drawn(seed: int, problems: int = 120, total: int = 4) -> list[StoredSample]:
+    """Samples whose score and log-probability each know a part of what is right."""
+    rng, rows = np.random.default_rng(seed), []
+    for p in range(problems):
+        for k in range(total):
+            right = bool(rng.random() < 0.4)
+            soft = float(np.clip(0.4 + 0.2 * right + 0.25 * rng.normal(), 0, 1))
+            nats = float(-0.4 + 0.1 * right + 0.1 * rng.normal())
+            key = "right" if right else f"wrong {rng.integers(9)}"
+            rows.append(sample(f"p{p}", k, right, soft, key=key, answer=key, logprob=nats))
+    return rows
+
+
+def test_fused_figures_stand_beside_the_others_and_change_none() -> None:
+    rows, held_out = drawn(1), drawn(2)
+    fusion = fusion_of_samples(rows)
+    fused, plain = summarise(with_fused(held_out, fusion)), summarise(held_out)
+    mine = fused.pop("fused")
+    intervals = fused["intervals"]
+    fused["intervals"] = {k: v for k, v in intervals.items() if not k.startswith("fused.")}
+    assert fused == plain
+    assert mine["within_problem_auc"] > max(
+        plain["within_problem_auc"], plain["logprob"]["within_problem_auc"]
+    )
+    assert mine["best@4"] > plain["best@4"] and mine["weighted@4"] is not None
+    low, high = intervals["fused.best@4"]
+    assert low <= mine["best@4"] <= high
+    assert "fused" not in held_out[0].scores  # what is stored is not changed
+
+
+def test_a_calibration_of_fused_scores_holds_the_fusion() -> None:
+    rows = drawn(1)
+    whole = calibrate(rows, "fused", "best")
+    assert whole.calibration.fusion == fusion_of_samples(rows)
+    assert whole.calibration.fitted_on is not None and whole.calibration.fitted_on["verifier"] == "fused"
+    other = calibrate(rows, "fused", "best", held_out=drawn(2))
+    assert other.calibration == whole.calibration and other.after != whole.after
+    assert calibrate(rows, "soft", "best").calibration.fusion is None
+
+
+def test_the_command_fits_and_says_it(tmp_path: Path) -> None:
+    write_samples(tmp_path / "samples.jsonl", {"task": "digits-pick"}, drawn(1))
+    words = ["calibrate", str(tmp_path), "--verifier", "fused", "--output", str(tmp_path / "c.json")]
+    shown = CliRunner().invoke(app, words)
+    weight = Calibration.load(tmp_path / "c.json").fusion
+    assert isinstance(weight, Fusion) and f"fused: soft + {weight.weight:g} log-prob" in shown.output
+    words = ["calibrate", str(tmp_path), "--verifier", "soft", "--output", str(tmp_path / "soft.json")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    for command in (["eval", "quickstart", "--calibration"], ["matrix", "a=x", "--fuse"]):
+        shown = CliRunner().invoke(app, [*command, str(tmp_path / "soft.json")])
+        assert shown.exit_code == 2 and "soft.json was fitted for the verifier 'soft'" in shown.output
+    shown = CliRunner().invoke(app, ["matrix", "a=x", "--fuse", "much"])
+    assert shown.exit_code == 2 and "a weight from 0 to 1000" in shown.output
