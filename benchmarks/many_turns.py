@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from selfverify.policy.threads import Place, Threads
 from selfverify.policy.voice import Voice
 
 TURNS, SAID, HEARD = 30, 40, 16
-IMAGE_EVERY, IMAGE_SIDE, IMAGE_TOKENS = 3, 256, 256
+IMAGE_EVERY, IMAGE_SIDE, PIXELS_PER_TOKEN = 3, 256, 16 * 16
 
 
 class Endless(Policy):
@@ -58,20 +59,37 @@ class Script:
         policy: Encodes it.
         images: Whether there are images.
         turns: How many turns there are.
+        every: In every how many turns there is an image.
+        side: Its sides, pixels; a token stands for 16 x 16 of them.
+        alike: How many neighbours of a group see the same image; None is all.
     """
 
-    def __init__(self, policy: Policy, images: bool, turns: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        images: bool,
+        turns: int,
+        every: int = IMAGE_EVERY,
+        side: int = IMAGE_SIDE,
+        alike: int | None = None,
+    ) -> None:
         self.policy, self.images, self.turns = policy, images, turns
+        self.every, self.side, self.alike = every, side, alike
+
+    def picture(self, place: Place, turn: int) -> Image.Image:
+        """The image that a conversation sees after a turn."""
+        pair = 0 if self.alike is None else place[1] // self.alike
+        noise = torch.Generator().manual_seed(10_000 * pair + 100 * place[0] + turn)
+        pixels = torch.randint(256, (self.side, self.side, 3), generator=noise, dtype=torch.uint8)
+        return Image.fromarray(pixels.numpy())
 
     def piece(self, place: Place, turn: int) -> Continuation:
         """What a conversation hears after a turn."""
         words = [70 + (turn + place[1]) % 20] * HEARD
-        if not self.images or turn % IMAGE_EVERY:
+        if not self.images or turn % self.every:
             return Continuation(words)
-        noise = torch.Generator().manual_seed(100 * place[0] + turn)
-        pixels = torch.randint(256, (IMAGE_SIDE, IMAGE_SIDE, 3), generator=noise, dtype=torch.uint8)
-        image = self.policy.encoder.image(Image.fromarray(pixels.numpy()), "noise", several=True)
-        if image.placeholders != IMAGE_TOKENS:
+        image = self.policy.encoder.image(self.picture(place, turn), "noise", several=True)
+        if image.placeholders != self.side**2 // PIXELS_PER_TOKEN:
             raise SystemExit(f"an image takes {image.placeholders} tokens")
         shown = self.policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
         return Continuation([*words, *shown], [image])
@@ -113,14 +131,16 @@ def sides(
     return {"kept": kept, "one go": one_go, "anew": anew}
 
 
-def measure(policy: Policy, runs: dict[str, Callable[[], None]], repeats: int) -> list[dict[str, float]]:
-    """CPU seconds of each side in ``repeats`` rounds, the order turning."""
+def measure(
+    runs: Mapping[str, Callable[[], object]], repeats: int, before: Callable[[], object]
+) -> list[dict[str, float]]:
+    """CPU seconds of each side in ``repeats`` rounds, the order turning; ``before`` is called untimed."""
     rounds = []
     for number in range(repeats):
         order = list(runs) if number % 2 else [*runs][::-1]
         seconds = {}
         for name in order:
-            forget_images(policy)
+            before()
             start = time.process_time()
             runs[name]()
             seconds[name] = time.process_time() - start
@@ -146,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prompts = policy.encode(problems)
         for images in (False, True):
             runs = sides(policy, prompts, 8, Script(policy, images, turns))
-            rounds = measure(policy, runs, options.repeats)
+            rounds = measure(runs, options.repeats, partial(forget_images, policy))
             name = "_images" if images else ""
             over = statistics.median(r["kept"] / r["one go"] for r in rounds)
             faster = statistics.median(r["anew"] / r["kept"] for r in rounds)

@@ -115,7 +115,8 @@ def test_looking_and_answering() -> None:
     assert {k: ending.rewards[k] for k in ("steps", "tool_calls", "tool_errors", "images_shown")} == {
         "steps": 1, "tool_calls": 1, "tool_errors": 0, "images_shown": 1,
     }  # fmt: skip
-    assert ending.turns[0]["sources"] == [{"source": 1, "region": [8, 8, 24, 24], "size": [16, 16]}]
+    origin = {"source": 1, "region": [8, 8, 24, 24], "size": [16, 16], "of": [64, 64]}
+    assert ending.turns[0]["sources"] == [origin]
 
 
 def test_images_that_were_made_can_be_looked_at() -> None:

@@ -10,6 +10,7 @@ import typer
 from pydantic import Field
 
 from selfverify.cli.bench_command import bench, tables
+from selfverify.cli.look_page_command import page
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, print_table, say
 from selfverify.cli.stopping_commands import calibrate, compare
@@ -278,6 +279,7 @@ def export(
     typer.echo(f"{done.sft} traces, {done.pairs} pairs, {done.images} images: {output}")
 
 
+app.command()(page)
 app.command()(bench)
 app.command()(tables)
 app.command()(calibrate)

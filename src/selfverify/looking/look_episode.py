@@ -18,7 +18,7 @@ from selfverify.looking.look_calls import LookCall, read_look_call
 from selfverify.looking.look_prompt import Part, asked_anew
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_steps import LookStep, StepAnswer
-from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule
+from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
 from selfverify.looking.tools.pictures import Gallery, Made
 from selfverify.looking.tools.terminate import Terminate, TerminateArguments
 from selfverify.looking.tools.toolbox import Chosen, Toolbox, ToolFault
@@ -127,6 +127,8 @@ class LookEpisode(AnswerOnce):
             # What means to be the answer has no Δr.
             step.delta_r = said.values[DELTA_R] = self._ratios[-1]
             step.delta_r_plan = said.values.get(LOG_RATIO_PLAN)
+            if isinstance(self.rule, Verified):
+                step.rule, step.epsilon = self.rule.kind, self.rule.epsilon
         stops = self.rule.stops(step.step, said)
         if ends and (stops or self.settings.terminate == "accept" or said.finish != Finish.STOP):
             return self._answer(said, read)
@@ -261,8 +263,13 @@ class LookEpisode(AnswerOnce):
             except ToolError as error:
                 words += f"\n({made.label} is not shown: {error})"
                 continue
-            step.sources.append(_origin(made))
+            step.sources.append(self._origin(made))
         return words, step.images
+
+    def _origin(self, made: Made) -> dict[str, Any]:
+        region = None if made.region is None else list(made.region)
+        of = None if made.source is None else list(self.gallery.picture(made.source).full.size)
+        return {"source": made.source, "region": region, "size": list(made.image.size), "of": of}
 
     def _about(self, number: int) -> str:
         """What is said before an image that a tool has made."""
@@ -284,11 +291,6 @@ class LookEpisode(AnswerOnce):
 
 def _cuts(read: LookCall) -> list[tuple[str, int]]:
     return [(PLAN, 0), (ACTION, read.action_start)] if read.action_start else [(ACTION, 0)]
-
-
-def _origin(made: Made) -> dict[str, Any]:
-    region = None if made.region is None else list(made.region)
-    return {"source": made.source, "region": region, "size": list(made.image.size)}
 
 
 def _text(words: str) -> Part:

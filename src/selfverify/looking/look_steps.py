@@ -34,13 +34,15 @@ class LookStep:
         arguments: Its arguments.
         error: Why nothing was found; empty where something was.
         images: The numbers of the images that it made.
-        sources: For each of them the image it was made of, the region in that image's pixels, if any, and its
-            own width and height.
+        sources: For each of them the image it was made of (``source``), the region in that image's pixels, if
+            any, its own width and height (``size``), and those of the image it was made of (``of``).
         duplicate: The step that made the same call; 0 without one.
         stopped: Why looking ended with this step: `rule`, `cap`, `errors` or `visual` (no more tokens); empty
             where it went on.
         delta_r: The verifier's Δr, nats; None where there is no verifier.
         delta_r_plan: The plan's part of it.
+        rule: The rule that the verifier was asked by, `absolute` or `signed`; empty where it only measured.
+        epsilon: That rule's ε, nats.
         asked: What the model answers when it is told to after this step (`LookSettings.answer_each_step`).
         own: With the same setting the answer with which it would have ended looking, if that was refused.
     """
@@ -55,12 +57,23 @@ class LookStep:
     stopped: str = ""
     delta_r: float | None = None
     delta_r_plan: float | None = None
+    rule: str = ""
+    epsilon: float | None = None
     asked: StepAnswer | None = None
     own: StepAnswer | None = None
 
 
 def steps_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
     """What a conversation looked at, step by step; nothing for conversations of other kinds."""
-    names = {field.name for field in fields(LookStep)}
-    records = [segment.parsed for segment in trajectory.segments]
-    return [record for record in records if isinstance(record, Mapping) and record.keys() == names]
+    return [step for segment in trajectory.segments if (step := step_of(segment.parsed)) is not None]
+
+
+def step_of(record: Any) -> Mapping[str, Any] | None:
+    """What is kept of a turn, where it is a `LookStep`; older files may lack some of its fields."""
+    if not isinstance(record, Mapping) or not _FIRST <= record.keys() <= _NAMES:
+        return None
+    return record
+
+
+_NAMES = {field.name for field in fields(LookStep)}
+_FIRST = {"step", "tool", "arguments", "error", "images", "sources", "stopped"}

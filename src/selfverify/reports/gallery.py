@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ from markupsafe import Markup
 from selfverify.evaluation.metrics import HEADLINE, SampleTable, by_problem
 from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import CORRECT_1, StoredSample
-from selfverify.reports.film_strip import Pictures, answer_text, embedded, sample_strip
+from selfverify.reports.film_strip import Pictures, Shown, answer_text, embedded, sample_strip
+from selfverify.reports.look_film import film_of_sample
 from selfverify.reports.places import BEST, OTHER, VOTE, draw_places
 from selfverify.reports.run_data import RunData
 from selfverify.selection.rules import best_weights, cluster_boxes, elect
@@ -54,10 +57,11 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
     else:
         picked = zip(table.correct, vote, best, strict=True)
         kinds = [_kind(right, float(v @ right), float(b @ right)) for right, v, b in picked]
-    cards, pictures = [], Pictures(run.path / IMAGES)
+    cards, pictures, asked = [], Pictures(run.path / IMAGES), Pictures(run.gallery_images)
     for row in _choose(kinds):
         problem = table.problems[row]
         entry, own = entries[problem], grouped[problem]
+        film = partial(film_of_sample, entry=entry, asked=asked)
         image, note = embedded(run.gallery_images, entry.get("image"))
         cards.append(
             {
@@ -68,7 +72,7 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
                 "image": image,
                 "image_note": note,
                 "places": _places(entry, own, vote[row], best[row]),
-                "rows": _rows(own, vote[row], best[row], pictures),
+                "rows": _rows(own, vote[row], best[row], pictures, film),
             }
         )
     return cards
@@ -121,18 +125,28 @@ def _change(sample: StoredSample) -> str | None:
 
 
 def _rows(
-    samples: list[StoredSample], vote: np.ndarray, best: np.ndarray, pictures: Pictures
+    samples: list[StoredSample],
+    vote: np.ndarray,
+    best: np.ndarray,
+    pictures: Pictures,
+    film: Callable[..., Shown | None],
 ) -> list[dict[str, Any]]:
     """Return one row per sample, highest score first.
 
-    ``vote`` and ``best`` are the probabilities that a vote, or the best score, picks each sample.
+    Args:
+        samples: The problem's.
+        vote: The probability that a vote picks each sample.
+        best: The probability that the best score does.
+        pictures: The images that conversations show.
+        film: Shows a conversation in which the model has looked again.
     """
     rows = [
         {
             "answer": answer_text(sample.answer),
             "readable": sample.answer is not None,
             "text": sample.text,
-            "steps": sample_strip(sample, pictures),
+            "film": (looked := film(sample, pictures=pictures)),
+            "steps": [] if looked else sample_strip(sample, pictures),
             "score": sample.scores.get(HEADLINE),
             "correct": sample.correct,
             "change": _change(sample),

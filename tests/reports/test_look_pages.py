@@ -1,0 +1,235 @@
+"""Pages about looking again: frames, boxes, Δr against ε, why it stopped; nothing becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from tests.cli.test_cli import run
+from tests.experiments.looks.looks_recipe import far_recipe
+
+from browser import look, missing, open_browser
+from samples import write_samples
+from selfverify.agents.phone.contents.hostile import TEXTS
+from selfverify.core.episode import Said
+from selfverify.core.errors import DataError
+from selfverify.core.message_content import content_parts
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.evaluation.steps import IMAGES, written_images
+from selfverify.evaluation.store import StoredSample, StoredStep
+from selfverify.experiments.looks.collect_looks import collect_looks
+from selfverify.experiments.looks.looks_folder import all_traces
+from selfverify.experiments.teacher_settings import TeacherSettings
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.stop_rules import After, StopRule, Verified
+from selfverify.looking.traces import LookTrace
+from selfverify.reports.film_strip import Pictures
+from selfverify.reports.look_film import film_of_trace, plan_of
+from selfverify.reports.look_page import write_look_page
+from selfverify.reports.report import write_report
+from selfverify.serving.free_question import FreeQuestion
+from selfverify.tasks.base import user_turn
+
+SIZES = {"screen": (1180, 900), "phone": (390, 844)}
+MARKUP = '<script>document.title = "run"</script><img src="x" onerror="document.title = 1">'
+EVIL = "".join(TEXTS) + MARKUP
+ANSWER = "<answer>15</answer><score>0.9</score>"
+
+
+def vts(thought: str, box: Sequence[int], image: int = 1) -> str:
+    """A step in VTS-V's form."""
+    asked = {"image_index": image, "bounding_box": list(box)}
+    return json.dumps({"thought": thought, "action_name": "crop", "action": asked})
+
+
+LOOKS = [vts("The sign?", (200, 100, 600, 500)), vts("Closer.", (250, 0, 500, 500), 2), ANSWER]
+
+
+def talked(
+    folder: Path, texts: Sequence[str], deltas: Sequence[float | None] = (), rule: StopRule | None = None
+) -> LookTrace:
+    """A trace in which a model says these texts about an image of 400 x 200 pixels; places in thousandths."""
+    looking = LookingTask(FreeQuestion(), LookSettings(tools=["crop"]))
+    problem = Problem("street", user_turn("Until when?"), [Image.new("RGB", (400, 200), (90, 120, 160))])
+    episode = looking.look(problem)
+    episode.rule = rule or episode.rule
+    episode.begin()
+    keep = folder / IMAGES
+    [name] = written_images(keep, problem.images)
+    asked = [{"type": "image", "image": name}, {"type": "text", "text": "Until when?"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": asked}]
+    for turn, text in enumerate(texts):
+        delta = deltas[turn] if turn < len(deltas) else None
+        values = {} if delta is None else {"log_ratio": delta, "log_ratio_plan": 0.0}
+        reply = episode.reply(Said(text, [1], Finish.STOP, turn, values))
+        messages.append({"role": "assistant", "content": text})
+        if reply.done:
+            break
+        shown = iter(written_images(keep, reply.images))
+        parts = [
+            p | {"image": next(shown)} if p["type"] == "image" else p for p in content_parts(reply.content)
+        ]
+        messages.append({"role": "user", "content": parts})
+    ending = episode.ending()
+    steps = [turn for turn in ending.turns if isinstance(turn, dict)]
+    return LookTrace("street#0", "street", messages, rewards={"correct": 1.0}, steps=steps)
+
+
+def test_frames_show_where_it_looked_and_what_came_of_it(tmp_path: Path) -> None:
+    """Boxes stand in pixels of the image they are drawn on; the overview has them in the question's."""
+    film = film_of_trace(talked(tmp_path, LOOKS), Pictures(tmp_path / IMAGES))
+    first, second = film["frames"]
+    [view], [made] = first["from"], first["made"]
+    assert (view["number"], made["number"]) == (1, 2)
+    assert {k: view["boxes"][0][k] for k in ("x", "y", "width", "height")} == {
+        "x": 80, "y": 20, "width": 160, "height": 80,
+    }  # fmt: skip
+    assert (made["image"]["width"], made["image"]["height"]) == (160, 80)
+    assert first["plan"] == "The sign?" and first["call"].startswith("crop(image_index=1, bounding_box=[200")
+    assert second["from"][0]["number"] == 2 and second["from"][0]["boxes"][0]["width"] == 40
+    [asked] = film["asked"]
+    assert [box["title"] for box in asked["boxes"]] == ["1", "2"]
+    assert [asked["boxes"][1][k] for k in ("x", "y", "width", "height")] == [120, 20, 40, 40]
+    # Data are put in where an image is shown first, and nowhere else.
+    assert asked["image"]["data"] and made["image"]["data"] and not view["image"]["data"]
+    assert film["why"] == "The model answered of its own accord after step 2." and not film["measured"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "last", "zone", "why"),
+    [
+        (
+            Verified("absolute", 0.5),
+            -0.25,
+            (50 - 25 / 2.3, 50 / 2.3),
+            "|Δr| is below ε, \u22120.25 and 0.50.",
+        ),
+        (Verified("signed", 0.5), -2.0, (0.0, 50 + 25 / 2.3), "Δr is below ε, \u22122.00 and 0.50."),
+        (After(2), -0.25, None, "Its rule stopped it after step 2."),
+    ],
+)
+def test_delta_r_stands_against_epsilon(
+    rule: StopRule, last: float, zone: tuple[float, float] | None, why: str, tmp_path: Path
+) -> None:
+    """The scale reaches 1.15 times the largest value to both sides, here 2.3 nats."""
+    film = film_of_trace(talked(tmp_path, LOOKS, (2.0, last), rule), Pictures(tmp_path / IMAGES))
+    first, second = (frame["gauge"] for frame in film["frames"])
+    assert first["at"] == pytest.approx(50 + 50 * 2.0 / 2.3)
+    assert second["at"] == pytest.approx(50 + 50 * last / 2.3)
+    if zone is None:
+        assert first["zone"] is second["zone"] is None
+    else:
+        assert second["zone"] == pytest.approx(zone) and (first["inside"], second["inside"]) == (False, True)
+    assert film["why"].endswith(why)
+    assert [frame["stopped"] for frame in film["frames"]] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("<think>5</think>crop 1 3 3 6 6<|im_end|>", "5"),
+        ('Hm. <tool_call>{"name": "crop", "arguments": {}}</tool_call>', "Hm."),
+        ('```json\n{"thought": "So \\"so\\".", "action_name": "ocr", "action": {}}\n```', 'So "so".'),
+        ('{"thought": broken', '{"thought": broken'),
+    ],
+)
+def test_plans_without_their_calls(text: str, plan: str) -> None:
+    assert plan_of(text, called=not text.endswith("broken")) == plan
+
+
+def test_what_is_missing_or_hostile(tmp_path: Path) -> None:
+    """Refused calls, images that are gone, records of any content: a page is made, and says so."""
+    texts = [vts(EVIL, (0, 0, 2000, 1)), vts(EVIL, (200, 100, 600, 500)), EVIL, ANSWER]
+    trace = talked(tmp_path, texts)
+    film = film_of_trace(trace, Pictures(tmp_path / IMAGES))
+    assert film["frames"][0]["error"] and not film["frames"][0]["made"]
+    for path in (tmp_path / IMAGES).iterdir():
+        path.unlink()
+    trace.steps[1]["sources"] = [{"source": "x", "region": [EVIL], "size": None}, 7]
+    trace.steps[1]["delta_r"], trace.steps[1]["epsilon"] = float("nan"), EVIL
+    page = write_look_page([trace], EVIL, tmp_path / IMAGES, tmp_path / "x.html").read_text("utf-8")
+    assert "is missing or unreadable" in page
+    for raw in (EVIL, "<script>document", "<img src"):
+        assert raw not in page
+    with pytest.raises(DataError, match="no conversation"):
+        write_look_page([], "", tmp_path, tmp_path / "y.html")
+
+
+def test_the_report_shows_the_steps(tmp_path: Path) -> None:
+    """An evaluation's conversations that looked are strips of steps; others stay strips of messages."""
+    folder = tmp_path / "run"
+    trace = talked(folder, LOOKS, (2.0, 0.1), Verified("absolute", 0.5))
+    steps = []
+    for number, message in enumerate(trace.messages[1:]):
+        own, turn = message["role"] == "assistant", number // 2
+        text = message["content"] if own else "shown"
+        record = trace.steps[turn] if own and turn < len(trace.steps) else None
+        names = [] if own else [p["image"] for p in message["content"] if p["type"] == "image"]
+        steps.append(
+            StoredStep(
+                "policy" if own else "environment", turn if own else turn + 1, "action", text, names,
+                "stop" if own else None, {}, None, record,
+            )
+        )  # fmt: skip
+    scores = dict.fromkeys(("sampled", "greedy", "soft"))
+    rewards = {"answer": 1.0, "format": 1.0}
+    sample = StoredSample(
+        "street", 0, ANSWER, "15", "15", True, rewards, scores, 9, None, "stop", 0, steps=steps
+    )
+    write_samples(folder / "samples-after.jsonl", {"task": "look"}, [sample])
+    (folder / "gallery").mkdir()
+    Image.new("RGB", (400, 200)).save(folder / "gallery" / "a.png")
+    entry = {"id": "street", "question": "Until when?", "target": "15", "image": "a.png"}
+    (folder / "gallery" / "problems.json").write_text(json.dumps([entry]))
+    page = write_report([folder], tmp_path / "page.html").read_text("utf-8")
+    assert page.count('<section class="step look') == 4 and "looking ends here" in page
+    assert re.search(r"\|Δr\| is below ε = 0.50", page)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """It reads the journals of `looking collect`; a conversation that is not there is an error."""
+    looks, page = tmp_path / "looks", tmp_path / "x.html"
+    assert "looking collect" in run("looking", "page", looks, code=2).output
+    collect_looks(far_recipe(), TeacherSettings(expert=True), looks, problems=3)
+    told = run("looking", "page", looks, "--output", page, "--most", 2).output
+    text = page.read_text("utf-8")
+    assert "2 conversations" in told and text.count('class="card panel talk"') == 2
+    assert "1 more conversation in the folder" in text and '<g class="looked">' in text
+    assert 'class="pixels"' in text  # 32 x 32 pixels, whose boxes are kept in those of the canvas of 576
+    [one] = [trace.id for trace in all_traces(looks)][1:2]
+    run("looking", "page", looks, "--output", page, "--trace", one)
+    assert page.read_text("utf-8").count('class="card panel talk"') == 1
+    assert "no conversation nobody" in run("looking", "page", looks, "--trace", "nobody", code=2).output
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+@pytest.mark.parametrize("size", SIZES)
+def test_arrow_keys_go_through_the_steps(tmp_path: Path, size: str) -> None:
+    """The page fits its window, draws what it refers to, and runs nothing of what it shows."""
+    trace = talked(tmp_path, [vts(MARKUP, (200, 100, 600, 500)), LOOKS[1], ANSWER], (2.0, 0.1))
+    page = write_look_page([trace], "Here.", tmp_path / IMAGES, tmp_path / "x.html")
+    with open_browser() as driver:
+        look(driver, SIZES[size])
+        driver.get(page.as_uri())
+        strip = driver.find_element(By.CSS_SELECTOR, ".strip")
+        frames = strip.find_elements(By.CSS_SELECTOR, ".step")
+        assert len(frames) == 4
+        for _ in range(3):
+            strip.send_keys(Keys.ARROW_RIGHT)
+        assert "at" in frames[2].get_attribute("class").split()
+        assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        used = driver.execute_script(
+            "return [...document.querySelectorAll('.seen use')]"
+            ".map(use => !!document.querySelector(use.getAttribute('href')))"
+        )
+        assert used and all(used)
+        assert driver.title.startswith("Until when?") and not driver.get_log("browser")
