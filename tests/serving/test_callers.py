@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from selfverify.cli.settings_file import with_file
 from selfverify.core.errors import ConfigError
 from selfverify.remote.usage import Usage
-from selfverify.serving.api_errors import ApiError
+from selfverify.serving.api_errors import ApiError, error_response
 from selfverify.serving.app import Gateway
 from selfverify.serving.callers import MOST_CALLERS, Caller, Callers, Grant
 from selfverify.serving.key_settings import ClientKey, digests
@@ -101,6 +101,12 @@ def test_a_budget_is_never_exceeded_by_what_is_set_aside() -> None:
     assert (budget.spent, budget.held) == (1000, 0)
     with pytest.raises(ApiError, match="the 1,000 tokens of this key are used up"):
         Grant(caller)
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, "1"), (10.0, "10"), (10.2, "11")])
+def test_who_waits_as_told_waits_long_enough(seconds: float, told: str) -> None:
+    refused = error_response(ApiError(429, "too many", retry_after=seconds))
+    assert refused.headers["Retry-After"] == told
 
 
 async def asked(session: aiohttp.ClientSession, url: str, body: Body, name: str) -> tuple[int, Any, Body]:

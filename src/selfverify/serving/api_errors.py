@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 from aiohttp import web
@@ -91,7 +92,7 @@ def invalid(error: ValidationError, prefix: str = "") -> ApiError:
 
 def error_response(error: ApiError) -> web.Response:
     """Return the response that tells a client of an error."""
-    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
+    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, ceil(error.retry_after)))}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return json_response(error.body, status=error.status, headers=headers)
