@@ -108,7 +108,7 @@ class Gateway:
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", Readiness(self.backend).ready)
         app.router.add_get("/metrics", self.show_metrics)
-        add_page(app, self.settings, self.in_force, bool(self.keys), self.example)
+        add_page(app, self.settings, self.in_force, bool(self.keys), self.example, self.looking is not None)
         app.cleanup_ctx.append(self._resources)
         app.on_response_prepare.append(self.entrance.sign)
         app.on_shutdown.append(self._stop_reading)
@@ -309,9 +309,21 @@ class Gateway:
         if chosen.n == 1 and (chosen.verifier, chosen.content, chosen.abstain_below) == ("none", "raw", None):
             ask.write = write
 
+        loop = asyncio.get_running_loop()
+
+        def looked(conversation: int, step: Mapping[str, Any]) -> None:
+            # Clients take a field `error` of an event, which a step has, for the end.
+            event = {"conversation": conversation, "of": ask.best_of.n, "look": step}
+            loop.call_soon_threadsafe(stream.put_event, event, "look")
+
+        if ask.look is not None and ask.best_of.progress == "events":
+            ask.looked = looked
+
         def tell(place: int, candidate: Any) -> None:
             if ask.best_of.progress == "events":
-                stream.put_event(candidate_json(place, candidate) | {"of": ask.best_of.n}, "candidate")
+                about = {name: candidate.about[name] for name in {"conversation"} & candidate.about.keys()}
+                found = candidate_json(place, candidate) | about | {"of": ask.best_of.n}
+                stream.put_event(found, "candidate")
             else:
                 score = "none" if candidate.score is None else f"{candidate.score:.3f}"
                 stream.put_comment(f"candidate {place + 1} of {ask.best_of.n}, score {score}")

@@ -25,6 +25,9 @@ Events = AsyncGenerator[tuple[bytes, dict[str, Any]], None]
 Tell = Callable[[int, Completion], None]
 """Told the place of each candidate and the candidate, once it has its score."""
 
+OnLook = Callable[[int, Mapping[str, Any]], None]
+"""Told the number of a conversation that looks again, and a step of it (`LookStep`)."""
+
 
 @dataclass(slots=True)
 class Ask:
@@ -41,6 +44,7 @@ class Ask:
         write: Gets the text of the only candidate in pieces, as far as the backend knows it while it comes.
         usage: What the question costs.
         look: How the model looks at the images again; None where it does not.
+        looked: Told of each step of looking as it is made, from any thread.
     """
 
     body: dict[str, Any]
@@ -52,6 +56,7 @@ class Ask:
     write: Callable[[str], None] | None = None
     usage: Usage = field(default_factory=Usage)
     look: LookingTask | None = None
+    looked: OnLook | None = None
 
     @property
     def model(self) -> str:

@@ -179,8 +179,14 @@ class Local(Backend):
         verifier = self.verifiers.get(drawing.verifier)
         left_s = ask.deadline - asyncio.get_running_loop().time()
 
-        def work() -> tuple[list[Trajectory], int]:
-            return look_here(self.policy, look, _problem(ask), sampling, seed, verifier, left_s)
+        first, looked = len(drawing.candidates), ask.looked
+
+        def tell(number: int, step: Mapping[str, Any]) -> None:
+            if looked is not None:
+                looked(first + number, step)
+
+        def work() -> tuple[list[tuple[int, Trajectory]], int]:
+            return look_here(self.policy, look, _problem(ask), sampling, seed, verifier, left_s, tell)
 
         try:
             rows, prompt_tokens = await self.batcher.call(work)
@@ -188,11 +194,11 @@ class Local(Backend):
             raise ApiError(400, str(error), "invalid_value", "messages") from None
         except SelfVerifyError as error:
             return ServerError(str(error), 500, "model_failed")
-        written = sum(row.written for row in rows)
+        written = sum(row.written for _, row in rows)
         ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
         ask.usage.complete = False  # what tools have shown is not in it
-        for row in rows:
-            reply = looked_completion(self.policy, row, drawing.verifier)
+        for number, row in rows:
+            reply = looked_completion(self.policy, row, drawing.verifier, first + number)
             drawing.arrived(reply)
             drawing.ready(reply)
         if len(rows) < sampling.group_size:

@@ -16,6 +16,7 @@ from selfverify.remote.usage import estimated_tokens
 from selfverify.serving.agent_speakers import AwaitedSpeaker, OnServer, hold
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.heard_speaker import HeardSpeaker
+from selfverify.serving.told_looks import OnStep, ToldLooks
 from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.judged import Judged
 
@@ -47,6 +48,7 @@ def look_once(
     fields: dict[str, Any],
     lock: Lock,
     over: Callable[[], bool] = lambda: False,
+    tell: OnStep | None = None,
 ) -> Looked:
     """Hold one conversation.
 
@@ -57,6 +59,7 @@ def look_once(
         fields: The other fields of its requests.
         lock: Held while a verifier listens.
         over: Whether nobody waits for it any more; it then breaks off before the next turn.
+        tell: Told of each step.
 
     Raises:
         DataError: An image cannot be looked at.
@@ -69,7 +72,8 @@ def look_once(
         with lock:  # the first conversation loads the verifier
             listener = looking.listener()
         heard = speaker if listener is None else HeardSpeaker(speaker, listener, asked, lock)
-        ending = hold(look, AwaitedSpeaker(heard, over), looking.limits.turns)
+        held = look if tell is None else ToldLooks(look, tell)
+        ending = hold(held, AwaitedSpeaker(heard, over), looking.limits.turns)
         steps = [turn for turn in ending.turns if isinstance(turn, dict)]
         if look.dropped is not None:
             episode = AnswerOnce(look.dropped, looking.tags, looking.verdict)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import count
 from typing import Any
 
 from pydantic import ValidationError
 
+from selfverify.core.episode import Episode
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -17,8 +20,10 @@ from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import converse
 from selfverify.selection.free_answers import Kind
 from selfverify.serving.api_errors import ApiError, invalid, invalid_value
+from selfverify.serving.backend import OnLook
 from selfverify.serving.batching import score_groups
 from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.told_looks import ToldLooks
 from selfverify.verifiers.base import Verifier
 
 FIELDS = ("tools", "max_steps", "stop", "rule", "epsilon", "max_visual_tokens")
@@ -98,7 +103,8 @@ def look_here(
     seed: int,
     verifier: Verifier | None,
     left_s: float,
-) -> tuple[list[Trajectory], int]:
+    tell: OnLook,
+) -> tuple[list[tuple[int, Trajectory]], int]:
     """Let a model that runs here look at a question's images, several times.
 
     Args:
@@ -109,9 +115,10 @@ def look_here(
         seed: The question's seed.
         verifier: Scores the answers; None leaves them without scores.
         left_s: Seconds after which conversations break off.
+        tell: Told of each step, with its conversation's number; from any thread.
 
     Returns:
-        The conversations that came to an end, and how many tokens the prompt has.
+        The conversations that came to an end, with their numbers, and how many tokens the prompt has.
 
     Raises:
         SelfVerifyError: The question or its images cannot be read, or the model has failed.
@@ -119,8 +126,14 @@ def look_here(
     look.use_space(policy.coordinate_space)
     look.use_policy(policy)
     limits = look.limits.model_copy(update={"rollout_s": max(left_s, 0.1)})
-    rollout = converse(policy, look, [look.asked(problem)], [seed], sampling, limits=limits)
+    numbers = count()
+
+    def told(problem: Problem, seed: int) -> Episode:
+        number, opened = next(numbers), look.look(problem)  # episodes are opened in order
+        return ToldLooks(opened, partial(tell, number))
+
+    rollout = converse(policy, look, [look.asked(problem)], [seed], sampling, told, limits=limits)
     [group] = rollout.groups
-    rows = [trajectory for trajectory in group.trajectories if not trajectory.lost]
-    score_groups([Group(group.problem, rows)], verifier if rows else None)
+    rows = [(number, row) for number, row in enumerate(group.trajectories) if not row.lost]
+    score_groups([Group(group.problem, [row for _, row in rows])], verifier if rows else None)
     return rows, len(rollout.prompts[0].ids)

@@ -34,14 +34,21 @@ def reply_of(trajectory: Trajectory, verifier: str, continuous: bool = False) ->
     )
 
 
-def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str) -> Completion:
-    """Return a conversation with visual tools as a candidate: its last turn, and as ``looks`` its steps."""
+def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str, number: int) -> Completion:
+    """Return a conversation with visual tools as a candidate: its last turn, and as ``looks`` its steps.
+
+    Args:
+        policy: Wrote it.
+        trajectory: The conversation.
+        verifier: The name of the verifier.
+        number: The conversation's number in the request.
+    """
     reply = reply_of(trajectory, verifier)
     own = [segment for segment in trajectory.segments if segment.author == "policy"]
     tokens = [token for segment in own if segment.turn == own[-1].turn for token in segment.tokens]
     told = tokens[:-1] if reply.finish == "stop" else tokens
     reply.text = policy.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    reply.about = {"looks": steps_of(trajectory)}
+    reply.about = {"looks": steps_of(trajectory), "conversation": number}
     return reply
 
 

@@ -47,6 +47,7 @@ def add_page(
     in_force: dict[str, Any],
     needs_key: bool,
     example: Example | None,
+    looks: bool,
 ) -> None:
     """Add the page's routes.
 
@@ -56,6 +57,7 @@ def add_page(
         in_force: The fields of ``best_of`` where a request does not set them: the page begins with them.
         needs_key: Whether to ask for an API key.
         example: Makes example problems; None offers none.
+        looks: Whether requests may let the model look at the image again.
     """
     folder = files("selfverify.serving") / "static"
     bodies = {path: (folder / name).read_bytes() for path, (name, _) in _FILES.items()}
@@ -69,6 +71,7 @@ def add_page(
             "best_of": in_force,
             "most": gateway.most_samples,
             "needs_key": needs_key,
+            "looks": looks,
             "examples": 0 if example is None else EXAMPLES,
             "image_bytes": gateway.images.bytes,
             "image_pixels": gateway.images.pixels,

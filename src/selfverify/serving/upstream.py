@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
@@ -181,8 +182,10 @@ class Upstream(Backend):
         """Draw candidates that look at the images again, each a conversation of its own in a thread."""
         from selfverify.serving.look_talk import AT_ONCE, look_once  # it needs torch
 
-        now = asyncio.get_running_loop().time
-        server = replace(await self.client.server_for(ask.model), timeout_s=max(ask.deadline - now(), 0.1))
+        loop = asyncio.get_running_loop()
+        server = replace(
+            await self.client.server_for(ask.model), timeout_s=max(ask.deadline - loop.time(), 0.1)
+        )
         fields = {name: value for name, value in ask.body.items() if name != "messages"}
         over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
         messages, faults = with_places(ask.body["messages"]), list[Exception]()
@@ -191,7 +194,8 @@ class Upstream(Backend):
             seed = {} if "seed" not in fields else {"seed": int(fields["seed"]) + number}
             pictures = [picture.decode() for picture in ask.pictures]
             asked = look.asked(Problem(ask.id or "request", messages, pictures))
-            return look_once(look, asked, server, fields | seed, self.listening, over.is_set)
+            tell = None if ask.looked is None else partial(ask.looked, number)
+            return look_once(look, asked, server, fields | seed, self.listening, over.is_set, tell)
 
         async def one(number: int) -> None:
             async with places:
@@ -202,7 +206,8 @@ class Upstream(Backend):
                     faults.append(error)
                     return
             ask.usage.lost(looked.reply.tokens)
-            reply = Completion(text=looked.last, tokens=looked.reply.tokens, about={"looks": [*looked.steps]})
+            about = {"looks": [*looked.steps], "conversation": number}
+            reply = Completion(text=looked.last, tokens=looked.reply.tokens, about=about)
             written = drawing.arrived(reply)
             reply.score = own_score(reply, drawing.verifier, written)
             drawing.ready(reply)

@@ -10,6 +10,7 @@ let edits = { image: 0, question: 0 }; // how often each was set or begun to be;
 let running = null; // AbortController
 let shown = []; // one element per candidate
 let keys = []; // what their answers are equal by
+let talks = []; // for each conversation that looks again its element, its list, and what its images show
 
 class Told extends Error {} // its message is for people
 
@@ -181,6 +182,7 @@ function written(answer) {
 function forget(reason) {
   shown = [];
   keys = [];
+  talks = [];
   $("candidates").replaceChildren();
   $("asked").textContent = "";
   clear(reason);
@@ -211,10 +213,68 @@ function addCandidate(found) {
   line.append(text("span", "place", String(found.index + 1)), what, score);
   const item = document.createElement("li");
   item.append(line);
+  const talk = talks[found.conversation];
+  if (talk) {
+    item.append(talk.steps);
+    talk.item.remove();
+  }
   shown[found.index] = item;
   keys[found.index] = found.key;
   $("candidates").append(item);
-  $("progress").textContent = `${$("candidates").children.length} of ${found.of}`;
+  $("progress").textContent = `${shown.filter(Boolean).length} of ${found.of}`;
+}
+
+// --- what is looked at again
+
+const THUMBNAIL = 224; // pixels of a thumbnail's longer side
+
+function addLook({ conversation, look: step }) {
+  const talk = (talks[conversation] ??= beginTalk());
+  const item = document.createElement("li");
+  const asked = step.tool ? `${step.tool} ${JSON.stringify(step.arguments)}` : "no call";
+  const delta = typeof step.delta_r === "number" ? `, Δr ${step.delta_r.toFixed(2)}` : "";
+  const what = text("span", "", `${step.step}. ${asked.slice(0, 200)}${delta}`);
+  if (step.error) what.append(text("span", "fault", ` ${step.error.slice(0, 200)}`));
+  for (const [place, number] of step.images.entries()) {
+    const { source, region, of } = step.sources[place];
+    const whole = talk.parts.get(source);
+    if (!whole || !region || !of) continue;
+    const [left, top, right, bottom] = [0, 1, 2, 3].map((side) => region[side] / of[side % 2]);
+    const part = {
+      x: whole.x + left * whole.width,
+      y: whole.y + top * whole.height,
+      width: (right - left) * whole.width,
+      height: (bottom - top) * whole.height,
+    };
+    talk.parts.set(number, part);
+    item.append(thumbnail(part, `Image ${number}, of image ${source}`));
+  }
+  item.append(what);
+  talk.steps.append(item);
+}
+
+function beginTalk() {
+  const item = document.createElement("li");
+  const steps = document.createElement("ol");
+  steps.setAttribute("aria-label", "What was looked at");
+  item.append(text("span", "unread", "Looking …"), steps);
+  $("candidates").append(item);
+  // The page asks about one image, of which others show parts, in shares of its sides.
+  return { item, steps, parts: new Map([[1, { x: 0, y: 0, width: 1, height: 1 }]]) };
+}
+
+function thumbnail(part, name) {
+  const { naturalWidth: width, naturalHeight: height } = $("preview");
+  const canvas = document.createElement("canvas");
+  const [wide, high] = [part.width * width, part.height * height];
+  const scale = THUMBNAIL / Math.max(wide, high, 1);
+  canvas.width = Math.max(Math.round(wide * scale), 1);
+  canvas.height = Math.max(Math.round(high * scale), 1);
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", name);
+  const sizes = [part.x * width, part.y * height, wide, high, 0, 0, canvas.width, canvas.height];
+  canvas.getContext("2d").drawImage($("preview"), ...sizes);
+  return canvas;
 }
 
 function addText(sample) {
@@ -335,6 +395,7 @@ async function ask() {
           samples: true,
           progress: "events",
         },
+        ...($("look").checked ? { look: {} } : {}),
       }),
     });
     $("reason").textContent = "Candidates are coming …";
@@ -348,6 +409,7 @@ async function ask() {
       }
       const said = JSON.parse(data);
       if (said.error) throw new Told(refusal(said.error, 200));
+      if (name === "look") addLook(said);
       if (name === "candidate") addCandidate(said);
       if (name) continue;
       usage = said.usage || usage;
@@ -422,6 +484,7 @@ async function start() {
   $("answers").value = chosen.answers;
   $("early").checked = chosen.stop !== "never";
   $("example").hidden = !settings.examples;
+  $("look-field").hidden = !settings.looks;
   $("key-field").hidden = !settings.needs_key;
   if (settings.examples && !edits.image && !edits.question) await showExample();
   if (!settings.needs_key) await loadModels();

@@ -1,0 +1,35 @@
+"""A conversation in which a model looks again, whose steps are told as they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from selfverify.core.episode import Reply, Said
+from selfverify.looking.look_episode import LookEpisode
+from selfverify.rollouts.episode_around import EpisodeAround
+
+OnStep = Callable[[Mapping[str, Any]], None]
+"""Told what came of a step (`LookStep`), once its tool has run; from any thread."""
+
+
+class ToldLooks(EpisodeAround):
+    """Tells of every step of a conversation.
+
+    Args:
+        look: The conversation.
+        tell: Gets the steps.
+    """
+
+    def __init__(self, look: LookEpisode, tell: OnStep) -> None:
+        super().__init__(look)
+        self.look, self.tell = look, tell
+
+    def reply(self, said: Said) -> Reply:
+        """See `Episode`."""
+        before = len(self.look.steps)
+        reply = super().reply(said)
+        for step in self.look.steps[before:]:
+            self.tell(asdict(step))
+        return reply
