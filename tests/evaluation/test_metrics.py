@@ -1,5 +1,6 @@
 """Metrics against hand-worked cases, brute force and scikit-learn."""
 
+import dataclasses
 import json
 from itertools import combinations
 
@@ -288,3 +289,26 @@ def test_boxes_vote_by_clusters_and_need_targets():
     assert without["curves"]["majority"] is None
     with pytest.raises(DataError, match=r"no target box for 1 problems, such as \['p'\]"):
         summarise(samples, {})
+
+
+def test_every_figure_reads_scores_as_asked() -> None:
+    """Written scores that are right where the soft ones are wrong, and the other way round."""
+    soft, correct = arrays(seed=3, missing=0.0)
+    samples = [
+        dataclasses.replace(
+            s, scores={"soft": s.scores["soft"], "greedy": None, "sampled": 1 - s.scores["soft"]}
+        )
+        for s in samples_of(soft, correct)
+    ]
+    written, plain = summarise(samples, headline="sampled"), summarise(samples)
+    assert (written["score"], plain["score"]) == ("sampled", "soft")
+    for name in ("auc", "within_problem_auc", "best@6"):
+        assert written[name] == pytest.approx(plain["sampled"][name])
+        assert written["soft"][name] == pytest.approx(plain[name])
+    assert written["auc"] == pytest.approx(1 - plain["auc"]) and written["auc"] < 0.5
+    assert written["curves"]["best"] == plain["curves"]["best_sampled"]
+    assert written["curves"]["best_soft"] == plain["curves"]["best"] and "soft" not in plain
+    assert written["score_mean"] == pytest.approx(1 - plain["score_mean"])
+    assert written["majority@6"] == plain["majority@6"]
+    worse = paired_difference(samples, samples_of(soft, correct), headline="soft")
+    assert worse["auc"]["difference"] == 0

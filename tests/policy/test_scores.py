@@ -92,6 +92,21 @@ def test_a_certain_score_is_read_as_itself(name: str, text: str) -> None:
     assert tree.most_likely(probabilities) == float(text)
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("text", ["0.00", "0.05", "0.85", "0.99", "1.00"])
+def test_scores_of_two_decimals_are_read_as_themselves(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    tree = score_tree(tokenizer, decimals=2)
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    probabilities = {}
+    for path, node in tree.branchings():
+        chosen = ids[len(path)] if ids[: len(path)] == path else next(iter(node.children))
+        probabilities[path] = {token: float(token == chosen) for token in node.children}
+    assert tree.expectation(probabilities) == pytest.approx(float(text))
+    assert tree.most_likely(probabilities) == float(text)
+    assert len(tree.leaves({})) == 101
+
+
 def test_branchings_of_single_characters() -> None:
     tree = score_tree(TOKENIZERS["characters"])
     ids = TOKENIZERS["characters"].ids

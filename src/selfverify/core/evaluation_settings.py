@@ -47,6 +47,11 @@ class EvaluationConfig(StrictModel):
         "cannot read, or `self` for the evaluated model. null means the rules alone. Stored samples say "
         "who read them.",
     )
+    score: Literal["soft", "greedy", "sampled"] = Field(
+        "soft",
+        description="How all figures read the model's own score: its expectation, the likeliest one, or the "
+        "one that was written, as in the paper. All three are stored, so that the figures can be had again.",
+    )
     second_turn: str | None = Field(
         None,
         min_length=1,

@@ -10,7 +10,14 @@ Token = TypeVar("Token", bound=Hashable)
 Branches = Mapping[tuple[Token, ...], Mapping[Token, float]]
 """The probability of each next token, by the tokens that lead to a branching of the tree."""
 
-SCORE_TEXTS = tuple(f"{value / 10:.1f}" for value in range(11))
+
+def score_texts(decimals: int) -> tuple[str, ...]:
+    """Return all scores of so many decimals as they are written, from 0 to 1."""
+    steps = 10**decimals
+    return tuple(f"{value / steps:.{decimals}f}" for value in range(steps + 1))
+
+
+SCORE_TEXTS = score_texts(1)
 
 
 @dataclass(slots=True)

@@ -43,7 +43,12 @@ Choice = tuple[str, int]
 """What chooses, by its `Strategy.figure`, and N."""
 
 
-def breakdown(samples: Sequence[StoredSample], task: Task, problems: Mapping[str, Problem]) -> dict[str, Any]:
+def breakdown(
+    samples: Sequence[StoredSample],
+    task: Task,
+    problems: Mapping[str, Problem],
+    headline: str = HEADLINE,
+) -> dict[str, Any]:
     """Return ``turns_by_category``, ``metrics`` and ``categories`` of a sample set, as far as there are any.
 
     ``metrics`` has the task's figures by name; ``categories`` has the number of problems, ``accuracy`` and
@@ -56,12 +61,13 @@ def breakdown(samples: Sequence[StoredSample], task: Task, problems: Mapping[str
         task: Says what is measured (`Task.metrics`).
         problems: The problems by id, with or without images. ``meta["categories"]`` has lists of values by
             column.
+        headline: The scores that choices are made by (`EvaluationConfig.score`).
     """
     asked = [problems[name] for name in dict.fromkeys(sample.problem for sample in samples)]
     columns = columns_of([problem.meta.get("categories", {}) for problem in asked])
     if not task.metrics and not columns:
         return {}
-    table = SampleTable.from_samples(samples)
+    table = SampleTable.from_samples(samples, headline=headline)
     chosen = choices(table, task, problems)
     found = {
         "turns_by_category": turns_by_category(table, columns),
@@ -162,7 +168,7 @@ def choices(table: SampleTable, task: Task, problems: Mapping[str, Problem]) -> 
         problems: The problems by id; their images are not needed.
     """
     count, total = table.correct.shape
-    candidates = table.candidates(HEADLINE)
+    candidates = table.candidates(table.headline)
     if candidates.boxes is None and task.kind == "continuous":
         candidates = replace(candidates, boxes=np.full((count, total, 4), np.nan))  # not one could be read
     scored = not np.isnan(candidates.score).all()

@@ -102,7 +102,7 @@ def evaluate(
             sample = partial(_sample, policy, task, problems, config, sampling, extractor, path)
             sweep.store(ranks.everywhere(sample))
         held_out.share()
-        return ranks.on_first(lambda: _summary(task, held_out, sweep.rows, fusion))
+        return ranks.on_first(lambda: _summary(task, held_out, sweep.rows, config.score, fusion))
 
     return policy.whole(measure)
 
@@ -134,7 +134,7 @@ def _sample(
     rollout = roll_out(policy, task, asked, seeds, sampling, config.second_turn, config.retries)
     if store is not None and rollout.seconds and ranks.index() == 0:
         note_time(store, len(asked) * config.samples, rollout.seconds)
-    read_rollout(policy, rollout)
+    read_rollout(policy, rollout, as_written=True)
     if extractor is not None:
         read_again(task, rollout.groups, extractor)
     return [
@@ -187,7 +187,11 @@ def _stored(
 
 
 def _summary(
-    task: Task, held_out: HeldOut, rows: Mapping[int, StoredProblem], fusion: Fusion | None
+    task: Task,
+    held_out: HeldOut,
+    rows: Mapping[int, StoredProblem],
+    score: str,
+    fusion: Fusion | None,
 ) -> dict[str, Any]:
     problems = held_out.known(sorted(rows))
     if not problems:
@@ -196,4 +200,4 @@ def _summary(
     samples = samples if fusion is None else with_fused(samples, fusion)
     known = {problem.id: problem for problem in problems.values()}
     boxes = target_boxes(task, known.values())
-    return summarise(samples, boxes) | breakdown(samples, task, known) | held_out.left_out()
+    return summarise(samples, boxes, score) | breakdown(samples, task, known, score) | held_out.left_out()

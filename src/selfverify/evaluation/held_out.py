@@ -45,7 +45,7 @@ def measured_with(
         "task_options": task.config.model_dump(mode="json"),
         "max_new_tokens": max_new_tokens,
         "weights": policy.whole(policy.fingerprint),
-        **config.model_dump(exclude={"batch_problems", "on_bad"}),
+        **config.model_dump(exclude={"batch_problems", "on_bad", "score"}),
         **(more or {}),
     }
 

@@ -43,9 +43,9 @@ from selfverify.selection.subsets import expected_correctness
 Boxes = Mapping[str, Sequence[float]]
 """The true boxes by problem id."""
 HEADLINE = "soft"
-"""The way of reading scores that a metric uses if its name has no other."""
+"""The way of reading scores that a metric uses if neither its name nor an evaluation says another."""
 OTHER_SCORES = ("sampled", "greedy", "logprob")
-"""The other ways of reading scores, and the answer's mean log-probability."""
+"""The other ways of reading scores, and the answer's mean log-probability, which are always measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +63,7 @@ class SampleTable:
         targets: The true boxes ``[P, 4]``, where answers are boxes and the true ones are known.
         talks: How long conversations were and how they ended ``[P, G]``, by name (`talk_figures`); empty
             where the policy has always spoken once.
+        headline: The name of the scores that a metric reads if its name has no other.
     """
 
     problems: list[str]
@@ -73,6 +74,7 @@ class SampleTable:
     boxes: Floats | None
     targets: Floats | None
     talks: dict[str, Floats]
+    headline: str = HEADLINE
 
     @classmethod
     def from_samples(
@@ -80,6 +82,7 @@ class SampleTable:
         samples: Sequence[StoredSample],
         order: Sequence[str] | None = None,
         target_boxes: Boxes | None = None,
+        headline: str = HEADLINE,
     ) -> SampleTable:
         """Return samples as arrays.
 
@@ -89,6 +92,7 @@ class SampleTable:
             samples: The same number of samples, G, for every problem.
             order: The problem ids in the order of the rows; by default in order of first appearance.
             target_boxes: The true boxes, which boxes that a vote makes are judged by.
+            headline: The scores that metrics read.
 
         Raises:
             DataError: There are no samples, problems have different numbers of them, or answers are boxes and
@@ -125,6 +129,7 @@ class SampleTable:
             boxes=None if boxes is None else boxes.reshape(len(rows), -1, 4),
             targets=None if boxes is None else _targets(problems, target_boxes),
             talks=talk_figures(rows),
+            headline=headline,
         )
 
     def reward(self, name: str) -> Floats:
@@ -156,13 +161,15 @@ def by_problem(samples: Sequence[StoredSample]) -> dict[str, list[StoredSample]]
     return {problem: sorted(rows, key=lambda sample: sample.sample) for problem, rows in groups.items()}
 
 
-def accuracy(table: SampleTable, strategy: str, n: int, score: str = HEADLINE) -> Floats | None:
+def accuracy(table: SampleTable, strategy: str, n: int, score: str | None = None) -> Floats | None:
     """Return the expected correctness ``[P]`` of what a strategy chooses from n of the G samples.
+
+    ``score`` names the scores; None takes the table's headline.
 
     The result is None where the strategy needs scores and there are none, or where it answers with a box of
     its own and there are no targets. See `selfverify.selection.subsets.expected_correctness`.
     """
-    chooser = find_strategy(strategy)
+    chooser, score = find_strategy(strategy), score or table.headline
     if chooser.needs == "score" and np.isnan(table.scores.get(score, np.nan)).all():
         return None
     if table.boxes is not None and chooser.votes is not None and table.targets is None:
@@ -173,17 +180,23 @@ def accuracy(table: SampleTable, strategy: str, n: int, score: str = HEADLINE) -
 def curves(table: SampleTable) -> dict[str, list[float] | None]:
     """Return accuracies for N = 1..G, averaged over problems and size-N subsets of the G samples.
 
-    There is a curve for every strategy (of soft scores) by its `Strategy.figure`, and ``best_sampled``,
-    ``best_greedy`` and ``best_logprob``; None where `accuracy` has none.
+    There is a curve for every strategy (of the headline's scores) by its `Strategy.figure`, and
+    ``best_sampled``, ``best_greedy`` and ``best_logprob``, and ``best_soft`` where the headline is
+    another; None where `accuracy` has none.
     """
 
-    def curve(strategy: str, score: str = HEADLINE) -> list[float] | None:
+    def curve(strategy: str, score: str = table.headline) -> list[float] | None:
         sizes = range(1, table.correct.shape[1] + 1)
         known = [row for n in sizes if (row := accuracy(table, strategy, n, score)) is not None]
         return [float(row.mean()) for row in known] or None
 
     found = {strategy.figure: curve(strategy.name) for strategy in STRATEGIES.values()}
-    return found | {f"best_{score}": curve("best", score) for score in OTHER_SCORES}
+    return found | {f"best_{score}": curve("best", score) for score in other_scores(table)}
+
+
+def other_scores(table: SampleTable) -> tuple[str, ...]:
+    """The ways of reading scores that are measured beside the headline's."""
+    return OTHER_SCORES if table.headline == HEADLINE else (HEADLINE, *OTHER_SCORES)
 
 
 def statistics(table: SampleTable) -> dict[str, Statistic]:
@@ -194,7 +207,7 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
     ``conversations.*`` and the counts of tools are there where the policy has spoken more than once.
     """
     total = table.correct.shape[1]
-    score, correct, first = table.scores[HEADLINE], table.correct, table.reward(CORRECT_1)
+    score, correct, first = table.scores[table.headline], table.correct, table.reward(CORRECT_1)
     accuracies = {s.at(total): accuracy(table, s.name, total) for s in STRATEGIES.values()}
     best, voted = accuracies[f"best@{total}"], accuracies[f"majority@{total}"]
     accuracies[f"best_over_majority@{total}"] = None if best is None or voted is None else best - voted
@@ -248,18 +261,21 @@ def verification(table: SampleTable, score: str) -> dict[str, float | None]:
     }
 
 
-def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None) -> dict[str, Any]:
+def summarise(
+    samples: Sequence[StoredSample], target_boxes: Boxes | None = None, headline: str = HEADLINE
+) -> dict[str, Any]:
     """Return all metrics of a sample set, ready for JSON.
 
     Args:
         samples: The same number of samples, G, for every problem.
         target_boxes: The true boxes, which a majority vote over boxes is judged by.
+        headline: The scores that the figures read (`EvaluationConfig.score`).
 
     Raises:
         DataError: There are no samples, problems have different numbers of them, or answers are boxes and a
             problem has no target box.
     """
-    table = SampleTable.from_samples(samples, target_boxes=target_boxes)
+    table = SampleTable.from_samples(samples, target_boxes=target_boxes, headline=headline)
     problems, total = table.correct.shape
     found = statistics(table)
     values = {name: _number(on_all(statistic, problems)) for name, statistic in found.items()}
@@ -267,29 +283,32 @@ def summarise(samples: Sequence[StoredSample], target_boxes: Boxes | None = None
     for table_name in ("turns", "conversations", FUSED):
         own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{table_name}.")}
         tables |= {table_name: own} if own else {}
-    soft = table.scores[HEADLINE]
-    soft = soft[~np.isnan(soft)]
+    score = table.scores[headline]
+    score = score[~np.isnan(score)]
     return {
         **{strategy.at(total): None for strategy in STRATEGIES.values()},
         f"best_over_majority@{total}": None,
         **{name: value for name, value in values.items() if "." not in name},
-        **{score: verification(table, score) for score in OTHER_SCORES},
+        **{name: verification(table, name) for name in other_scores(table)},
         **tables,
         **({FUSED: verification(table, FUSED) | tables[FUSED]} if FUSED in tables else {}),
+        "score": headline,
         "problems": problems,
         "samples": problems * total,
         "samples_per_problem": total,
         # A task's parts may apply to some problems only.
         "rewards": {name: float(reward[~np.isnan(reward)].mean()) for name, reward in table.rewards.items()},
         "unjudged": sum(sample.finish == Finish.ERROR for sample in samples),
-        "reliability": reliability(table.scores[HEADLINE], table.correct),
-        "score_std": float(soft.std()) if len(soft) else None,
+        "reliability": reliability(table.scores[headline], table.correct),
+        "score_std": float(score.std()) if len(score) else None,
         "curves": curves(table),
         "intervals": {name: bootstrap_interval(statistic, problems) for name, statistic in found.items()},
     }
 
 
-def paired_difference(a: Sequence[StoredSample], b: Sequence[StoredSample]) -> dict[str, dict[str, Any]]:
+def paired_difference(
+    a: Sequence[StoredSample], b: Sequence[StoredSample], headline: str = HEADLINE
+) -> dict[str, dict[str, Any]]:
     """Return how much higher each headline metric is in run ``b`` than in run ``a``, on the same problems.
 
     Returns:
@@ -298,7 +317,7 @@ def paired_difference(a: Sequence[StoredSample], b: Sequence[StoredSample]) -> d
     Raises:
         DataError: The runs are not about the same problems; the message names some that differ.
     """
-    first = SampleTable.from_samples(a)
+    first = SampleTable.from_samples(a, headline=headline)
     only_a = set(first.problems) - {sample.problem for sample in b}
     only_b = {sample.problem for sample in b} - set(first.problems)
     if only_a or only_b:
@@ -308,7 +327,10 @@ def paired_difference(a: Sequence[StoredSample], b: Sequence[StoredSample]) -> d
             f"only in the second: {sorted(only_b)[:5] or 'none'}"
         )
     problems = len(first.problems)
-    left, right = statistics(first), statistics(SampleTable.from_samples(b, order=first.problems))
+    left, right = (
+        statistics(first),
+        statistics(SampleTable.from_samples(b, order=first.problems, headline=headline)),
+    )
     result = {}
     for name in (name for name in left if name in right):
         difference = _number(on_all(right[name], problems) - on_all(left[name], problems))

@@ -265,7 +265,7 @@ def build_recipe(document: Document) -> Recipe:
             f"learner.channel_rates: {method.name} has no channel {unknown[0]!r}; it trains "
             f"{', '.join(method.channels)}"
         )
-    faults += score_faults(method, recipe.task.options.get("score") is not False)
+    faults += score_faults(method, recipe.evaluation.score, recipe.task.options.get("score") is not False)
     faults += episode_faults(recipe.episode, method, registry.TASKS[recipe.task.name])
     if faults:
         raise ConfigError("\n".join(f"{document.source}: {fault}" for fault in faults))

@@ -43,11 +43,22 @@ def episode_faults(episode: EpisodeConfig, method: Method, task: type[Task]) -> 
     return []
 
 
-def score_faults(method: Method, asked: bool) -> list[str]:
-    """Return a line where a method teaches scores that its task, as ``task.score`` says, does not ask for."""
-    if method.teaches_scores and not asked:
-        return [f"task.score=false: method {method.name} teaches scores; grpo and adapo go without"]
-    return []
+def score_faults(method: Method, reading: str, asked: bool) -> list[str]:
+    """Return a line where scores are taught, or read in a way of their own, that the task does not ask for.
+
+    Args:
+        method: May teach scores.
+        reading: How evaluations read scores (`EvaluationConfig.score`).
+        asked: Whether the task asks for scores (``task.score``).
+    """
+    if asked:
+        return []
+    faults = []
+    if method.teaches_scores:
+        faults.append(f"task.score=false: method {method.name} teaches scores; grpo and adapo go without")
+    if reading != "soft":
+        faults.append(f"evaluation.score={reading}: with task.score=false there are no scores to read")
+    return faults
 
 
 def _vllm_faults(policy: PolicyConfig) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfverify.core.score_tree import SCORE_TEXTS, Branches, ScoreTree
+from selfverify.core.score_tree import SCORE_TEXTS, Branches, ScoreTree, score_texts
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
@@ -22,12 +22,13 @@ READ_BATCH = 8
 """The number of prompts whose scores are read at once. Memory depends on it, and the scores do not."""
 
 
-def score_tree(tokenizer: Any) -> ScoreTree[int]:
-    """Return the tree of the score texts, as the tokenizer writes them behind ``<score>``."""
-    written = [tokenizer(f"<score>{text}", add_special_tokens=False)["input_ids"] for text in SCORE_TEXTS]
+def score_tree(tokenizer: Any, decimals: int = 1) -> ScoreTree[int]:
+    """Return the tree of the score texts of so many decimals, as they are written behind ``<score>``."""
+    texts = score_texts(decimals)
+    written = [tokenizer(f"<score>{text}", add_special_tokens=False)["input_ids"] for text in texts]
     shared = next(n for n, tokens in enumerate(zip(*written, strict=False)) if len(set(tokens)) > 1)
     root = ScoreTree[int]()
-    for text, tokens in zip(SCORE_TEXTS, written, strict=True):
+    for text, tokens in zip(texts, written, strict=True):
         root.add(tokens[shared:], float(text))
     return root
 
@@ -104,6 +105,7 @@ def read_scores(
     prompts: Sequence[Prompt],
     prefixes: Sequence[Sequence[Sequence[int] | Continuation | None]],
     temperature: float = 1.0,
+    decimals: int = 1,
 ) -> list[list[ScoreReading | None]]:
     """Read the scores behind given answers.
 
@@ -118,11 +120,12 @@ def read_scores(
         prefixes: The responses to each prompt, up to and with ``<score>``, as tokens or, where they hold
             images, as `Continuation`; None where there is no score.
         temperature: Divides the logits, as in sampling; 0 is read as 1.
+        decimals: The decimals of the score texts: 2 for 0.00, 0.01, ..., 1.00.
 
     Returns:
         B lists of readings, None where the prefix is None.
     """
-    tree = score_tree(policy.tokenizer)
+    tree = score_tree(policy.tokenizer, decimals)
     results: list[list[ScoreReading | None]] = []
     for start in range(0, len(prompts), READ_BATCH):
         part = slice(start, start + READ_BATCH)

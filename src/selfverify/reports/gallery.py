@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from selfverify.evaluation.metrics import HEADLINE, SampleTable, by_problem
+from selfverify.evaluation.metrics import SampleTable, by_problem
 from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.reports.film_strip import Pictures, Shown, answer_text, embedded, sample_strip
@@ -50,7 +50,7 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
     shown = [sample for sample in samples if sample.problem in entries]
     table, grouped = SampleTable.from_samples(shown), by_problem(shown)
     keys = table.keys if table.boxes is None else cluster_boxes(table.boxes)[0]
-    vote, best = elect(keys, np.ones(keys.shape)), best_weights(table.scores[HEADLINE])
+    vote, best = elect(keys, np.ones(keys.shape)), best_weights(table.scores[run.reading])
     if CORRECT_1 in table.rewards:
         turns = zip(table.rewards[CORRECT_1], table.correct, strict=True)
         kinds = [_turns_kind(first, second) for first, second in turns]
@@ -72,7 +72,7 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
                 "image": image,
                 "image_note": note,
                 "places": _places(entry, own, vote[row], best[row]),
-                "rows": _rows(own, vote[row], best[row], pictures, film),
+                "rows": _rows(own, vote[row], best[row], pictures, film, run.reading),
             }
         )
     return cards
@@ -130,6 +130,7 @@ def _rows(
     best: np.ndarray,
     pictures: Pictures,
     film: Callable[..., Shown | None],
+    reading: str,
 ) -> list[dict[str, Any]]:
     """Return one row per sample, highest score first.
 
@@ -139,6 +140,7 @@ def _rows(
         best: The probability that the best score does.
         pictures: The images that conversations show.
         film: Shows a conversation in which the model has looked again.
+        reading: Which of the scores is meant.
     """
     rows = [
         {
@@ -147,7 +149,7 @@ def _rows(
             "text": sample.text,
             "film": (looked := film(sample, pictures=pictures)),
             "steps": [] if looked else sample_strip(sample, pictures),
-            "score": sample.scores.get(HEADLINE),
+            "score": sample.scores.get(reading),
             "correct": sample.correct,
             "change": _change(sample),
             "vote": bool(voted > 0),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
@@ -42,6 +42,7 @@ class _Summary(BaseModel):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | dict[str, Any] | None]
 
+    score: Literal["soft", "greedy", "sampled"] | None = None
     problems: int | None = None
     samples_per_problem: int | None = None
     curves: dict[str, list[float] | None] = {}
@@ -143,9 +144,14 @@ class RunData:
         measured, logged = found
         return logged if len(measured[0]) < min(ENOUGH, len(logged[0])) else measured
 
+    @property
+    def reading(self) -> str:
+        """How the figures of the summaries read scores."""
+        return str(next((s["score"] for s in self.summaries.values() if s.get("score")), HEADLINE))
+
     def scores(self, stage: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the soft scores of the right and of the wrong answers."""
-        scored = [(s.scores.get(HEADLINE), s.correct) for s in self.samples.get(stage, ())]
+        """Return the scores of the right and of the wrong answers."""
+        scored = [(s.scores.get(self.reading), s.correct) for s in self.samples.get(stage, ())]
         right = [score for score, correct in scored if score is not None and correct]
         wrong = [score for score, correct in scored if score is not None and not correct]
         return np.array(right), np.array(wrong)
@@ -183,7 +189,7 @@ def load_run(path: Path) -> RunData:
                 "table", f"metrics.json has no figures {stage} training, and {file.name} is missing."
             )
     if all(run.samples.get(stage) for stage in STAGES):
-        run.differences = paired_difference(run.samples["before"], run.samples["after"])
+        run.differences = paired_difference(run.samples["before"], run.samples["after"], run.reading)
     elif run.summaries and not run.measured_only:
         run.leave_out("table", "Without the samples of both stages there are no paired differences.")
     timing = {row.get("step"): row for row in _read_steps(path / "timing.jsonl")}

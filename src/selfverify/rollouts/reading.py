@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.rollouts.converse import Rollout
+
+OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
 
 
 def answer_segment(trajectory: Trajectory) -> Segment:
@@ -33,18 +36,40 @@ def before_score(trajectory: Trajectory) -> list[int] | None:
     return [token for segment in before for token in segment.tokens]
 
 
-def read_rollout(policy: Policy, rollout: Rollout, temperature: float = 1.0) -> None:
+MOST_DECIMALS = 2
+"""Scores with more decimals are read as if they had so many."""
+
+
+def decimals_of(trajectory: Trajectory) -> int:
+    """The decimals of a written score, from 1 to `MOST_DECIMALS`; ``0`` and ``1`` count as having one."""
+    written = trajectory.segments[-1].text.rpartition(OPENING)[2].partition(CLOSING)[0]
+    return min(max(len(written.strip().partition(".")[2]), 1), MOST_DECIMALS)
+
+
+def read_rollout(
+    policy: Policy, rollout: Rollout, temperature: float = 1.0, as_written: bool = False
+) -> None:
     """Read the score distribution behind every answer whose score is well formed.
+
+    With ``as_written`` a score of two decimals is read as an expectation over 0.00, 0.01, ..., 1.00, one of
+    one decimal over tenths: a policy that writes 0.85 says more than tenths can hold. What is read of an
+    answer depends on that answer alone. Without it, as in training, all are read in tenths.
 
     It becomes ``parsed`` of the score's segment, its decodings ``scores["greedy"]`` and ``["soft"]``.
     """
     prefixes = [[_shown(policy, group.problem.id, t) for t in group.trajectories] for group in rollout.groups]
-    readings = read_scores(policy, rollout.prompts, prefixes, temperature)
-    for group, row in zip(rollout.groups, readings, strict=True):
-        for trajectory, reading in zip(group.trajectories, row, strict=True):
-            if reading is not None:
-                trajectory.segments[-1].parsed = reading
-                trajectory.scores |= {"greedy": reading.greedy, "soft": reading.soft}
+    forms = [[decimals_of(t) if as_written else 1 for t in group.trajectories] for group in rollout.groups]
+    for decimals in sorted({form for row in forms for form in row}):
+        asked = [
+            [p if form == decimals else None for p, form in zip(row, own, strict=True)]
+            for row, own in zip(prefixes, forms, strict=True)
+        ]
+        readings = read_scores(policy, rollout.prompts, asked, temperature, decimals)
+        for group, found in zip(rollout.groups, readings, strict=True):
+            for trajectory, reading in zip(group.trajectories, found, strict=True):
+                if reading is not None:
+                    trajectory.segments[-1].parsed = reading
+                    trajectory.scores |= {"greedy": reading.greedy, "soft": reading.soft}
 
 
 def _shown(policy: Policy, name: str, trajectory: Trajectory) -> Continuation | None:

@@ -132,10 +132,11 @@ def task_results(
     boxes = target_boxes(task, (p for i in range(held_out.total) for p in held_out.make([i]).values()))
     order = list(dict.fromkeys(sample.problem for sample in before))
     measured: dict[str, dict[int, MeasuredRun]] = {variant: {} for variant in samples}
+    reading = recipe.evaluation.score
     for variant, by_seed in samples.items():
         for seed, found in by_seed.items():
             try:
-                measured[variant][seed] = measure_samples(found, order, boxes)
+                measured[variant][seed] = measure_samples(found, order, boxes, reading)
             except DataError as error:
                 raise DataError(f"{recipe.task.name}, {variant}, seed {seed}: {error}") from None
     reference = measured.get(baseline or "")
@@ -153,13 +154,16 @@ def task_results(
         "kind": task.kind,
         "problems": len(order),
         "samples_per_problem": len(before) // len(order),
-        BEFORE: {"metrics": pooled({0: measure_samples(before, order, boxes)}, seeded=False)},
+        BEFORE: {"metrics": pooled({0: measure_samples(before, order, boxes, reading)}, seeded=False)},
         "variants": variants,
     }
 
 
 def measure_samples(
-    samples: Sequence[StoredSample], order: Sequence[str], boxes: Boxes | None = None
+    samples: Sequence[StoredSample],
+    order: Sequence[str],
+    boxes: Boxes | None = None,
+    headline: str = HEADLINE,
 ) -> MeasuredRun:
     """Measure all metrics of a sample set, on the problems in ``order``.
 
@@ -173,7 +177,7 @@ def measure_samples(
         raise DataError(
             f"runs of one task need the same problems; {len(differing)} differ, such as {differing[0]}"
         )
-    table = SampleTable.from_samples(samples, order, boxes)
+    table = SampleTable.from_samples(samples, order, boxes, headline)
     total = table.correct.shape[1]
     found: dict[str, Statistic] = {
         name: statistic
@@ -185,7 +189,7 @@ def measure_samples(
     if boxes is not None:
         quality = table.reward("answer")
         found["mean_iou"] = mean_statistic(quality.mean(-1))
-        score = table.scores[HEADLINE]
+        score = table.scores[headline]
         if not np.isnan(score).all():
             found[f"best_iou@{total}"] = mean_statistic((best_weights(score) * quality).sum(-1))
     problems = len(order)

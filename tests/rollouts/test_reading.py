@@ -1,0 +1,54 @@
+"""Scores are read in the form that they were written in."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
+from selfverify.experiments.registry import make_task
+from selfverify.policy.policy import Policy
+from selfverify.policy.sampling import Sample
+from selfverify.rollouts.converse import Rollout, recite
+from selfverify.rollouts.reading import decimals_of, read_rollout
+
+
+@pytest.mark.parametrize(
+    ("text", "decimals"),
+    [
+        ("0.8</score>", 1),
+        ("1</score>", 1),
+        ("0.85</score>.", 2),
+        ("0.8500</score>", 2),
+        (" 0.07 </score>", 2),
+    ],
+)
+def test_the_decimals_of_a_written_score(text: str, decimals: int) -> None:
+    assert decimals_of(Trajectory([Segment("score", [1], text=text)])) == decimals
+
+
+def test_an_answer_is_read_by_its_own_form_alone(policy: Policy) -> None:
+    """Two decimals give another expectation than tenths; neighbours change nothing."""
+    task = make_task("digits-pick")
+    problem = task.problem("test", 0, 0)
+
+    def group(*scores: str) -> Group:
+        told = []
+        for score in scores:
+            text = f"<think>1+1=2</think><answer>1 1</answer><score>{score}</score>"
+            ids = [
+                *policy.tokenizer(text, add_special_tokens=False)["input_ids"],
+                policy.tokenizer.eos_token_id,
+            ]
+            sample = Sample(ids, [0.0] * len(ids), Finish.STOP)
+            told.append(recite(policy, problem, task.open(problem, 0), [sample]))
+        return Group(problem, told)
+
+    def read(*scores: str, as_written: bool = True) -> list[float]:
+        made = group(*scores)
+        read_rollout(policy, Rollout(policy.encode([problem]), [made]), as_written=as_written)
+        return [trajectory.scores["soft"] for trajectory in made.trajectories]
+
+    [tenths], [hundredths] = read("0.8"), read("0.85")
+    assert read("0.8", "0.85", "0.31") == pytest.approx([tenths, hundredths, hundredths], abs=1e-6)
+    assert read("0.85", as_written=False) == pytest.approx([tenths], abs=1e-6)
+    assert tenths != pytest.approx(hundredths, abs=1e-4)
