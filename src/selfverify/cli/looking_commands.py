@@ -11,6 +11,7 @@ from pydantic import Field
 
 from selfverify.cli.bench_command import bench, tables
 from selfverify.cli.look_page_command import page
+from selfverify.cli.look_server_command import serve
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, print_json, print_table, say
 from selfverify.cli.stopping_commands import calibrate, compare
@@ -280,6 +281,7 @@ def export(
 
 
 app.command()(page)
+app.command()(serve)
 app.command()(bench)
 app.command()(tables)
 app.command()(calibrate)

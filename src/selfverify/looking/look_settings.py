@@ -31,6 +31,10 @@ class ToolModels(Settings):
     caption_model: str | None = None
     """With --look: what `caption` describes with (BLIP, or a model that chats about images)."""
 
+    tool_server: str | None = None
+    """With --look: the address of a server of visual tools (`selfverify looking serve`), which does the work
+    of all tools but `crop`, `zoom_in` and `overlay`. Its models are its own."""
+
     tool_device: str = "cpu"
     """With --look: where the tools' models run: `cpu`, `cuda`, `cuda:1`."""
 

@@ -36,7 +36,7 @@ class LookingTask(LookTask):
         self.name, self.summary, self.kind = f"looking/{inner.name}", inner.name, inner.kind
         self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
         self.limits = limits_of(settings)
-        self._tools = all_tools(settings)
+        self._tools = all_tools(settings, settings.tool_seconds)
         self.toolbox, self.stopping = make_toolbox(settings, self._tools), LookStopping(settings)
         named = settings.coordinates
         self._space = space_named("thousandths" if named == "family" else named)
@@ -56,7 +56,7 @@ class LookingTask(LookTask):
         """See `LookTask`."""
         changed = super().looking_by(changes)
         if tool_models(changed.settings) != tool_models(self.settings):
-            changed._tools = all_tools(changed.settings)
+            changed._tools = all_tools(changed.settings, changed.settings.tool_seconds)
         changed.toolbox = make_toolbox(changed.settings, changed._tools)
         return changed
 

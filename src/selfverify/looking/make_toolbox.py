@@ -19,13 +19,22 @@ from selfverify.looking.tools.sam import Sam
 from selfverify.looking.tools.segment import ImageSegment
 from selfverify.looking.tools.similarity import Similarity
 from selfverify.looking.tools.terminate import Terminate
+from selfverify.looking.tools.tool_server import behind_server
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.looking.tools.visual_tool import VisualTool
 from selfverify.looking.tools.zero_shot import ZeroShotDetector
 
 
-def all_tools(models: ToolModels) -> list[VisualTool[Any]]:
-    """The paper's ten tools and `terminate`, also those that are not available here."""
+def all_tools(models: ToolModels, seconds: float = 60.0) -> list[VisualTool[Any]]:
+    """The paper's ten tools and `terminate`, also those that are not available here.
+
+    Args:
+        models: The models behind them, or the server that has them.
+        seconds: How long such a server may take.
+    """
+    if models.tool_server is not None:
+        here = models.model_copy(update={"tool_server": None})
+        return behind_server(all_tools(here), models.tool_server, 0.95 * seconds)
     device, named = models.tool_device, models.detector
     detector: Detector = DarknetDetector() if named is None else ZeroShotDetector(named, device=device)
     sam = models.segment_model
@@ -54,7 +63,9 @@ def make_toolbox(settings: LookSettings, known: Sequence[VisualTool[Any]] | None
     Raises:
         ConfigError: There is no tool of a name, or one that was named is not available here.
     """
-    tools = {tool.name: tool for tool in (all_tools(settings) if known is None else known)}
+    tools = {
+        tool.name: tool for tool in (all_tools(settings, settings.tool_seconds) if known is None else known)
+    }
     if unknown := sorted(set(settings.tools) - tools.keys()):
         raise ConfigError(f"there is no tool {unknown[0]!r} for looking; there are {', '.join(tools)}")
     for name in settings.tools:

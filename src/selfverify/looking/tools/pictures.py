@@ -76,6 +76,7 @@ class Gallery:
         most_shown: Pixels of the largest image that is shown; larger ones are shown smaller.
         smallest: Pixels of the shortest side of a region.
         most: How many images there may be.
+        spaces: For each of the pictures the space in which places in it are written, where that is given.
     """
 
     pictures: list[SeenImage] = field(default_factory=list)
@@ -83,6 +84,7 @@ class Gallery:
     most_shown: int = 1_000_000
     smallest: int = 4
     most: int = 64
+    spaces: Sequence[Size] | None = None
 
     def begin(
         self, problem: str, images: Sequence[Image.Image], originals: Sequence[Image.Image] = ()
@@ -143,7 +145,7 @@ class Gallery:
             ToolError: There is no such image, or the box is empty, swapped, outside or too small.
         """
         picture = self.picture(number)
-        wide, high = self._space(picture)
+        wide, high = self.written_in(number)
         x1, y1, x2, y2 = box
         written = f"the box [{', '.join(f'{value:g}' for value in box)}]"
         if not all(map(math.isfinite, box)):
@@ -166,7 +168,7 @@ class Gallery:
     def written(self, number: int, region: Sequence[float]) -> list[float]:
         """A region of image ``number`` as the model writes places in it, rounded."""
         picture = self.picture(number)
-        space = self._space(picture)
+        space = self.written_in(number)
         digits = 3 if space == (1, 1) else 0
         return [round(value, digits) for value in convert(region, picture.full.size, space)]
 
@@ -186,7 +188,15 @@ class Gallery:
         self.pictures.append(SeenImage(full, shown, made.source, made.region, made.label))
         return len(self.pictures)
 
-    def _space(self, picture: SeenImage) -> Size:
+    def written_in(self, number: int) -> Size:
+        """Width and height of the space in which places in image ``number`` are written.
+
+        Raises:
+            ToolError: There is no such image, or the model sees no places in it.
+        """
+        picture = self.picture(number)
+        if self.spaces is not None:
+            return self.spaces[number - 1]
         try:
             return self.space(picture.shown.size)
         except ValueError as error:

@@ -11,9 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.remote.bearer_keys import find_keys
+from selfverify.remote.environments.content import ContentLimits
 from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
 from selfverify.remote.environments.serving_settings import KEYS_VARIABLE, EnvironmentServing
 from selfverify.remote.environments.sessions import Factory, SessionLimits
@@ -59,6 +61,7 @@ async def serve_until_told(
     on_ready: Callable[[int], None],
     known: Mapping[str, Factory] | None = None,
     with_parent: bool = False,
+    content: ContentLimits | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; then close every session.
 
@@ -68,12 +71,14 @@ async def serve_until_told(
         known: Environments by name, beside those that the settings import.
         with_parent: End also when the standard input ends, as it does when the process that started this one
             is gone.
+        content: What a client may send, where that is more than calls of agents need.
 
     Raises:
         ConfigError: There is no such environment, or as `start_server`.
     """
     environments = dict(find_environment(spec, known) for spec in settings.environments)
     limits = SessionLimits(settings.sessions, idle_s=settings.idle, busy_s=settings.busy)
+    limits = limits if content is None else replace(limits, content=content)
     server = EnvironmentServer(environments, limits, find_keys(KEYS_VARIABLE, settings.keys))
     stop = stop_asked()
     async with AsyncExitStack() as stack:

@@ -1,0 +1,119 @@
+"""Visual tools as an environment that is served: a call brings the images that it is about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from PIL import Image
+
+from selfverify.core.environment import Call, Environment, Observation
+from selfverify.core.errors import DataError
+from selfverify.looking.tools.pictures import MOST_PIXELS, Gallery, SeenImage
+from selfverify.looking.tools.toolbox import Toolbox
+from selfverify.remote.environments.content import ContentLimits, from_blocks
+from selfverify.tasks.tools import ToolError
+
+IMAGES, NUMBERS, SPACES = "images", "numbers", "spaces"
+"""Arguments of every call beside the tool's own: images as content blocks of the Model Context Protocol;
+their numbers, by default 1, 2, ...; and for each width and height of the space in which its places are
+written, by default its pixels."""
+MOST_NUMBER = 1000
+LIMITS = ContentLimits(message_bytes=256 * 2**20, images=64, image_pixels=MOST_PIXELS)
+_ADDED = {
+    IMAGES: {
+        "type": "array",
+        "items": {"type": "object"},
+        "description": "The images that the call is about, as content blocks: {type: image, data: base64}.",
+    },
+    NUMBERS: {
+        "type": "array",
+        "items": {"type": "integer"},
+        "description": "For each image its number; by default 1, 2, ...",
+    },
+    SPACES: {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "integer"}},
+        "description": "For each image width and height of the space in which places in it are written; by "
+        "default its pixels.",
+    },
+}
+
+
+class ToolSession(Environment):
+    """A client of visual tools. Nothing is kept from call to call; all clients share the tools' models.
+
+    What a tool makes stands in the observation: its words as text, its images, and for each of them in
+    ``info["made"]`` the number of the image that it was made of, the region, and a label.
+
+    Args:
+        toolbox: The tools, which have their own deadline.
+    """
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self.toolbox, self._round = toolbox, 0
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """See `Environment`: the tools that are available here."""
+        found = deepcopy(self.toolbox.schemas())
+        for tool in found:
+            tool["function"]["parameters"]["properties"] |= _ADDED
+        return found
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
+        """See `Environment`. There is nothing to be set up."""
+        self._round = 0
+        return Observation(0)
+
+    async def act(self, call: Call) -> Observation:
+        """See `Environment`. What cannot be done, and a tool that dies or takes too long, is an ``error``."""
+        self._round += 1
+        try:
+            return await asyncio.to_thread(self._carried_out, call)
+        except (ToolError, DataError) as error:
+            return Observation(self._round, error=str(error))
+
+    async def close(self) -> None:
+        """See `Environment`."""
+
+    def _carried_out(self, call: Call) -> Observation:
+        own = {name: value for name, value in call.arguments.items() if name not in _ADDED}
+        chosen = self.toolbox.chosen(call.name, own)
+        found = self.toolbox.run(chosen, _gallery(call.arguments))
+        made = [
+            {
+                "source": one.source,
+                "region": None if one.region is None else [*one.region],
+                "label": one.label,
+            }
+            for one in found.images
+        ]
+        return Observation(self._round, found.text, [one.image for one in found.images], info={"made": made})
+
+
+def _gallery(arguments: Mapping[str, Any]) -> Gallery:
+    """The images of a call at their numbers; others are there in name only.
+
+    Raises:
+        DataError: Images, numbers or spaces are none, or do not belong together.
+    """
+    _, images = from_blocks(arguments.get(IMAGES, []), LIMITS)
+    numbers = arguments.get(NUMBERS, [*range(1, len(images) + 1)])
+    spaces = arguments.get(SPACES, [[image.width, image.height] for image in images])
+    if not _whole(numbers, len(images)) or any(number > MOST_NUMBER for number in numbers):
+        raise DataError(f"{NUMBERS}: each of the {len(images)} images needs one, from 1 to {MOST_NUMBER}")
+    if not isinstance(spaces, list) or len(spaces) != len(images) or not all(_whole(s, 2) for s in spaces):
+        raise DataError(f"{SPACES}: each of the {len(images)} images needs a width and a height")
+    blank = Image.new("RGB", (1, 1))
+    seen = [SeenImage(blank, blank)] * max(numbers, default=0)
+    written = [(1, 1)] * len(seen)
+    for number, image, (wide, high) in zip(numbers, images, spaces, strict=True):
+        seen[number - 1], written[number - 1] = SeenImage(image, image), (wide, high)
+    return Gallery(seen, spaces=written)
+
+
+def _whole(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(type(n) is int and n >= 1 for n in value)

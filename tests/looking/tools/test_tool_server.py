@@ -1,0 +1,181 @@
+"""Tools behind a server: what comes back equals what comes of them here, and every fault is to be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.looking.tools.test_toolbox import Odd, gallery, run
+
+from selfverify.core.environment import Call
+from selfverify.core.episode import Said
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.trajectory import Finish
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.looking_task import LookingTask
+from selfverify.looking.make_toolbox import make_toolbox
+from selfverify.looking.tools.cropping import Crop, ZoomIn
+from selfverify.looking.tools.grabcut import GrabCut
+from selfverify.looking.tools.pictures import Gallery, space_named
+from selfverify.looking.tools.segment import ImageSegment
+from selfverify.looking.tools.shared import Batched
+from selfverify.looking.tools.tool_server import RemoteTool, ToolServer, behind_server
+from selfverify.looking.tools.tool_session import LIMITS, ToolSession
+from selfverify.looking.tools.toolbox import Toolbox, ToolFault
+from selfverify.looking.tools.visual_tool import Found, VisualTool
+from selfverify.remote.environments.content import to_blocks
+from selfverify.remote.environments.environment_server import EnvironmentServer, start_server
+from selfverify.remote.environments.sessions import SessionLimits
+from selfverify.serving.free_question import FreeQuestion
+from selfverify.tasks.base import user_turn
+from selfverify.tasks.tools import ToolError
+from serving_servers import Loop
+
+SEGMENT = {"image_index": 2, "bounding_box": [100, 100, 300, 300]}
+
+
+class Cutting(ZoomIn):
+    """Enlarges a part of an image, as slowly as tools with models."""
+
+    at_once = False
+
+
+@pytest.fixture
+def servers() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def served(servers: Loop, *tools: VisualTool[Any], seconds: float = 30.0) -> str:
+    """The address of a server of tools."""
+    box = Toolbox(tools, seconds)
+    server = EnvironmentServer({"looking": lambda: ToolSession(box)}, SessionLimits(content=LIMITS))
+    return f"http://127.0.0.1:{servers.run(start_server(server, servers.stack))}"
+
+
+def thousandths(seen: Gallery) -> Gallery:
+    """The same images, in which places are written in thousandths."""
+    return Gallery(seen.pictures, space_named("thousandths"))
+
+
+def test_a_call_finds_what_it_finds_here(servers: Loop) -> None:
+    """Words, pixels, where they are from; the places of faults are those that the model writes."""
+    url = served(servers, Cutting())
+    here, there = Toolbox([Cutting()]), Toolbox(behind_server([Cutting(), Crop()], url, 30.0))
+    assert isinstance(there.tools["zoom_in"], RemoteTool) and isinstance(there.tools["crop"], Crop)
+    assert there.schemas()[0] == here.schemas()[0]
+    seen = thousandths(gallery(("black", "red", "blue")))
+    one, other = (run(box, "zoom_in", SEGMENT, seen) for box in (here, there))
+    assert one.text == other.text and len(one.images) == len(other.images) == 1
+    [a], [b] = one.images, other.images
+    assert np.array_equal(np.asarray(a.image), np.asarray(b.image)) and a.image.size == b.image.size
+    assert (a.source, a.region, a.label) == (b.source, b.region, b.label) and b.source == 2
+    for wrong in ({"bounding_box": [1100, 0, 1200, 500]}, {"image_index": 4}):
+        said = []
+        for box in (here, there):
+            with pytest.raises(ToolError) as fault:
+                run(box, "zoom_in", SEGMENT | wrong, seen)
+            said.append(str(fault.value))
+        assert said[0] == said[1] and ("1000" in said[0] or "1 to 3" in said[0])
+
+
+def test_a_tool_that_takes_too_long_is_told(servers: Loop) -> None:
+    """Whether the server gives it up or the client: the model reads which tool, and that it took too long."""
+    gate = threading.Event()
+
+    def wait() -> Found:
+        gate.wait(20)
+        return Found("late")
+
+    seen, call = gallery(), {"image_index": 1}
+    patient = RemoteTool(Odd(wait), ToolServer(served(servers, Odd(wait), seconds=0.1), 20.0))
+    with pytest.raises(ToolError, match=r"odd took longer than 0\.1 s"):
+        run(Toolbox([patient]), "odd", call, seen)
+    hasty = RemoteTool(Odd(wait), ToolServer(served(servers, Odd(wait)), 0.5))
+    assert hasty.missing() == ""
+    with pytest.raises(ToolFault, match=r"odd has failed: .* no answer to odd within 0\.5 s"):
+        run(Toolbox([hasty]), "odd", call, seen)
+    gate.set()
+
+
+def test_calls_of_several_clients_go_in_together(servers: Loop) -> None:
+    """The model behind a tool is one for all of them."""
+    model: Batched[int, int] = Batched(lambda: lambda questions: [n + 1 for n in questions])
+    barrier = threading.Barrier(6)
+
+    def act() -> Found:
+        barrier.wait(20)
+        return Found(str(model([1])[0]))
+
+    url = served(servers, Odd(act))
+    boxes = [Toolbox([RemoteTool(Odd(act), ToolServer(url))]) for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        texts = [*pool.map(lambda box: run(box, "odd", {"image_index": 1}, gallery()).text, boxes)]
+    assert texts == ["2"] * 6 and sum(model.asked) == 6
+
+
+def test_a_server_that_is_gone_or_has_no_such_tool(servers: Loop) -> None:
+    """Nothing is offered that cannot be called; who names it is told why."""
+    settings = LookSettings(tool_server="http://127.0.0.1:9", tools=["segment"])
+    with pytest.raises(
+        ConfigError, match="segment is not available here: the server of tools cannot be asked"
+    ):
+        make_toolbox(settings)
+    url = served(servers, Cutting())
+    assert "does not have it" in ToolServer(url).missing("segment")
+    left = make_toolbox(LookSettings(tool_server=url))
+    assert {tool["function"]["name"] for tool in left.schemas()} == {
+        "crop",
+        "zoom_in",
+        "overlay",
+        "terminate",
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"images": "x"}, "content is no list of blocks"),
+        ({"images": [{"type": "image", "data": "!"}]}, "base64 is broken"),
+        ({"numbers": [0]}, "numbers: each of the 1 images"),
+        ({"numbers": [10**9]}, "numbers: each of the 1 images"),
+        ({"spaces": [[0, 5]]}, "spaces: each of the 1 images"),
+        ({"spaces": [[5, 5], [5, 5]]}, "spaces: each of the 1 images"),
+        ({"image_index": "1"}, "image_index"),
+        ({"image_index": 2}, "there is no image 2"),
+    ],
+)
+def test_calls_that_do_not_fit(more: dict[str, Any], said: str) -> None:
+    """Anybody may call a server: what cannot be done is said, and the session goes on."""
+    session = ToolSession(Toolbox([Cutting()]))
+    images = to_blocks("", [gallery().pictures[0].full])
+    arguments = {"image_index": 1, "bounding_box": [20, 10, 60, 30], "images": images}
+
+    async def ask() -> tuple[str, int]:
+        wrong = await session.act(Call("zoom_in", arguments | more))
+        right = await session.act(Call("zoom_in", arguments))
+        return wrong.error, len(right.images)
+
+    error, made = asyncio.run(ask())
+    assert said in error and made == 1
+
+
+def test_a_model_looks_with_a_server(servers: Loop) -> None:
+    """The setting `tool_server` is all that it takes."""
+    url = served(servers, ImageSegment(GrabCut()))
+    looking = LookingTask(FreeQuestion(), LookSettings(tool_server=url, tools=["segment"]))
+    problem = Problem("p", user_turn("What?"), [gallery().pictures[0].full])
+    episode = looking.look(looking.asked(problem))
+    episode.begin()
+    asked = {"image_index": 1, "bounding_boxes": [[50, 50, 400, 400]]}
+    text = json.dumps({"thought": "", "action_name": "segment", "action": asked})
+    reply = episode.reply(Said(text, [1], Finish.STOP, 0))
+    assert len(reply.images) == 1 and episode.steps[0].error == "" and episode.steps[0].images == [2]
