@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,17 @@ from aiohttp import web
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.in_turn import in_turn
+from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Tell
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.callers import GRANT
-from selfverify.serving.completions import candidate_json, chunks, completion, piece_of
+from selfverify.serving.completions import chunks, completion, figures, piece_of, progress
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ROOM, Entrance, told
-from selfverify.serving.field_names import refuse_misspelt
+from selfverify.serving.field_names import KNOWN, refuse_misspelt
 from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
@@ -35,6 +37,7 @@ from selfverify.serving.readiness import Readiness
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.request_record import RECORD
+from selfverify.serving.responding import Responding
 from selfverify.serving.selecting import Selection, check_verifier, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.served_models import ServedModels
@@ -103,6 +106,9 @@ class Gateway:
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
         Passing(self.backend, self.settings, self.served, self._streamed, self._count).add_to(app)
+        Responding(
+            self.backend, self._prepared, self._select, self._count, self.keep_alive_s, self.stall_s
+        ).add_to(app)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
@@ -141,20 +147,8 @@ class Gateway:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
         raw, asked = await request[ROOM].read_as(request, ChatRequest)
-        model, chosen = best_of(asked, self.settings.best_of)
-        self.served.check(model)
-        settings = chosen or BestOf(
-            n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
-        )
-        most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
-        if settings.n > most:
-            raise invalid_value(param, f"at most {most} candidates may be asked for")
-        request[GRANT].ask(settings.n, lambda: without_images(asked.messages), asked.most_tokens)
-        deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
-        if chosen is not None:
-            refuse_misspelt(raw)
-        ask = await self._ask(request, raw, asked, model, settings, deadline)
-        if chosen is None and self.backend.passes_on() and ask.look is None:
+        ask, is_chosen = await self._prepared(request, raw, asked, begun)
+        if not is_chosen and self.backend.passes_on() and ask.look is None:
             return await self._pass_on(request, raw, ask)
         head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -166,7 +160,33 @@ class Gateway:
                 request, lambda stream: self._answer(stream, request, head, ask, asked)
             )
         outcome = await self._select(request, ask, asked.n)
-        return json_response(completion(head, ask, outcome), headers=_figures(ask, outcome))
+        return json_response(completion(head, ask, outcome), headers=figures(ask, outcome))
+
+    async def _prepared(
+        self,
+        request: web.Request,
+        raw: Mapping[str, Any],
+        asked: ChatRequest,
+        begun: float,
+        known: AbstractSet[str] = KNOWN,
+    ) -> tuple[Ask, bool]:
+        """Return a request as the backend gets it, and whether one of several answers is chosen.
+
+        ``known`` are the names of fields that are not misspelt.
+        """
+        model, chosen = best_of(asked, self.settings.best_of)
+        self.served.check(model)
+        settings = chosen or BestOf(
+            n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
+        )
+        most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
+        if settings.n > most:
+            raise invalid_value(param, f"at most {most} candidates may be asked for")
+        request[GRANT].ask(settings.n, lambda: without_images(asked.messages), asked.most_tokens)
+        deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
+        if chosen is not None:
+            refuse_misspelt(raw, known)
+        return await self._ask(request, raw, asked, model, settings, deadline), chosen is not None
 
     async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
         """Answer without selection: with what the server says, as it came."""
@@ -319,14 +339,8 @@ class Gateway:
         if ask.look is not None and ask.best_of.progress == "events":
             ask.looked = looked
 
-        def tell(place: int, candidate: Any) -> None:
-            if ask.best_of.progress == "events":
-                about = {name: candidate.about[name] for name in {"conversation"} & candidate.about.keys()}
-                found = candidate_json(place, candidate) | about | {"of": ask.best_of.n}
-                stream.put_event(found, "candidate")
-            else:
-                score = "none" if candidate.score is None else f"{candidate.score:.3f}"
-                stream.put_comment(f"candidate {place + 1} of {ask.best_of.n}, score {score}")
+        def tell(place: int, candidate: Completion) -> None:
+            progress(stream, ask.best_of, place, candidate)
 
         working = asyncio.ensure_future(self._select(request, ask, asked.n, tell))
         try:
@@ -391,16 +405,3 @@ class Gateway:
         """``GET /metrics``: the counters in Prometheus's format."""
         text = self.metrics.text()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-
-def _figures(ask: Ask, outcome: Selection) -> dict[str, str]:
-    """Return a completion's figures as headers."""
-    best = outcome.selected[0]
-    sure = {"score": best.choice.score, "confidence": best.choice.confidence, "probability": best.probability}
-    return {
-        "x-best-of-samples": str(len(outcome.candidates)),
-        "x-best-of-stopped": outcome.stopped,
-        **{f"x-best-of-{name}": f"{value:.4f}" for name, value in sure.items() if value is not None},
-        "x-best-of-abstained": str(best.abstained).lower(),
-        "x-best-of-calls": str(ask.usage.calls),
-    }

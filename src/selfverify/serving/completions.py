@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from selfverify.remote.server_replies import Completion
 from selfverify.selection.candidates import Candidate
 from selfverify.serving.backend import Ask
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.selecting import Selected, Selection, visible
+from selfverify.serving.streaming import EventStream
 
 _PIECE = re.compile(r"(?:\s*\S+\s*){1,4}")
 """Up to four words with the spaces around them."""
@@ -63,6 +65,16 @@ def candidate_json(index: int, candidate: Candidate) -> dict[str, Any]:
         "logprob": candidate.logprob,
         "tokens": candidate.tokens,
     }
+
+
+def progress(stream: EventStream, settings: BestOf, index: int, candidate: Completion) -> None:
+    """Tell a stream of a candidate."""
+    if settings.progress == "events":
+        about = {name: candidate.about[name] for name in {"conversation"} & candidate.about.keys()}
+        stream.put_event(candidate_json(index, candidate) | about | {"of": settings.n}, "candidate")
+    else:
+        score = "none" if candidate.score is None else f"{candidate.score:.3f}"
+        stream.put_comment(f"candidate {index + 1} of {settings.n}, score {score}")
 
 
 def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
@@ -167,3 +179,16 @@ def chunks(whole: dict[str, Any], include_usage: bool, sent: int = 0) -> Iterato
 def pieces(text: str) -> list[str]:
     """Return a text in parts of a few words, which together are the text."""
     return _PIECE.findall(text) or ([text] if text else [])
+
+
+def figures(ask: Ask, outcome: Selection) -> dict[str, str]:
+    """Return a completion's figures as headers."""
+    best = outcome.selected[0]
+    sure = {"score": best.choice.score, "confidence": best.choice.confidence, "probability": best.probability}
+    return {
+        "x-best-of-samples": str(len(outcome.candidates)),
+        "x-best-of-stopped": outcome.stopped,
+        **{f"x-best-of-{name}": f"{value:.4f}" for name, value in sure.items() if value is not None},
+        "x-best-of-abstained": str(best.abstained).lower(),
+        "x-best-of-calls": str(ask.usage.calls),
+    }

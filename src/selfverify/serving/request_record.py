@@ -64,6 +64,11 @@ class RequestRecord:
     def saw(self, chunk: dict[str, Any]) -> None:
         """Note the time of the first chunk in which an answer says something."""
         if self.first_s is None and _says(chunk):
+            self.speaks()
+
+    def speaks(self) -> None:
+        """Note the time at which an answer says something, if it is the first."""
+        if self.first_s is None:
             self.first_s = self.seconds
 
     @property

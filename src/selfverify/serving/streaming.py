@@ -63,6 +63,13 @@ class EventStream:
                 return
             await self._write(part)
 
+    async def flush(self) -> None:
+        """Write what is queued."""
+        while not self._queue.empty():
+            part = self._queue.get_nowait()
+            if part is not None:
+                await self._write(part)
+
     async def event(self, data: dict[str, Any]) -> None:
         """Write an event."""
         await self._write(_event(data))
