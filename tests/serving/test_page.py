@@ -71,6 +71,7 @@ def test_text_stands_out_from_its_ground(theme: int) -> None:
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block))
     pairs = [(ink, ground, 4.5) for ink in ("ink", "faint", "accent") for ground in ("paper", "ground")]
     pairs += [("bad", "paper", 4.5), ("ink", "won", 4.5), ("faint", "won", 4.5), ("on-accent", "accent", 4.5)]
+    pairs += [("ink", "rail", 4.5), ("faint", "rail", 4.5), ("faint", "paper", 3.0)]
     pairs += [("won-line", "won", 3.0), ("won-line", "paper", 3.0), ("bar", "rail", 1.5)]
     for ink, ground, least in pairs:
         bright, dim = sorted((luminance(colours[ink]), luminance(colours[ground])), reverse=True)

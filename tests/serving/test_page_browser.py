@@ -112,6 +112,14 @@ class Page:
         pairs = until(self.driver, lambda: self["facts"].find_elements(By.TAG_NAME, "div"))
         return dict(pair.text.split("\n") for pair in pairs)
 
+    def beside(self) -> str | None:
+        """The field that the error stands beside, which is marked as wrong."""
+        return self.driver.execute_script(  # type: ignore[no-any-return]
+            "const wrong = document.querySelector('[aria-invalid=true]');"
+            "const field = wrong && wrong.closest('.field'), alert = document.getElementById('alert');"
+            "return field && (field.contains(alert) || field.nextElementSibling === alert) ? wrong.id : null"
+        )
+
     def complaints(self) -> list[str]:
         """What the browser's console shows, but for requests that were refused on purpose."""
         entries = [str(entry["message"]) for entry in self.driver.get_log("browser")]
@@ -149,7 +157,8 @@ def test_candidates_come_one_by_one_and_the_winner_is_explained(
     time = facts.pop("Time")
     assert float(time.removesuffix(" s")) > 0
     assert facts == {
-        "Votes": "2 of 4", "Score": "0.90", "Confidence, uncalibrated": "0.90", "Scored by": "inline",
+        "Votes": "2 of 4", "Score": "0.90", "Confidence, uncalibrated": "0.90",
+        "Scored by": "inline: each candidate wrote its own",
         "Samples used": "4, all drawn", "Tokens written": "28", "Tokens read": "10",
     }  # fmt: skip
     assert page["candidates"].get_attribute("aria-busy") == "false"
@@ -283,17 +292,20 @@ def test_what_is_missing_or_no_image_is_said_before_anything_is_sent(
     page = Page(chromium, url)
     page.ask()
     assert page.wait("alert", "image") == "Choose an image first."
+    assert page.beside() == "file"
     assert chromium.switch_to.active_element == page["file"]
     text = tmp_path / "notes.png"
     text.write_text("no picture at all")
     page.choose(text)
     assert "notes.png is not an image that can be read" in page.wait("alert", "notes.png")
-    assert "PNG, JPEG" in page.text("alert")
+    assert "PNG, JPEG" in page.text("alert") and page.beside() == "file"
     assert not page["preview"].is_displayed()
     page.ask(photo, question="")
     assert page.wait("alert", "question") == "Ask a question about the image."
+    assert page.beside() == "question"
     page.ask(n=0)
     assert page.wait("alert", "whole number") == "Candidates: a whole number from 1 to 64."
+    assert page.beside() == "n"
     assert upstream.seen == [] and gateway.metrics.candidates._value.get() == 0
     page.ask(n=2)
     page.facts()
@@ -329,7 +341,7 @@ def test_servers_failure_is_told_and_asking_again_helps(
     url, _ = servers.before(fake, keep_alive_s=0.02 if begun else 5.0)
     page = Page(chromium, url)
     page.ask(photo)
-    assert said in page.wait("alert", "The gateway says")
+    assert said in page.wait("alert", "The gateway says") and page.beside() is None
     assert page.text("reason").startswith("There is no answer.") and page["ask"].is_enabled()
     broken.clear()
     page.ask()
@@ -402,6 +414,7 @@ def test_key_is_asked_for_where_one_is_needed(chromium: Chrome, servers: Loop, p
     assert page["key"].is_displayed()
     page.ask(photo)
     assert page.wait("alert", "key") == "An API key is needed."
+    assert page.beside() == "key"
     assert chromium.switch_to.active_element == page["key"]
     page["key"].send_keys("wrong", Keys.TAB)
     assert page.wait("alert", "does not know") == "The gateway does not know this API key."
@@ -434,6 +447,74 @@ def test_probability_is_shown_where_it_is_calibrated_and_doubt_withholds(
     assert page.text("answer").startswith("No answer is sure enough")
     assert [row for row in page.rows() if "withheld" in row] and not [r for r in page.rows() if "chosen" in r]
     assert page["candidates"].find_elements(By.CSS_SELECTOR, ".won") == []
+
+
+def test_an_unsure_answer_is_neither_green_nor_said_to_have_most_votes(
+    chromium: Chrome, servers: Loop, photo: Path
+) -> None:
+    """One candidate with a high score against four that agree; then five that agree and are sure."""
+    texts = [tagged("8", "0.9"), *[tagged("9", "0.1")] * 4]
+    url, _ = servers.before(FakeUpstream(write=lambda body, i: texts[i]))
+    page = Page(chromium, url)
+    assert page.text("in-force") == "Scores are inline: each candidate wrote its own."
+    page.ask(photo, n=5)
+    page.facts()
+    assert page.text("answer") == "8"
+    assert page.text("reason") == (
+        "Chosen by weighted votes. Most weight by score: 1 of 5 candidates gave it, 4 gave another; its best "
+        "score 0.90. This answer is unsure: take it with care."
+    )
+    colour = "return getComputedStyle(arguments[0]).backgroundColor"
+    unsure = chromium.execute_script(colour, page["result"])
+    assert "won" not in (page["result"].get_attribute("class") or "")
+    texts[:] = [tagged("9", "0.9")] * 5
+    page.ask(n=5)
+    page.wait("answer", "9")
+    page.facts()
+    assert "unsure" not in page.text("reason")
+    assert chromium.execute_script(colour, page["result"]) != unsure
+    photo.with_name("other.png").write_bytes(png((50, 40)))
+    page["file"].send_keys(str(photo.with_name("other.png")))
+    page.wait("file-name", "other.png")
+    assert page.text("answer") == "–" and page.rows() == []
+    assert "won" not in (page["result"].get_attribute("class") or "")
+
+
+def test_what_the_form_does_not_say_is_told(chromium: Chrome, servers: Loop) -> None:
+    chosen = BestOf(verifier="soft", abstain_below=0.5, temperature=0.7, budget_tokens=90, instruction=False)
+    url, _ = servers.before(FakeUpstream(), GatewaySettings(best_of=chosen))
+    told = Page(chromium, url).text("in-force")
+    assert told.startswith(
+        "Scores are soft: the average of the scores that each candidate could have written"
+    )
+    for part in ("less sure than 0.5 are withheld", "temperature is 0.7", "90 tokens", "No answer format"):
+        assert part in told
+
+
+@pytest.mark.parametrize("width", [320, 600, 832, 1280])
+def test_nothing_is_cut_off(chromium: Chrome, servers: Loop, photo: Path, width: int) -> None:
+    url, _ = servers.before(
+        FakeUpstream(write=lambda body, i: tagged("nine and a half " * 9)), keys=["right"]
+    )
+    look(chromium, (width, 900))
+    page = Page(chromium, url)
+    page["key"].send_keys("right")
+    page.ask(photo, n=2)
+    page.facts()
+    wide = """return [...document.querySelectorAll("body *")].filter((e) => e.offsetParent && e.id !== "file")
+        .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1
+            || e.getBoundingClientRect().right > arguments[0])
+        .map((e) => e.outerHTML.slice(0, 90))"""
+    assert chromium.execute_script(wide, width) == []
+    cut = """const pen = document.createElement("canvas").getContext("2d");
+        return [...document.querySelectorAll("select")].filter((e) => e.offsetParent).flatMap((e) => {
+            const style = getComputedStyle(e);
+            pen.font = style.font;
+            const room = e.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 20;
+            return [...e.options].map((o) => o.textContent).filter((t) => pen.measureText(t).width > room);
+        })"""
+    assert chromium.execute_script(cut) == []
+    look(chromium, DESKTOP)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

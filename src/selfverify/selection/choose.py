@@ -71,6 +71,7 @@ def choose(
     if arrays.boxes is not None and used.votes is not None and readable[index]:
         index, answer = _consensus(masked, used.votes(masked, options), candidates)
     count = int(votes[index]) if readable[index] else 0
+    most = int(votes[readable].max())
     score = candidates[index].score
     return Choice(
         index,
@@ -79,7 +80,7 @@ def choose(
         count,
         _confidence(used, masked, index),
         used.name,
-        _reason(used, fallback, count, score, len(candidates), answer is None),
+        _reason(used, fallback, count, most, score, len(candidates), answer is None),
     )
 
 
@@ -114,9 +115,17 @@ def _confidence(strategy: Strategy, arrays: Candidates, index: int) -> float | N
 
 
 def _reason(
-    strategy: Strategy, fallback: bool, votes: int, score: float | None, total: int, unreadable: bool
+    strategy: Strategy,
+    fallback: bool,
+    votes: int,
+    most: int,
+    score: float | None,
+    total: int,
+    unreadable: bool,
 ) -> str:
     agreed = f"{votes} of {total} candidates gave it"
+    if most > votes:
+        agreed += f", {most} gave another"
     if unreadable:
         return f"the first of {total}; it could not be read"
     if fallback:

@@ -129,7 +129,7 @@ _ALL = (
     Strategy(
         "weighted", "vote by score", "Vote of {n} weighted by own score",
         "Every answer's vote counts softmax(score / 0.1).",
-        "most votes, weighted by score: {agreed}; its best {score}",
+        "most weight by score: {agreed}; its best {score}",
         votes=lambda c, o: vote_weights(np.where(c.keys >= 0, c.score, np.nan), o.temperature),
         needs="score",
         confidence="scored agreement",

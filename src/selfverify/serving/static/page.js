@@ -12,7 +12,12 @@ let shown = []; // one element per candidate
 let keys = []; // what their answers are equal by
 let talks = []; // for each conversation that looks again its element, its list, and what its images show
 
-class Told extends Error {} // its message is for people
+class Told extends Error { // its message is for people; `field` is what caused it
+  constructor(message, field = "") {
+    super(message);
+    this.field = field;
+  }
+}
 
 // --- talking to the gateway
 
@@ -37,9 +42,13 @@ async function call(path, options = {}) {
   if (response.status === 401) {
     $("key-field").hidden = false;
     $("key").focus();
-    throw new Told($("key").value ? "The gateway does not know this API key." : "An API key is needed.");
+    throw new Told($("key").value ? "The gateway does not know this API key." : "An API key is needed.", "key");
   }
-  throw new Told(refusal(error, response.status));
+  throw refused(error, response.status);
+}
+
+function refused(error, status) {
+  return new Told(refusal(error, status), error && error.code === "invalid_image" ? "file" : "");
 }
 
 function refusal(error, status) {
@@ -108,31 +117,32 @@ function asDataUrl(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(new Told(`${file.name} cannot be read.`));
+    reader.onerror = () => reject(new Told(`${file.name} cannot be read.`, "file"));
     reader.readAsDataURL(file);
   });
 }
 
 async function take(file) {
-  if (running) return say("The answer is still coming. Stop it to take another image.");
+  if (running) return say("The answer is still coming. Stop it to take another image.", "file");
   say("");
   dropImage();
   const turn = ++edits.image;
   const name = file.name || "pasted image";
   try {
     if (file.size > settings.image_bytes) {
-      throw new Told(`${name} has ${megas(file.size)} MB, and ${megas(settings.image_bytes)} MB are allowed.`);
+      throw new Told(`${name} has ${megas(file.size)} MB, and ${megas(settings.image_bytes)} MB are allowed.`, "file");
     }
     let bitmap;
     try {
       bitmap = await createImageBitmap(file);
     } catch {
-      throw new Told(`${name} is not an image that can be read. Choose a ${IMAGES} file.`);
+      throw new Told(`${name} is not an image that can be read. Choose a ${IMAGES} file.`, "file");
     }
     const { width, height } = bitmap;
     bitmap.close();
     if (width * height > settings.image_pixels) {
-      throw new Told(`${name} has ${width} × ${height} pixels, and ${megas(settings.image_pixels)} million are allowed.`);
+      const most = megas(settings.image_pixels);
+      throw new Told(`${name} has ${width} × ${height} pixels, and ${most} million are allowed.`, "file");
     }
     const url = await asDataUrl(file);
     if (turn !== edits.image) return; // another image was taken meanwhile
@@ -191,7 +201,7 @@ function forget(reason) {
 function clear(reason) {
   $("answer").textContent = "–";
   $("reason").textContent = reason;
-  $("result").classList.remove("won");
+  $("result").classList.remove("won", "unsure");
   $("facts").replaceChildren();
   $("progress").textContent = "";
 }
@@ -286,6 +296,20 @@ function addText(sample) {
   item.append(details);
 }
 
+// What gave the scores, in words.
+const SCORERS = {
+  inline: "inline: each candidate wrote its own",
+  soft: "soft: the average of the scores that each candidate could have written for itself",
+  greedy: "greedy: the likeliest score that each candidate could have written for itself",
+  fused: "fused: the candidate's own score, and how likely its words were",
+  judge: "judge: a model was asked about each answer",
+  none: "nothing",
+};
+
+function scorer(name) {
+  return SCORERS[name] || `${name}: ${(SCORERS[name.split(":")[0]] || "").replace(/^[a-z]+: /, "")}`.replace(/: $/, "");
+}
+
 const STOPPED = {
   samples: "all drawn",
   tokens: "token budget spent",
@@ -300,7 +324,11 @@ function conclude(found, usage, seconds) {
   $("answer").textContent = refused || written(made.answer === null ? answer || "No readable answer" : made.answer);
   const rule = $("strategy").querySelector(`option[value="${CSS.escape(made.strategy)}"]`);
   $("reason").textContent = `Chosen by ${rule ? rule.textContent : made.strategy}. ${sentence(made.reason)}`;
-  $("result").classList.toggle("won", !made.abstained && made.answer !== null);
+  const sure = typeof made.probability === "number" ? made.probability : made.confidence;
+  const unsure = made.abstained || made.answer === null || (typeof sure === "number" && sure < 0.5);
+  $("result").classList.toggle("won", !unsure);
+  $("result").classList.toggle("unsure", unsure);
+  if (unsure && !refused && made.answer !== null) $("reason").append(" This answer is unsure: take it with care.");
   for (const sample of all.samples || []) addText(sample);
   const key = keys[made.candidate];
   shown.forEach((item, place) => {
@@ -308,6 +336,7 @@ function conclude(found, usage, seconds) {
     const same = won || (typeof key === "string" && keys[place] === key);
     item.classList.toggle("won", won && !made.abstained);
     item.classList.toggle("same", same);
+    item.classList.toggle("unsure", same && unsure);
     const badge = won ? (made.abstained ? "withheld" : "chosen") : same ? "same answer" : "";
     if (badge) item.querySelector(".what").append(text("span", "badge", badge));
   });
@@ -317,7 +346,7 @@ function conclude(found, usage, seconds) {
     made.probability === null
       ? ["Confidence, uncalibrated", number(made.confidence)]
       : ["Probability, calibrated", number(made.probability)],
-    ["Scored by", made.verifier],
+    ["Scored by", scorer(made.verifier)],
     ["Samples used", `${all.samples_used}, ${STOPPED[all.stopped] || all.stopped}`],
     ...(all.samples_missing ? [["Did not come", all.samples_missing]] : []),
     ...(usage ? [["Tokens written", usage.completion_tokens], ["Tokens read", usage.prompt_tokens]] : []),
@@ -325,7 +354,9 @@ function conclude(found, usage, seconds) {
   ];
   for (const [name, value] of facts) {
     const pair = document.createElement("div");
-    pair.append(text("dt", "", name), text("dd", "", String(value)));
+    const told = String(value);
+    if (told.length > 28) pair.className = "wide";
+    pair.append(text("dt", "", name), text("dd", "", told));
     $("facts").append(pair);
   }
 }
@@ -340,13 +371,24 @@ function sentence(said) {
 
 // --- asking
 
-function say(message) {
-  $("alert").textContent = message;
+// An error stands beside what caused it, else below the form.
+function say(message, field = "") {
+  const alert = $("alert");
+  const place = field && !$(field).closest("[hidden]") ? $(field).closest(".field") : null;
+  for (const id of ["file", "question", "n", "key"]) {
+    if (message && place && id === field) $(id).setAttribute("aria-invalid", "true");
+    else $(id).removeAttribute("aria-invalid");
+  }
+  if (place && place.parentElement.matches(".row")) place.after(alert); // with the row's whole width
+  else if (place) place.append(alert);
+  else $("form").append(alert);
+  alert.textContent = message;
 }
 
 function report(error) {
   if (!(error instanceof Told)) console.error(error);
-  say(error instanceof Told ? error.message : "The page failed; the browser's console says why.");
+  if (error instanceof Told) say(error.message, error.field);
+  else say("The page failed; the browser's console says why.");
 }
 
 function checked() {
@@ -354,7 +396,7 @@ function checked() {
   const n = Number($("n").value);
   const fault = (id, message) => {
     $(id).focus();
-    return new Told(message);
+    return new Told(message, id);
   };
   if (!image) throw fault("file", "Choose an image first.");
   if (!question) throw fault("question", "Ask a question about the image.");
@@ -408,7 +450,7 @@ async function ask() {
         break;
       }
       const said = JSON.parse(data);
-      if (said.error) throw new Told(refusal(said.error, 200));
+      if (said.error) throw refused(said.error, 200);
       if (name === "look") addLook(said);
       if (name === "candidate") addCandidate(said);
       if (name) continue;
@@ -475,6 +517,16 @@ window.addEventListener("paste", (event) => {
   take(file);
 });
 
+// What the form does not say of how this gateway was started.
+function inForce(chosen) {
+  const told = [`Scores are ${scorer(chosen.verifier)}.`];
+  if (chosen.abstain_below !== null) told.push(`Answers less sure than ${chosen.abstain_below} are withheld.`);
+  if (chosen.temperature !== null) told.push(`The sampling temperature is ${chosen.temperature}.`);
+  if (chosen.budget_tokens !== null) told.push(`All candidates together have ${chosen.budget_tokens} tokens.`);
+  if (!chosen.instruction) told.push("No answer format is asked for.");
+  return told.join(" ");
+}
+
 async function start() {
   settings = await (await call("page/settings")).json();
   const chosen = settings.best_of; // what holds where a request says nothing
@@ -483,6 +535,7 @@ async function start() {
   $("strategy").value = chosen.strategy;
   $("answers").value = chosen.answers;
   $("early").checked = chosen.stop !== "never";
+  $("in-force").textContent = inForce(chosen);
   $("example").hidden = !settings.examples;
   $("look-field").hidden = !settings.looks;
   $("key-field").hidden = !settings.needs_key;
