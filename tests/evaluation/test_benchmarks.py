@@ -318,7 +318,10 @@ BENCHMARKS = {
     "AI2D": Benchmark("math", ai2d, [texts("B", "A"), texts("adult", "C")], {}),
     "MMMU-Pro": Benchmark(
         "math", mmmu_pro, [texts("E", "D"), texts("e", "A")],
-        {"subject": {"History"}, "topic_difficulty": {"Easy", "Hard"}},
+        {
+            "subject": {"History"}, "topic_difficulty": {"Easy", "Hard"},
+            "discipline": {"Humanities & Social Science"},
+        },
     ),
     "ReasonSeg": Benchmark("grounding", reasonseg, [BOXES, BOXES], {"category": {"short", "long"}}),
     "RefCOCO": Benchmark(

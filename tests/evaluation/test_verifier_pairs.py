@@ -7,6 +7,7 @@ import pytest
 
 from samples import sample
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.calibrate import calibrate, chosen_confidence
 from selfverify.evaluation.verifier_pairs import as_markdown, matrix
 from selfverify.selection.rules import best_weights
@@ -30,11 +31,8 @@ def generator(seed, problems=30, total=4, judge=0.3):
 
 def test_cells_are_the_metrics():
     first, second = generator(0), generator(1)
-
-    def kind(problem):
-        return problem.split("/")[0]
-
-    cells = matrix({"a": first, "b": second[::-1]}, ["soft", "judge"], category=lambda p: p.split("/")[0])
+    kinds = columns_of([{"kind": [["hard", "easy"][p % 2]], "always": ["same"]} for p in range(30)])
+    cells = matrix({"a": first, "b": second[::-1]}, ["soft", "judge"], categories=kinds)
     rows = {(c.generator, c.verifier, c.n, c.category): c for c in cells}
     # N = 1 once per generator, N = 4 by majority and two verifiers; 8 and 12 were not sampled. 3 categories.
     assert len(cells) == 2 * (1 + 3) * 3
@@ -43,13 +41,21 @@ def test_cells_are_the_metrics():
     whole = rows["a", "judge", 4, "all"]
     assert whole.accuracy == pytest.approx((best_weights(judged) * correct).sum(-1).mean())
     assert whole.interval[0] <= whole.accuracy <= whole.interval[1]
-    assert rows["a", "none", 1, "hard"].accuracy == pytest.approx(correct[::2].mean())
-    assert rows["a", "judge", 4, "hard"].problems == 15
+    assert rows["a", "none", 1, "kind: hard"].accuracy == pytest.approx(correct[::2].mean())
+    assert rows["a", "judge", 4, "kind: hard"].problems == 15
     assert rows["b", "none", 1, "all"].accuracy == pytest.approx(np.mean([s.correct for s in second]))
     page = as_markdown(cells)
-    assert "| N | generator | verifier | all | easy | hard |" in page
+    assert "| N | generator | verifier | all | kind: easy | kind: hard |" in page
     assert page.count("\n") == 2 + 8
     assert f"| 4 | a | judge | {100 * whole.accuracy:.1f} (" in page
+
+
+def test_a_crowded_column_is_not_printed() -> None:
+    """Its cells are there."""
+    crowded = columns_of([{"pair": [str(p // 2)], "kind": [str(p % 2)]} for p in range(60)])
+    cells = matrix({"a": generator(0, problems=60)}, [], sizes=(1,), categories=crowded)
+    assert len(cells) == 1 + 30 + 2
+    assert "| all | kind: 0 | kind: 1 |" in as_markdown(cells)
 
 
 def test_generators_must_share_their_problems():

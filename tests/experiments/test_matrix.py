@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.evaluation.test_verifier_pairs import generator
@@ -41,6 +43,27 @@ def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> No
     assert json.loads((tmp_path / "matrix.json").read_text())["task"] == "digits-pick"
 
 
+def test_one_model_is_in_memory(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second takes the first one's place; judges that have judged everything are not loaded again."""
+    recipe = load_recipe(
+        "quickstart", ["evaluation.problems=2", "evaluation.samples=2", "sampling.max_new_tokens=4"]
+    )
+    load, alive, most = Policy.load, weakref.WeakSet[Policy](), [0, 0]
+
+    def counted(config: Any) -> Policy:
+        policy = load(config)
+        alive.add(policy)
+        most[:] = [most[0] + 1, max(most[1], len(alive))]
+        return policy
+
+    monkeypatch.setattr(Policy, "load", counted)
+    models = {"a": str(tiny_folder), "b": str(tiny_folder)}
+    run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+    assert most == [4, 1]
+    run_matrix(models, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+    assert most == [6, 1]
+
+
 def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
     """Shuffled samples of two problems, one unreadable: every score is that of its own answer."""
     task = make_task("digits-pick")
@@ -76,6 +99,8 @@ def run(*words: str) -> tuple[int, str]:
         (["../a=x"], "NAME=MODEL"),
         (["majority=x"], "rows of the table"),
         (["a=x", "--sizes", "1,b"], "--sizes"),
+        (["a=x", "--server", "http://h#m"], "--server is NAME=URL#MODEL"),
+        (["a=x", "--server", "a=http://h#m"], "a model has this name"),
         (["a=x", "--strategy", "bst"], "no strategy"),
     ],
 )

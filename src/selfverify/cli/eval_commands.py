@@ -204,6 +204,9 @@ class MatrixSettings(Settings):
     """Choose also by every verifier's score + a·log-prob of the generator, in rows of their own: a number a,
     or a file of `selfverify calibrate --verifier fused`."""
 
+    server: list[str] = []
+    """More verifiers: NAME=URL#MODEL, a model behind an OpenAI-compatible server; repeatable."""
+
     output: Path = Path("runs/matrix")
     """The folder for samples, scores and the table."""
 
@@ -229,7 +232,14 @@ def matrix(
         path and name.replace("-", "").replace("_", "").isalnum() for name, path in named.items()
     ):
         raise ConfigError(f"models are given as NAME=MODEL, each name once, not {' '.join(models)}")
-    if {"majority", "none"} & named.keys():
+    servers = dict(part.partition("=")[::2] for part in settings.server)
+    if len(servers) != len(settings.server) or not all(
+        address and name.replace("-", "").replace("_", "").isalnum() for name, address in servers.items()
+    ):
+        raise ConfigError(f"--server is NAME=URL#MODEL, each name once, not {' '.join(settings.server)}")
+    if taken := servers.keys() & named.keys():
+        raise ConfigError(f"--server {min(taken)}: a model has this name")
+    if {"majority", "none"} & (named.keys() | servers.keys()):
         raise ConfigError("a model cannot be called majority or none: those are rows of the table")
     counts = [int(size) if size.strip().isdecimal() else 0 for size in settings.sizes.split(",")]
     if min(counts) < 1:
@@ -251,6 +261,7 @@ def matrix(
         strategy=settings.strategy,
         form="ask" if settings.ask else "continue",
         fusion=fusion,
+        servers=servers,
         say=lambda text: typer.echo(text, err=True),
     )
     typer.echo((settings.output / "matrix.md").read_text(encoding="utf-8"))

@@ -22,6 +22,7 @@ from selfverify.core.errors import DataError
 from selfverify.data import fields
 from selfverify.data.fields import Images, Place, Record, Row, filled, first, listed, shown, text, written
 from selfverify.data.images import ImageRef
+from selfverify.data.mmmu import discipline
 
 LONGEST_NAME = 500
 IDS = ("id", "index", "idx", "question_id", "pid", "sample_index", "problem_id")
@@ -82,7 +83,7 @@ def common(record: Record, images: Images, place: Place) -> Row:
 def _categories(record: Record) -> dict[str, list[str]]:
     """Return the values of `GROUPINGS` by column; a list in the file (MathVista's skills) gives several.
 
-    A record may also have them as rows do, in ``categories``.
+    A record may also have them as rows do, in ``categories``. MMMU's ids name a ``discipline``.
 
     Raises:
         DataError: ``categories`` is no dictionary, or a value is neither a text nor a finite number.
@@ -98,6 +99,8 @@ def _categories(record: Record) -> dict[str, list[str]]:
         values = value if isinstance(value, list | tuple) else [value]
         if any(filled(v) for v in values):
             found[name] = [written(v, name, LONGEST_NAME) for v in values if filled(v)]
+    if (of := discipline(fields.optional(record, IDS, LONGEST_NAME))) is not None:
+        found.setdefault("discipline", [of])
     return found
 
 

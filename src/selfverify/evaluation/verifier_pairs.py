@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from selfverify.core.errors import DataError
+from selfverify.evaluation.breakdown import MOST_VALUES, Columns
 from selfverify.evaluation.metrics import HEADLINE, Boxes, SampleTable, accuracy
 from selfverify.evaluation.statistics import bootstrap_interval, mean_statistic
 from selfverify.evaluation.store import StoredSample
@@ -25,7 +27,7 @@ class Cell:
         generator: The model that wrote the answers.
         verifier: The scores that the choice is made by; ``majority``, or ``none`` for a single sample.
         n: The number of candidates per problem.
-        category: The category of problems, or ``all``.
+        category: The category of problems, ``COLUMN: VALUE``, or ``all``.
         accuracy: The mean over the category's problems, and over the size-n subsets of the samples.
         interval: A 95 % bootstrap interval over problems.
         problems: The number of problems.
@@ -46,7 +48,7 @@ def matrix(
     *,
     sizes: Sequence[int] = SIZES,
     strategy: str = "best",
-    category: Callable[[str], str] | None = None,
+    categories: Columns | None = None,
     target_boxes: Boxes | None = None,
 ) -> list[Cell]:
     """Return all cells of the table. Sizes beyond a generator's number of samples are left out.
@@ -57,7 +59,8 @@ def matrix(
             no row.
         sizes: Numbers of candidates per problem.
         strategy: The strategy that uses the scores; the paper takes the best.
-        category: Returns a problem's category from its id; there are cells per category and of all problems.
+        categories: Which problems, in the order of the first generator's samples, belong to each value of
+            each column; there are cells for each of them, ``COLUMN: VALUE``, and of all problems.
         target_boxes: The true boxes by problem id, for tasks whose answers are boxes.
 
     Raises:
@@ -70,9 +73,8 @@ def matrix(
         table = SampleTable.from_samples(rows, order, target_boxes)
         problems = table.problems
         parts = {ALL: np.ones(len(problems), dtype=bool)}
-        if category is not None:
-            names = np.array([category(problem) for problem in problems])
-            parts |= {name: names == name for name in sorted(set(names.tolist()))}
+        for column, values in (categories or {}).items():
+            parts |= {f"{column}: {value}": mask for value, mask in values.items() if len(values) > 1}
         for n in sizes:
             if n > table.correct.shape[1]:
                 continue
@@ -80,11 +82,11 @@ def matrix(
             if n > 1:
                 rows_of_n = [("majority", "majority", HEADLINE), *((v, strategy, v) for v in verifiers)]
             for verifier, chooser, score in rows_of_n:
-                values = accuracy(table, chooser, n, score)
-                if values is None:
+                found = accuracy(table, chooser, n, score)
+                if found is None:
                     continue
                 for part, mask in parts.items():
-                    own = values[mask]
+                    own = found[mask]
                     interval = bootstrap_interval(mean_statistic(own), len(own))
                     cells.append(
                         Cell(generator, verifier, n, part, float(own.mean()), interval, int(mask.sum()))
@@ -100,8 +102,13 @@ def _known(problems: list[str], rows: Sequence[StoredSample], generator: str) ->
 
 
 def as_markdown(cells: Sequence[Cell]) -> str:
-    """Return the paper's layout: a block per number of samples, a row per pair, a column per category."""
-    categories = list(dict.fromkeys(cell.category for cell in cells))
+    """Return the paper's layout: a block per number of samples, a row per pair, a column per category.
+
+    Columns of more than `MOST_VALUES` values are left out.
+    """
+    every = list(dict.fromkeys(cell.category for cell in cells))
+    values = Counter(name.partition(": ")[0] for name in every)
+    categories = [name for name in every if values[name.partition(": ")[0]] <= MOST_VALUES]
     lines = [
         f"| N | generator | verifier | {' | '.join(categories)} |",
         "|" + " --- |" * (3 + len(categories)),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
+from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.held_out import HeldOut, target_boxes
 from selfverify.evaluation.store import StoredSample, read_samples
@@ -22,6 +26,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Judged, Task
+from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Form, Judge
 
 Say = Callable[[str], None]
@@ -36,13 +41,14 @@ def run_matrix(
     strategy: str = "best",
     form: Form = "continue",
     fusion: Fusion | None = None,
+    servers: Mapping[str, str] | None = None,
     say: Say = print,
 ) -> list[Cell]:
     """Measure every model as generator and as verifier, on the recipe's task and evaluation settings.
 
     Writes ``NAME.jsonl`` (samples), ``NAME-by-NAME.json`` (scores that a model gives another's samples),
     ``matrix.json`` and ``matrix.md`` to ``output``. A second call goes on: files that the same weights have
-    made are not made again.
+    made are not made again. One model is in memory at a time.
 
     Args:
         models: The models' paths by name.
@@ -53,58 +59,69 @@ def run_matrix(
         form: How the judges see the answers.
         fusion: Choose by every judge's score with the generator's log-probabilities too, in rows named
             ``NAME+logprob``.
+        servers: More verifiers by name, models behind OpenAI-compatible servers as ``URL#MODEL``. They judge
+            and answer nothing.
         say: Gets a line about each piece of work before it begins.
 
     Returns:
         The cells of the table.
 
     Raises:
-        ConfigError: There is no model, the models write places in different units, or the folder cannot be
-            made.
+        ConfigError: There is no model, the models write places in different units, a server's address is
+            none, or the folder cannot be made.
+        ServerError: A server failed on all answers of a batch.
     """
     task = make_task(recipe.task.name, **recipe.task.options)
     config = recipe.evaluation
     make_output_folder(output)
-    policies = _load(models, recipe, task)
-    weights = {name: policy.fingerprint() for name, policy in policies.items()}
+    behind = {name: _server_judge(address, name) for name, address in (servers or {}).items()}
+    held = _Held(models, recipe)
+    weights: dict[str, str] = {}
     samples: dict[str, list[StoredSample]] = {}
-    for name, policy in policies.items():
+    spaces: set[tuple[int, int]] = set()
+    problems: list[Problem] = []
+    for name in models:
+        spaces.add(held.policy(name).coordinate_space((1000, 700)))
+        if task.writes_places and len(spaces) > 1:
+            raise ConfigError(
+                f"task {task.name}: {name} writes places in other units than the models before it, and so "
+                "does not share problems with them"
+            )
         say(f"{name} answers")
-        store = output / f"{name}.jsonl"
-        evaluate(policy, task, config, store, max_new_tokens=recipe.sampling.max_new_tokens)
-        samples[name] = read_samples(store)[1]
-    # Made only now, because `evaluate` has told the task how the policies write places.
-    held_out = HeldOut(task, config)
-    answered = {sample.problem for sample in samples[next(iter(policies))]}
-    problems = [p for p in held_out.make(range(held_out.total)).values() if p.id in answered]
-    for judge, policy in policies.items():
-        for name in policies:
+        weights[name], samples[name], made = _answer(held.policy(name), recipe, output / f"{name}.jsonl")
+        problems = problems or made
+    for judge in [*models, *behind]:
+        for name in models:
             say(f"{judge} judges the answers of {name}")
             file = output / f"{name}-by-{judge}.json"
             settings = {
-                "judge": weights[judge],
+                "judge": weights[judge] if judge in models else behind[judge].name,
                 "samples": weights[name],
                 "form": form,
                 "task": recipe.task.model_dump(mode="json"),
-                "evaluation": config.model_dump(mode="json", exclude={"batch_problems"}),
+                "evaluation": config.model_dump(mode="json", exclude={"batch_problems", "score"}),
             }
             scores = _stored(file, settings)
             if scores is None:
                 scores = judge_samples(
-                    Judge(policy, judge, form), task, problems, samples[name], config.batch_problems
+                    behind[judge] if judge in behind else Judge(held.policy(judge), judge, form),
+                    task,
+                    problems,
+                    samples[name],
+                    config.batch_problems,
                 )
                 write_json(file, {"settings": settings, "scores": scores})
             for sample, score in zip(samples[name], scores, strict=True):
                 sample.scores[judge] = score
                 if fusion is not None:
                     sample.scores[f"{judge}+logprob"] = fusion.of(score, sample.logprob)
-    kinds = {p.id: str(p.meta.get("category") or p.id.split("/")[0]) for p in problems}
+    judges = [*models, *behind]
     cells = matrix(
         samples,
-        [*models, *(f"{name}+logprob" for name in models if fusion is not None)],
+        [*judges, *(f"{name}+logprob" for name in judges if fusion is not None)],
         sizes=sizes,
         strategy=strategy,
-        category=(lambda problem: kinds[problem]) if len(set(kinds.values())) > 1 else None,
+        categories=columns_of([_groupings(problem) for problem in problems]),
         target_boxes=target_boxes(task, problems),
     )
     record: dict[str, Any] = {
@@ -120,15 +137,48 @@ def run_matrix(
     return cells
 
 
-def _load(models: Mapping[str, str], recipe: Recipe, task: Task) -> dict[str, Policy]:
-    if len(models) == 0:
-        raise ConfigError("the matrix needs at least one model, as NAME=PATH")
-    policies = {name: Policy.load(recipe.policy.for_model(path)) for name, path in models.items()}
-    if task.writes_places and len({p.coordinate_space((1000, 700)) for p in policies.values()}) > 1:
-        raise ConfigError(
-            f"task {task.name}: these models write places in different units, and so do not share problems"
-        )
-    return policies
+class _Held:
+    """The one model that is in memory."""
+
+    def __init__(self, models: Mapping[str, str], recipe: Recipe) -> None:
+        if len(models) == 0:
+            raise ConfigError("the matrix needs at least one model, as NAME=PATH")
+        self.models, self.recipe = models, recipe
+        self._name, self._policy = "", list[Policy]()
+
+    def policy(self, name: str) -> Policy:
+        """Return a model, which takes the place of the one before."""
+        if name != self._name:
+            self._policy.clear()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self._policy.append(Policy.load(self.recipe.policy.for_model(self.models[name])))
+            self._name = name
+        return self._policy[0]
+
+
+def _answer(policy: Policy, recipe: Recipe, store: Path) -> tuple[str, list[StoredSample], list[Problem]]:
+    """Let a model answer. Returns what tells its weights apart, its samples, and the problems in order."""
+    # A task of its own, as tasks remember the policy that has told them how it writes places.
+    task, config = make_task(recipe.task.name, **recipe.task.options), recipe.evaluation
+    evaluate(policy, task, config, store, max_new_tokens=recipe.sampling.max_new_tokens)
+    samples = read_samples(store)[1]
+    held_out = HeldOut(task, config)
+    made = {p.id: p for p in held_out.make(range(held_out.total)).values()}
+    return policy.fingerprint(), samples, [made[name] for name in dict.fromkeys(s.problem for s in samples)]
+
+
+def _server_judge(address: str, name: str) -> Verifier:
+    from selfverify.verifiers.server_judge import ServerJudge  # it needs the extra `serve`
+
+    return ServerJudge.of(address, f"{name} ({address})")
+
+
+def _groupings(problem: Problem) -> Mapping[str, Sequence[str]]:
+    """The values by column that a problem's figures are broken down by; else which task it is of."""
+    found: Mapping[str, Sequence[str]] = problem.meta.get("categories") or {}
+    return found or {"task": [problem.id.split("/")[0]]}
 
 
 def _stored(file: Path, settings: Mapping[str, object]) -> list[float | None] | None:
@@ -141,7 +191,7 @@ def _stored(file: Path, settings: Mapping[str, object]) -> list[float | None] | 
 
 
 def judge_samples(
-    judge: Judge, task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample], batch: int = 64
+    judge: Verifier, task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample], batch: int = 64
 ) -> list[float | None]:
     """Return a judge's scores in the order of the samples; None for answers that could not be read."""
     rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
