@@ -89,6 +89,37 @@ def test_the_built_in_study_is_complete() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("domain", ["math", "grounding", "mobile"])
+def test_the_papers_ablations_differ_from_their_recipe_in_the_ablation_alone(domain: str) -> None:
+    """Tables 9 and 10, and on grounding Table 6; `adpo` is the recipe itself."""
+    runs = {run.variant: run.recipe for run in plan(load_study(f"study-adpo-{domain}"), Path("out"))}
+    whole = load_recipe(f"adpo-{domain}")
+    assert runs["adpo"].method == whole.method and runs["adpo"].seed == whole.seed
+    assert runs["grpo"].method == load_recipe(f"grpo-{domain}").method
+    own = {name: recipe.method.options for name, recipe in runs.items()}
+    changed = {
+        name: {key for key in given if given[key] != whole.method.options[key]}
+        for name, given in own.items()
+        if name != "grpo"
+    }
+    margin = {"gamma"} if domain == "grounding" else set()
+    assert changed["binary"] == {"verification"} | margin and changed["entangled"] == {"credit"}
+    margins = sorted(given["gamma"] for name, given in own.items() if name.startswith("gamma"))
+    assert margins == ([0.025, 0.05, 0.2, 0.25] if domain == "grounding" else [])
+
+
+def test_the_sweep_changes_one_setting_at_a_time() -> None:
+    planned = plan(load_study("study-adapo-digits-sweep"), Path("out"))
+    runs = {run.variant: run.recipe.method.options for run in planned}
+    base = runs.pop("adapo")
+    found = {name: {key for key in own if own[key] != base[key]} for name, own in runs.items()}
+    assert {name: keys - {"fixed_gap"} for name, keys in found.items()} == {
+        **{key: {"threshold"} for key in ("theta-0.2", "theta-0.4", "theta-0.8")},
+        **{key: {"kl_scale"} for key in ("lambda-0", "lambda-0.01", "lambda-0.2")},
+        **{key: {"reward"} for key in ("gap-0.5", "gap-2", "gap-4")},
+    }
+
+
 def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cold start is another recipe's work, and need not be there."""
     monkeypatch.setattr("selfverify.experiments.recipe_faults._model_path_faults", lambda path: [])
