@@ -272,7 +272,7 @@ def check(target: Target, path: str, body: Any, says: Says) -> None:
             assert len(ends) == 1 and ends[0] is found[-1] and "[DONE]" not in data, text
             errors = [{"error": event["response"]["error"]} for event in ends if event["type"] == ENDS[0]]
         else:
-            errors = [chunk for chunk in found if set(chunk) == {"error"}]
+            errors = [chunk for chunk in found if set(chunk) == {"error"} and chunk["error"]]
             assert len(errors) + data.count("[DONE]") == 1, text
     else:
         found = [strict(text)]
