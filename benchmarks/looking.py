@@ -8,16 +8,17 @@ comparisons in one process:
 - the reasoner: `kept` (`SharedThreads`, as rollouts use them) against two ways to prefill the whole
   conversation in every step: `afresh`, with all its images, and `anew`, where features of images are kept.
   All sample equally many tokens;
-- the verifier with an adapter, and its base: `incremental` (`StepVerifier`) against `whole`: after each step
-  both models score the whole conversation up to then, all in one batch, prompts shared, features kept. The
-  program fails if the two do not find the same Δr;
+- the verifier with an adapter, and its base: `incremental` (`StepVerifier`) against scoring the whole
+  conversation with both models after each step, in one batch, prompts shared: `whole afresh`, with all its
+  images, and `whole`, where features are kept. The program fails if they do not find the same Δr;
 - a tool with a model (`similarity` with a fresh CLIP, 4 layers of width 256): 16 calls that come together
   from 16 threads against the same calls one after another.
 
 It counts how many images pass through the vision tower, and fails if one does so twice. Time is the process's
 CPU time, in rounds of all sides, the order turning; ratios are medians over rounds. The last line is a JSON
-object with `kept_faster` (afresh / kept), `kept_faster_features` (anew / kept), `verifier_faster`, all three
-also with `_crops`, and `tools_faster`.
+object with `kept_faster` (afresh / kept), `kept_faster_features` (anew / kept), `verifier_faster` (whole
+afresh / incremental), `verifier_faster_features` (whole / incremental), all four also with `_crops`, and
+`tools_faster`.
 
     python benchmarks/looking.py [--quick] [--repeats 3] [--threads 1] [--hidden 160] [--layers 5]
 """
@@ -199,6 +200,13 @@ class Heard:
                 images[place] += piece.images
         return found
 
+    def afresh(self) -> list[dict[Place, float]]:
+        """`whole` with all images encoded in every step, by each of the models."""
+        models = (self.policy, self.base)
+        for model in models:
+            model.cache = model.forward.cache = None
+        return self.whole()
+
     def _last_ratio(
         self, tokens: Mapping[Place, Sequence[int]], images: Mapping[Place, Sequence[Any]]
     ) -> dict[Place, float]:
@@ -270,13 +278,14 @@ def measure_looks(folder: str, options: argparse.Namespace) -> tuple[dict[str, A
         one = heard.incremental()
         check_once(cache, distinct, "the verifier and its base")
         results[f"gap{name}"] = check_same(one, heard.whole())
-        both = {"incremental": heard.incremental, "whole": heard.whole}
-        verified = measure(both, options.repeats, heard.forget)
+        ways = {"incremental": heard.incremental, "whole": heard.whole, "whole afresh": heard.afresh}
+        verified = measure(ways, options.repeats, heard.forget)
 
         for what, found, (fast, slow) in (
             ("kept_faster", rounds, ("kept", "afresh")),
             ("kept_faster_features", rounds, ("kept", "anew")),
-            ("verifier_faster", verified, ("incremental", "whole")),
+            ("verifier_faster", verified, ("incremental", "whole afresh")),
+            ("verifier_faster_features", verified, ("incremental", "whole")),
         ):
             ratio = results[what + name] = median_ratio(found, slow, fast)
             seconds = [statistics.median(row[one] for row in found) for one in (fast, slow)]

@@ -102,6 +102,7 @@ def test_frames_show_where_it_looked_and_what_came_of_it(tmp_path: Path) -> None
     # Data are put in where an image is shown first, and nowhere else.
     assert asked["image"]["data"] and made["image"]["data"] and not view["image"]["data"]
     assert film["why"] == "The model answered of its own accord after step 2." and not film["measured"]
+    assert (film["answer"], film["said"], film["correct"]) == ("15", ANSWER, True)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfverify.core.episode import Said
+from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.store import StoredSample
 from selfverify.looking.look_calls import read_look_call
@@ -91,7 +92,9 @@ def film_of_trace(trace: LookTrace, pictures: Pictures) -> Shown:
         after = trace.messages[place + 1 : end]
         step = step_of(trace.steps[number]) if number < len(trace.steps) else None
         turns.append(LookTurn(_words([trace.messages[place]]), step, _words(after), _images(after)))
-    return look_film(turns, first, pictures, None, None if trace.lost else trace.correct, trace.lost)
+    last = turns[-1].text if turns and turns[-1].step is None else ""
+    answer = parse_tagged(last).fields.get("answer")
+    return look_film(turns, first, pictures, answer, None if trace.lost else trace.correct, trace.lost)
 
 
 def look_film(
@@ -117,7 +120,7 @@ def look_film(
     scale = max((abs(v) for turn in steps for v in _measured(turn.step or {})), default=0.0) * 1.15
     frames = [_step_frame(turn, seen, pictures, scale) for turn in steps]
     last = [turn for turn in turns if turn.step is None][-1:]
-    said = shortened(_SPECIAL.sub("", last[0].text).strip(), LONGEST) if last else ""
+    said = shortened(_ENDS.sub("", last[0].text).strip(), LONGEST) if last else ""
     final = steps[-1].step if steps else None
     return {
         "asked": seen.overview(sorted(first)),
