@@ -40,7 +40,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         on_step(1, {"accuracy": 0.25, "other": 1.0}, {"tokens_per_s": 1234.5})
         return recipe.folder
 
-    def evaluate_recipe(recipe: Any, model: str | None = None, output: Path | None = None) -> dict[str, Any]:
+    def evaluate_recipe(
+        recipe: Any, model: str | None = None, output: Path | None = None, fusion: Any = None
+    ) -> dict[str, Any]:
         made.append(("eval", recipe, model, output))
         return {"pass@1": 0.51234, "auc": {"value": 0.7, "low": None}, "problems": 8}
 
