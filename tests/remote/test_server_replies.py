@@ -60,6 +60,8 @@ def test_texts(text: str, answer: str | None, score: float | None) -> None:
         ("<think>a</think><answer>8</answer> <answer>9</answer>", "9"),
         ("9</answer><score>0.", "9"),
         ("<answer>a</think>b</answer>", "b"),
+        ("<think>s or t?</think><answer>s<t</answer><score>0.9</score>", "s<t"),
+        ("b<a", "b<a"),
         ("<score>0.8</score>", ""),
         ("", ""),
     ],

@@ -76,6 +76,12 @@ def test_what_it_was_in_the_end_counts() -> None:
     assert spent(Usage(prompt_tokens=900, candidate_tokens=400, calls=2)) == (8, 1300)
 
 
+def test_counts_that_no_server_can_mean_are_not_believed() -> None:
+    usage = Usage()
+    written = usage.add({"prompt_tokens": 10**25, "completion_tokens": 10**400}, 5)
+    assert (usage.prompt_tokens, written, usage.complete) == (0, 5, False)
+
+
 def test_who_leaves_pays_what_nobody_counted() -> None:
     lost = Usage(candidate_tokens=40, calls=1, complete=False)
     assert spent(lost, left=True) == (8, 900)

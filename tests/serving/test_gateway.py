@@ -15,9 +15,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from selfverify.core.errors import ServerError
 from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.fusion import Fusion
+from selfverify.serving.api_errors import api_error, error_response
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.serve_settings import GatewaySettings
@@ -411,6 +413,17 @@ def test_an_upstream_that_fails(fault: Any, status: int, code: str) -> None:
     waits = (1.0, 0.3) if fault == "slow" else (60.0, 30.0)
     found, reply = ask(fake, question(), GatewaySettings(timeout=waits[0]), timeout_s=waits[1])
     assert (found, reply["error"]["code"]) == (status, code)
+
+
+def test_who_refuses_the_gateways_key_may_quote_it_to_nobody() -> None:
+    told = api_error(ServerError("incorrect API key: sk-secret", status=401))
+    assert told is not None and told.status == 502 and "sk-secret" not in str(error_response(told).text)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_more_tokens_than_anything_has(name: str) -> None:
+    status, reply = ask(FakeUpstream(), question(**{name: 10**25}))
+    assert (status, reply["error"]["param"]) == (400, name)
 
 
 def test_nobody_behind() -> None:

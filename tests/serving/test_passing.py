@@ -38,6 +38,7 @@ class Says(FakeUpstream):
     async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
         kind = "text/event-stream" if self.said.startswith(b"data") else "application/json"
         headers = {"openai-processing-ms": "7", "Set-Cookie": "a=b", "Content-Type": kind}
+        headers["openai-organization"] = "the-operator"
         return web.Response(body=self.said, headers=headers)
 
 
@@ -69,6 +70,7 @@ def test_every_byte_arrives(path: str) -> None:
             assert (response.status, await response.read()) == (200, ODD)
             assert response.headers["openai-processing-ms"] == "7"
             assert "Set-Cookie" not in response.headers and response.headers["x-request-id"]
+            assert "openai-organization" not in response.headers
         assert 'tokens_total{kind="prompt"} 3.0' in gateway.metrics.text().decode()
 
     fake = Says(ODD)

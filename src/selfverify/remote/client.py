@@ -43,6 +43,8 @@ except ImportError as error:
 REFUSALS = (400, 422, 501)
 """Statuses with which a server refuses a field that it does not know."""
 
+TOLD = ("openai-model", "openai-processing-ms", "openai-version")
+"""The headers of a server's reply that clients may see. Others tell about the account that pays."""
 TOP_LOGPROBS = 20
 """The most alternatives per token that OpenAI's protocol can be asked for."""
 
@@ -147,7 +149,7 @@ class OpenAIClient:
             async with await server.open(path, body, headers) as response:
                 raw = await read_body(response, self.settings.most_bytes)
             reply = not_error(await server.decoded(raw))
-            told = {k.lower(): v for k, v in response.headers.items() if k.lower().startswith("openai-")}
+            told = {k.lower(): v for k, v in response.headers.items() if k.lower() in TOLD}
             return Passed(as_it_came(raw, reply), reply, told)
 
         with called(path, body.get("model")) as headers:

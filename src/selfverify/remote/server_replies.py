@@ -86,17 +86,20 @@ def without_score(text: str) -> str:
 def shown_answer(text: str) -> str:
     """Return what a reader wants of a completion: the answer without thoughts, score and tags. Never raises.
 
-    A text without tags is the answer. Of one that was cut off inside its answer that much is shown, and
-    nothing of one that was cut off inside its thoughts.
+    A text without tags is the answer. Of one that was cut off inside its answer that much is shown, without
+    the tag that it was cut off in, and nothing of one that was cut off inside its thoughts.
     """
+    if not any(tag in text for tag in _TAGS):
+        return text.strip()  # what looks like a tag that was cut off is the answer's, such as b<a
     shown = without_score(text)
     _, thought, after = shown.rpartition(_tag("think", closing=True))
     shown = after if thought else shown.partition(_tag("think"))[0]
     _, opened, inside = shown.rpartition(_tag("answer"))
-    shown = inside.partition(_tag("answer", closing=True))[0] if opened else shown
+    inside, closed, _ = inside.partition(_tag("answer", closing=True))
+    shown = inside if opened else shown
     for tag in _TAGS:
         shown = shown.replace(tag, "")
-    return _CUT_TAG.sub("", shown).strip()
+    return (shown if opened and closed else _CUT_TAG.sub("", shown)).strip()
 
 
 def _tag(name: str, closing: bool = False) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MOST_TOKENS = 2**31
+"""The most tokens that a request may ask for, and that a server is believed to have counted in one call."""
 MOST_DETAILS = 32
 """The most further counts of an object that are kept."""
 
@@ -90,7 +92,7 @@ class Usage:
 
 def _count(usage: Mapping[str, Any], name: str) -> int | None:
     value = usage.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def estimated_tokens(text: str) -> int:

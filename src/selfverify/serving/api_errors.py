@@ -68,8 +68,8 @@ def api_error(error: Exception) -> ApiError | None:
     if not isinstance(error, ServerError):
         return None
     if error.status in (401, 403):
-        text = f"the model server does not accept the gateway's key: {error.message}"
-        return ApiError(502, text, "upstream_refused_key")
+        # Not in the server's words: some quote the key.
+        return ApiError(502, "the model server does not accept the gateway's key", "upstream_refused_key")
     return ApiError(
         error.status, error.message, error.code or "upstream_error", retry_after=error.retry_after
     )

@@ -80,10 +80,10 @@ class Entrance:
             raise
         finally:
             ORIGIN.reset(entered)
-            if GRANT in request:
-                request[GRANT].settle(record, left=record.status == 499)
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
+            if GRANT in request:
+                request[GRANT].settle(record, left=record.status == 499)
             self._tell(request, record)
 
     async def sign(self, request: web.Request, response: web.StreamResponse) -> None:

@@ -60,7 +60,7 @@ class Ledger:
             with closing(self._opened()) as file, file:
                 file.execute(_TABLE)
             self._taken_in(self._exchanged({}))
-        except (sqlite3.Error, ValueError) as error:
+        except (sqlite3.Error, ValueError, OverflowError) as error:
             raise ConfigError(f"--key-usage {path}: the file cannot be used: {error}") from None
 
     @asynccontextmanager
@@ -81,7 +81,7 @@ class Ledger:
             new = {name: budget.unsaved for name, budget in self.budgets.items() if budget.unsaved}
             try:
                 saved = await asyncio.to_thread(self._exchanged, new)
-            except (sqlite3.Error, ValueError) as error:
+            except (sqlite3.Error, ValueError, OverflowError) as error:
                 logger.error("--key-usage %s: the tokens of keys cannot be saved: %s", self.path, error)
                 return
             for name, tokens in new.items():

@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from selfverify.core.errors import ServerError
-from selfverify.remote.usage import Usage
+from selfverify.remote.usage import MOST_TOKENS, Usage
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Backend, Events
 from selfverify.serving.callers import GRANT
@@ -37,7 +37,7 @@ class PassedRequest(BaseModel):
     n: int | None = Field(None, ge=1)
     best_of: int | None = Field(None, ge=1)
     """OpenAI's own: the texts that are written, of which the likeliest are returned."""
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=0, le=MOST_TOKENS)
     prompt: Any = None
 
     @property

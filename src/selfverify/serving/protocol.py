@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from selfverify.remote.usage import MOST_TOKENS
 from selfverify.serving.api_errors import invalid, invalid_value
 from selfverify.serving.best_of import BestOf
 
@@ -29,8 +30,8 @@ class ChatRequest(BaseModel):
     n: int = Field(1, ge=1, le=128)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: list[str] = Field(default_factory=list, max_length=16)
     stream: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from selfverify.remote.usage import MOST_TOKENS
 from selfverify.serving.api_errors import ApiError, invalid_value
 
 _CALLED = {
@@ -60,7 +61,7 @@ class ResponsesRequest(BaseModel):
     model: str = Field(min_length=1, max_length=512)
     input: Any
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     tools: list[dict[str, Any]] | None = Field(None, max_length=1024)

@@ -234,9 +234,9 @@ import os, signal, sys, time
 from pathlib import Path
 from selfverify.workers.orphans import end_with_parent
 end_with_parent(lambda: os.kill(os.getpid(), signal.SIGINT), 60.0)
-(Path(sys.argv[1]) / "begun").touch()
 try:
-    time.sleep(60)
+    (Path(sys.argv[1]) / "begun").touch()
+    time.sleep(300)
 except KeyboardInterrupt:
     (Path(sys.argv[1]) / "ended").touch()
 """
