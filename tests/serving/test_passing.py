@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import openai
@@ -19,10 +18,7 @@ from selfverify.serving.counters import Metrics
 from selfverify.serving.local import Local
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
-from serving_servers import Body, FakeUpstream, Loop, open_upstream, post, quick_gateway
-
-T = TypeVar("T")
-Use = Callable[[aiohttp.ClientSession, str, Gateway], Awaitable[T]]
+from serving_servers import Body, FakeUpstream, Loop, post, served
 
 ODD = b'{ "data":[{"embedding":"AAAAPw==","z":1.0e2}],"usage":{"prompt_tokens":3} }'
 EVENTS = (b'data: {"choices": [{"index":0,"text":"1"}],  "z":1.0e2}', b'event: x\ndata: {"choices": []}')
@@ -40,18 +36,6 @@ class Says(FakeUpstream):
         headers = {"openai-processing-ms": "7", "Set-Cookie": "a=b", "Content-Type": kind}
         headers["openai-organization"] = "the-operator"
         return web.Response(body=self.said, headers=headers)
-
-
-def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = None, **more: Any) -> T:
-    async def main() -> T:
-        async with AsyncExitStack() as stack:
-            gateway = quick_gateway(await open_upstream(fake, stack), settings, **more)
-            port = await start(gateway, "127.0.0.1", 0, stack, grace_s=2)
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            async with asyncio.timeout(30):
-                return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
-
-    return asyncio.run(main())
 
 
 def asked(fake: FakeUpstream, path: str, body: Body, **more: Any) -> tuple[int, Body]:
