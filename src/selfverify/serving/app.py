@@ -31,7 +31,7 @@ from selfverify.serving.field_names import KNOWN, refuse_misspelt
 from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
-from selfverify.serving.passing import Passing, copy_events
+from selfverify.serving.passing import Passing
 from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
 from selfverify.serving.readiness import Readiness
 from selfverify.serving.remote_images import RemoteImages
@@ -97,6 +97,7 @@ class Gateway:
         self.example = example
         self.looking = looking
         self.served = ServedModels(settings.models)
+        self.passing = Passing(backend, settings, self.served, self._streamed, self._count)
         self.entrance = Entrance(settings, self.keys, self.metrics, tracing)
         self.remote: RemoteImages | None = None
 
@@ -105,7 +106,7 @@ class Gateway:
         app = web.Application(middlewares=[self.entrance.guard])
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
-        Passing(self.backend, self.settings, self.served, self._streamed, self._count).add_to(app)
+        self.passing.add_to(app)
         Responding(
             self.backend, self._prepared, self._select, self._count, self.keep_alive_s, self.stall_s
         ).add_to(app)
@@ -190,22 +191,12 @@ class Gateway:
 
     async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
         """Answer without selection: with what the server says, as it came."""
-        record, until = request[RECORD], ask.deadline
+        usage, until = ask.usage, ask.deadline
         own = {"model": ask.model, "messages": ask.body["messages"]}
         body = {name: value for name, value in raw.items() if name != "best_of"} | own
-        try:
-            if ask.streams:
-                events = self.backend.stream(body, ask.usage, until)
-                return await self._streamed(
-                    request, lambda stream: copy_events(stream, events, until, record)
-                )
-            async with asyncio.timeout_at(until):
-                reply = await self.backend.reply_to(body, ask.usage, until)
-            record.answered = True
-        except TimeoutError:
-            raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
-        finally:
-            self._count(ask.usage)
+        if ask.streams:
+            return await self.passing.copy(request, self.backend.stream(body, usage, until), usage, until)
+        reply = await self.passing.reply(request, self.backend.reply_to(body, usage, until), usage, until)
         return web.Response(body=reply, content_type="application/json")
 
     async def _ask(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +23,7 @@ from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.served_models import ServedModels
 from selfverify.serving.streaming import EventStream
 
+T = TypeVar("T")
 Streamed = Callable[[web.Request, Callable[[EventStream], Awaitable[None]]], Awaitable[web.StreamResponse]]
 """Responds with a stream that a function fills."""
 
@@ -89,24 +90,41 @@ class Passing:
     async def _pass(self, request: web.Request, path: str, may_stream: bool) -> web.StreamResponse:
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         raw, asked = await request[ROOM].read_as(request, PassedRequest)
-        body, usage, record = self._body(raw, asked, path), Usage(), request[RECORD]
-        record.asks(str(body["model"]), usage)
+        body, usage = self._body(raw, asked, path), Usage()
+        request[RECORD].asks(str(body["model"]), usage)
         written = asked.max_tokens if may_stream else 0  # embeddings write nothing
         request[GRANT].ask(asked.texts, lambda: [raw.get("prompt"), raw.get("input")], written)
+        if asked.stream and may_stream:
+            return await self.copy(request, self.backend.stream(body, usage, deadline, path), usage, deadline)
+        found = await self.reply(request, self.backend.post(path, body, usage, deadline), usage, deadline)
+        return web.Response(body=found.raw, content_type="application/json", headers=found.headers)
+
+    async def copy(
+        self, request: web.Request, events: Events, usage: Usage, until: float
+    ) -> web.StreamResponse:
+        """Respond with a server's own events as they come, and count what they have cost."""
         try:
-            if asked.stream and may_stream:
-                events = self.backend.stream(body, usage, deadline, path)
-                return await self.streamed(
-                    request, lambda stream: copy_events(stream, events, deadline, record)
-                )
-            async with asyncio.timeout_at(deadline):
-                found = await self.backend.post(path, body, usage, deadline)
-            record.answered = True
+            return await self.streamed(
+                request, lambda stream: _copy_events(stream, events, until, request[RECORD])
+            )
+        finally:
+            self.count(usage)
+
+    async def reply(self, request: web.Request, asking: Awaitable[T], usage: Usage, until: float) -> T:
+        """Return what a server replies, and count what it has cost.
+
+        Raises:
+            ServerError: It failed, or did not reply in time.
+        """
+        try:
+            async with asyncio.timeout_at(until):
+                found = await asking
+            request[RECORD].answered = True
+            return found
         except TimeoutError:
             raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
         finally:
             self.count(usage)
-        return web.Response(body=found.raw, content_type="application/json", headers=found.headers)
 
     def _body(self, raw: dict[str, Any], asked: PassedRequest, path: str) -> dict[str, Any]:
         """Return the request as the upstream gets it: all of it, with the model's own name.
@@ -132,7 +150,7 @@ class Passing:
         return raw | {"model": model}
 
 
-async def copy_events(stream: EventStream, events: Events, deadline: float, record: RequestRecord) -> None:
+async def _copy_events(stream: EventStream, events: Events, deadline: float, record: RequestRecord) -> None:
     """Send a server's own events as they come.
 
     Raises:
