@@ -21,7 +21,7 @@ from selfverify.looking.look_calls import read_look_call
 from selfverify.looking.look_steps import step_of
 from selfverify.looking.traces import LookTrace, is_image, parts_of
 from selfverify.reports.film_strip import MOST_STEPS, Pictures, Shown, answer_text
-from selfverify.reports.seen_images import SeenImages, is_number, numbers
+from selfverify.reports.seen_images import SeenImages, is_finite, numbers
 from selfverify.tasks.strict_json import json_at
 from selfverify.tasks.tool_episode import shortened
 
@@ -202,10 +202,10 @@ def _call(step: Mapping[str, Any]) -> str:
 
 def _measured(step: Mapping[str, Any]) -> list[float]:
     """Δr and ε of a step, where they were measured."""
-    if not is_number(step.get("delta_r")):
+    if not is_finite(step.get("delta_r")):
         return []
     epsilon = step.get("epsilon")
-    return [step["delta_r"], *([epsilon] if is_number(epsilon) else [])]
+    return [step["delta_r"], *([epsilon] if is_finite(epsilon) else [])]
 
 
 def _gauge(step: Mapping[str, Any], scale: float) -> Shown | None:

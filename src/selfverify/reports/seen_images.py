@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from selfverify.looking.image_parts import ImagePart
 from selfverify.reports.film_strip import Shown
+from selfverify.tasks.strict_json import is_number
 
 
 class SeenImages:
@@ -88,9 +89,9 @@ def size_of(value: Any) -> tuple[int, int] | None:
 
 def numbers(value: Any, count: int) -> TypeGuard[Sequence[float]]:
     """Whether a record's value is so many finite numbers."""
-    return isinstance(value, (list, tuple)) and len(value) == count and all(map(is_number, value))
+    return isinstance(value, (list, tuple)) and len(value) == count and all(map(is_finite, value))
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_finite(value: Any) -> TypeGuard[float]:
     """Whether a record's value is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
