@@ -76,6 +76,8 @@ def test_a_taught_reasoner(load_policy: Callable[..., Policy], tmp_path: Path) -
         # It asks to answer right behind its last look; three times in a row end the conversation.
         wants = np.flatnonzero(~np.isnan(looked.own[row])) + 1
         assert length == min(looks + 3, 8) and wants.tolist() == [*range(looks + 1, length + 1)]
+        shares = looked.seen[row, : length + 1] if looked.seen is not None else np.zeros(0)
+        assert shares[0] == 0 and (np.diff(shares) >= 0).all() and np.argmax(shares == 1) == looks
     assert np.isnan(looked.delta_r).all() and looked.final.all()
     steps = rows[0].talks[0].steps
     assert steps[0].tool == "crop" and steps[-1].error and steps[0].tokens > 5

@@ -43,6 +43,7 @@ def four(**changes: object) -> LookedArrays:
         "final": [1, 0, 0, 0],
         "visual": [[4, 8, 12, 16], [4, 8, 8, 12], [4, 4, 8, 12], [4, 8, 8, 8]],
         "enough": [2, 1, 0, 0],
+        "seen": [[0, 0.5, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0.5], [0, 0.5, NAN, NAN]],
     } | changes
     whole = ("problem", "lengths", "enough")
     arrays = {
@@ -111,7 +112,7 @@ def test_random_stopping_is_the_mean_over_permutations(at: list[int]) -> None:
     looked = four()
     every = [stopped(looked, np.array(order)) for order in itertools.permutations(at)]
     found = shuffled(looked, np.array(at))
-    for name in ("right", "steps", "visual", "early", "late"):
+    for name in ("right", "steps", "visual", "early", "late", "seen"):
         expected = np.mean([getattr(one, name) for one in every], axis=0)
         assert getattr(found, name) == pytest.approx(expected), name
 
@@ -122,6 +123,8 @@ def test_the_table() -> None:
     rules, [(rule, against)] = table["rules"], table["verifier"].items()
     assert rules["signed"]["accuracy"] == 0.25 and rules["signed"]["steps"] == 7 / 4
     assert rules["always 2"]["accuracy"] == 0.75 and rules["always 2"]["visual_tokens"] == 9
+    assert rules["always 2"]["crop_hit"] == pytest.approx((1 + 1 + 0 + 0.5) / 4)
+    assert "crop_hit" not in compared(four(seen=None), {"signed": 0.5})["rules"]["always 2"]
     assert rules["always 3"]["too_early"] == 0.5 and rules["always 3"]["too_late"] == 0.5
     low, high = rules["always 2"]["interval"]
     assert low == 0.0 and high == 1.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
 from selfverify.core.episode import Reply, Said
+from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.looking.look_episode import LookEpisode
@@ -90,6 +92,77 @@ def test_the_scans_are_those_of_the_split(task: DigitsFar, monkeypatch: pytest.M
     monkeypatch.setattr("selfverify.looking.tasks.digits_far.digit_bank", bank)
     task.canvas("validation", 0, 0)
     assert asked == ["validation"]
+
+
+@pytest.mark.parametrize(
+    ("think", "tags"), [("way", ("think", "answer")), ("none", ("answer",))], ids=["way", "none"]
+)
+def test_without_tools(task: DigitsFar, think: str, tags: tuple[str, ...]) -> None:
+    """The same problems, answered at once: the thumbnail is all that is shown, and the teacher is right."""
+    blind = make_task("digits-far", tools="none", think=think)
+    assert isinstance(blind, DigitsFar) and blind.tags == tags and blind.limits.turns == 1
+    for index in range(8):
+        problem = blind.problem("train", 3, index)
+        assert problem == task.problem("train", 3, index)
+        [turn] = blind.demonstrate_turns(problem, np.random.default_rng(0))
+        way = [problem.meta["digits"][cell - 1] for cell in problem.meta["way"]]
+        thought = f"<think>{' '.join(map(str, way))}</think>" if think == "way" else ""
+        assert turn.text == f"{thought}<answer>{problem.target}</answer>"
+        for text, right in ((turn.text, 1.0), ("<think>5</think>crop 1 3 3 6 6", 0.0)):
+            episode = blind.open(problem, 0)
+            assert episode.begin() is None and episode.reply(Said(text, [], Finish.STOP, 0)).done
+            assert episode.ending().rewards["correct"] == right
+    with pytest.raises(ConfigError, match=r"tools=none"):
+        blind.looking_by({"stop": "after:1"})
+
+
+def test_a_larger_thumbnail(task: DigitsFar) -> None:
+    """It changes what is shown first and nothing else."""
+    larger = make_task("digits-far", thumbnail=64, tools="none")
+    mine, theirs = larger.problem("test", 0, 5), task.problem("test", 0, 5)
+    assert mine.images[0].size == (64, 64) and mine.id == theirs.id and mine.meta == theirs.meta
+    assert mine.messages == theirs.messages and mine.target == theirs.target
+
+
+def test_what_looks_show_can_be_taken_away() -> None:
+    """Blanked images have one colour, swapped ones are those of the next problem; nothing needed is seen."""
+
+    def shown(results: str, index: int) -> list[np.ndarray]:
+        task = make_task("digits-far", results=results)
+        assert isinstance(task, DigitsFar)
+        problem = task.problem("train", 3, index)
+        episode = task.look(problem)
+        episode.begin()
+        texts = ["<think>1</think>crop 1 0 0 3 3", "<think>?</think>zoom_in 2 0 0 4 4"]
+        replies = [episode.reply(Said(text, [], Finish.STOP, turn)) for turn, text in enumerate(texts)]
+        seen = task.seen(problem, [asdict(step) for step in episode.steps])
+        assert len(seen) == 2 and (results == "shown" or seen == [0.0, 0.0])
+        return [np.asarray(reply.images[0]) for reply in replies]
+
+    mine, blank, swapped, following = (
+        shown("shown", 4),
+        shown("blanked", 4),
+        shown("swapped", 4),
+        shown("shown", 5),
+    )
+    for number in range(2):
+        assert mine[number].std() > 1 and blank[number].std() == 0
+        assert blank[number].shape == mine[number].shape
+        assert (swapped[number] == following[number]).all() and (swapped[number] != mine[number]).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stop": "after:2", "tools": "none"}, "stop needs tools"),
+        ({"results": "blanked", "tools": "none"}, "results needs tools"),
+        ({"think": "none"}, "think: none needs tools: none"),
+    ],
+)
+def test_options_that_need_tools(options: dict[str, Any], said: str) -> None:
+    """They are refused where there are none."""
+    with pytest.raises(ValueError, match=said):
+        make_task("digits-far", **options)
 
 
 @pytest.mark.parametrize("options", [{"far": (8, 40)}, {"near": (30, 20)}, {"near": (2, 9)}, {"cell": 50}])

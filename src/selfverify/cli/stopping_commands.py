@@ -155,7 +155,7 @@ def compare(
     if as_json:
         print_json(found)
         return
-    names = ("accuracy", "interval", "steps", "visual_tokens", "too_early", "too_late")
+    names = ("accuracy", "interval", "steps", "visual_tokens", "crop_hit", "too_early", "too_late")
     cells = []
     for rule, figures in found["rules"].items():
         low, high = figures["interval"]

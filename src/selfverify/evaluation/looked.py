@@ -45,6 +45,8 @@ class LookedStep:
         visual_tokens: Of the images that the step showed.
         tool: The tool that was called.
         error: Why nothing was found.
+        seen: How much of what the answer needs has been shown after the step, from 0 to 1; None where the
+            task does not know.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -57,6 +59,7 @@ class LookedStep:
     visual_tokens: int
     tool: str
     error: str
+    seen: float | None = None
 
 
 @dataclass(slots=True)
@@ -191,7 +194,7 @@ def _talk(
 ) -> LookedTalk:
     own = [s for s in trajectory.segments if s.author == "policy"]
     records = [s.parsed for s in own if isinstance(s.parsed, dict)]
-    final, steps = _verdict(trajectory), []
+    final, steps, seen = _verdict(trajectory), [], task.seen(problem, records)
     for number, record in enumerate(records):
         following = [s for s in trajectory.segments if s.author == "environment" and s.turn == number + 1]
         last = number + 1 == len(records)
@@ -211,6 +214,7 @@ def _talk(
                 0 if image is None else sum(s.tokens.count(image) for s in following),
                 record["tool"],
                 record["error"],
+                None if seen is None else seen[number],
             )
         )
     return LookedTalk(steps, before, final, task.enough(problem, records), trajectory.lost)

@@ -31,6 +31,8 @@ class LookedArrays:
         enough: ``[N]`` the step after which everything needed had been shown, 0 where it never had; None
             where the task does not know.
         left_out: How many conversations were left out, as they failed or a judge had no verdict.
+        seen: ``[N, H + 1]`` how much of what the answer needs had been shown after h steps, from 0 to 1; NaN
+            behind the last step, None where the task does not know.
     """
 
     problem: Ints
@@ -43,6 +45,7 @@ class LookedArrays:
     visual: Floats
     enough: Ints | None
     left_out: int
+    seen: Floats | None = None
 
     @property
     def problems(self) -> int:
@@ -81,6 +84,8 @@ def as_arrays(rows: Mapping[int, LookedProblem]) -> LookedArrays:
     first = np.array([row.visual_tokens for _, row, _ in kept], dtype=np.float64)
     shown = np.nan_to_num(steps(lambda step: step.visual_tokens))
     enough = [talk.enough for talk in talks]
+    known = all(step.seen is not None for talk in talks for step in talk.steps) and None not in enough
+    seen = np.column_stack([np.zeros(len(talks)), steps(lambda step: step.seen)])
     return LookedArrays(
         np.array([number for number, _, _ in kept], dtype=np.int64),
         np.array([len(talk.steps) for talk in talks], dtype=np.int64),
@@ -92,6 +97,7 @@ def as_arrays(rows: Mapping[int, LookedProblem]) -> LookedArrays:
         first[:, None] + np.column_stack([np.zeros(len(talks)), np.cumsum(shown, axis=1)]),
         None if None in enough else np.array(enough, dtype=np.int64),
         left_out,
+        seen if known else None,
     )
 
 

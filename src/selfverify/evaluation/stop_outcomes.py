@@ -33,6 +33,8 @@ class StopOutcome:
         early: ``[N]`` whether looking ended before everything needed had been shown; None where the task does
             not know.
         late: ``[N]`` whether it ended after more steps than were needed.
+        seen: ``[N]`` how much of what the answer needs had been shown, from 0 to 1; None where the task does
+            not know.
     """
 
     right: Floats
@@ -40,6 +42,7 @@ class StopOutcome:
     visual: Floats
     early: Floats | None
     late: Floats | None
+    seen: Floats | None = None
 
 
 def stopped(looked: LookedArrays, at: Ints, on_stop: Literal["run", "skip"] = "run") -> StopOutcome:
@@ -108,7 +111,8 @@ def shuffled(looked: LookedArrays, at: Ints) -> StopOutcome:
     )
     if looked.enough is None:
         return found
-    return replace(found, early=mean(lambda o: o.early), late=mean(lambda o: o.late))
+    seen = None if looked.seen is None else mean(lambda o: o.seen)
+    return replace(found, early=mean(lambda o: o.early), late=mean(lambda o: o.late), seen=seen)
 
 
 def oracle(looked: LookedArrays) -> StopOutcome:
@@ -129,7 +133,8 @@ def _outcome(looked: LookedArrays, right: Floats, steps: Ints) -> StopOutcome:
         return made
     early = ((looked.enough == 0) | (steps < looked.enough)).astype(np.float64)
     late = ((looked.enough > 0) & (steps > looked.enough)).astype(np.float64)
-    return replace(made, early=early, late=late)
+    seen = None if looked.seen is None else looked.seen[np.arange(len(steps)), steps]
+    return replace(made, early=early, late=late, seen=seen)
 
 
 def outcomes(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, StopOutcome]:
@@ -165,7 +170,8 @@ def compared(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
 
     Returns:
         ``rules``: by name ``accuracy`` with its 95 % ``interval``, ``steps``, ``visual_tokens``, and where
-        the task knows ``too_early`` and ``too_late``. ``verifier``: by rule ``best_n`` and ``smallest_n``,
+        the task knows ``too_early``, ``too_late`` and ``crop_hit``, the share of what is needed that had been
+        shown. ``verifier``: by rule ``best_n`` and ``smallest_n``,
         the smallest fixed number of steps within `WITHIN` of the best; ``gap_to_smallest_n`` and
         ``over_random``, paired differences of accuracy with intervals; and ``steps_share`` of the smallest.
     """
@@ -181,6 +187,8 @@ def compared(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
         if outcome.early is not None and outcome.late is not None:
             shares = {"too_early": float(outcome.early.mean()), "too_late": float(outcome.late.mean())}
             rules[name] |= shares
+        if outcome.seen is not None:
+            rules[name]["crop_hit"] = float(outcome.seen.mean())
     fixed = {n: found[f"always {n}"] for n in range(1, looked.delta_r.shape[1] + 1)}
     best = max(fixed, key=lambda n: (fixed[n].right.mean(), -n), default=0)
     near = [n for n in fixed if fixed[n].right.mean() >= fixed[best].right.mean() - WITHIN]

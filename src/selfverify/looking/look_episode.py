@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from PIL.Image import Image
+from PIL.Image import Image, Resampling, new
 
 from selfverify.core.episode import Ending, Reply, Said
 from selfverify.core.problem import Problem
@@ -243,8 +243,16 @@ class LookEpisode(AnswerOnce):
                 step.stopped = step.stopped or "visual"
                 break
             parts += [_text(self._about(number)), {"type": "image"}]
-            images.append(picture.shown)
+            images.append(self._result(picture.shown))
         return parts or [_text("Nothing was found.")], images
+
+    def _result(self, image: Image) -> Image:
+        """What is shown of an image that a tool has made."""
+        if self.settings.results != "blanked":
+            return image
+        # The question's mean colour, so that nothing about the part is told.
+        colour = self.gallery.picture(1).shown.resize((1, 1), Resampling.BOX).getpixel((0, 0))
+        return new(image.mode, image.size, colour)
 
     def _found(self, step: LookStep, chosen: Chosen) -> tuple[str, list[int]]:
         """What a call finds in words, and the numbers of the images that it has made."""

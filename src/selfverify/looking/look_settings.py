@@ -11,6 +11,9 @@ from selfverify.looking.tools.pictures import SpaceName
 
 ANSWER_NOW = "You have looked enough. Call no more tools, and answer the question now."
 
+Results = Literal["shown", "blanked", "swapped"]
+"""What a model is shown of the images that tools make."""
+
 
 class ToolModels(Settings):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
@@ -120,6 +123,11 @@ class LookSettings(LookBasics):
     answer_each_step: bool = False
     """Whether the model is asked for an answer after every step, beside the conversation, which then goes on
     as though it had not been asked. So all rules can be compared on the same conversations."""
+
+    results: Results = "shown"
+    """What the model is shown of the images that tools make: themselves; a single colour (`blanked`); or,
+    where the task can, what tools make of another problem's images (`swapped`). The latter two tell whether
+    what is gained is gained by looking."""
 
     errors_in_a_row: int = Field(3, ge=1)
     """Refused, failed or repeated calls in a row after which the model is told to answer."""

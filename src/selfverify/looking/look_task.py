@@ -79,8 +79,8 @@ class LookTask(Task):
         changed.limits = self.limits.model_copy(update={"turns": changed.settings.max_steps + 1})
         return changed
 
-    def enough(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> int | None:
-        """After which step everything has been shown that the answer needs; 0 where it never has.
+    def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float] | None:
+        """How much of what the answer needs has been shown after each step, as a share from 0 to 1.
 
         Args:
             problem: The problem.
@@ -90,6 +90,21 @@ class LookTask(Task):
             None where the task does not know.
         """
         return None
+
+    def enough(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> int | None:
+        """After which step everything has been shown that the answer needs; 0 where it never has.
+
+        Args:
+            problem: See `seen`.
+            steps: See `seen`.
+
+        Returns:
+            None where the task does not know.
+        """
+        shares = self.seen(problem, steps)
+        if shares is None:
+            return None
+        return next((h for h, share in enumerate(shares, start=1) if share >= 1), 0)
 
 
 def limits_of(settings: LookSettings) -> EpisodeLimits:

@@ -27,11 +27,13 @@ class LookingTask(LookTask):
         settings: How a model looks.
 
     Raises:
-        ConfigError: A tool or a rule that was asked for does not exist or is not available here.
+        ConfigError: A tool or a rule that was asked for does not exist or is not available here; or images
+            of other problems are to be shown, which are not known here.
     """
 
     def __init__(self, inner: Task, settings: LookSettings) -> None:
         super().__init__()
+        _check_results(settings)
         self.inner, self.settings = inner, settings
         self.name, self.summary, self.kind = f"looking/{inner.name}", inner.name, inner.kind
         self.tags, self.metrics, self.judges = inner.tags, inner.metrics, inner.judges
@@ -55,6 +57,7 @@ class LookingTask(LookTask):
     def looking_by(self, changes: Mapping[str, Any]) -> LookingTask:
         """See `LookTask`."""
         changed = super().looking_by(changes)
+        _check_results(changed.settings)
         if tool_models(changed.settings) != tool_models(self.settings):
             changed._tools = all_tools(changed.settings, changed.settings.tool_seconds)
         changed.toolbox = make_toolbox(changed.settings, changed._tools)
@@ -110,3 +113,8 @@ class LookingTask(LookTask):
     def counters(self) -> dict[str, float]:
         """See `Task`."""
         return self.inner.counters()
+
+
+def _check_results(settings: LookSettings) -> None:
+    if settings.results == "swapped":
+        raise ConfigError("results: swapped needs a task that makes its problems itself, such as digits-far")

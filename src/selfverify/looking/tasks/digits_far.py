@@ -11,22 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
+from selfverify.core.episode import Episode
+from selfverify.core.episode_settings import EpisodeLimits
+from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.looking.image_parts import Box, ImagePart
 from selfverify.looking.look_episode import LookEpisode
-from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_settings import LookSettings, Results
 from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.look_task import LookTask, limits_of
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.toolbox import Toolbox
+from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.base import (
     Judged,
     ShownTurn,
@@ -51,7 +55,10 @@ class DigitsFarConfig(TaskConfig):
     """Difficulty of `digits-far`."""
 
     cell: int = Field(192, ge=48, le=384, multiple_of=16, description="Side of a cell in pixels.")
-    shown: int = Field(32, ge=16, le=256, multiple_of=16, description="Side of every image that is shown.")
+    thumbnail: int = Field(
+        32, ge=16, le=256, multiple_of=16, description="Side of the canvas as shown first."
+    )
+    shown: int = Field(32, ge=16, le=256, multiple_of=16, description="Side of an image that a tool returns.")
     near: tuple[int, int] = Field(
         (30, 40), description="Smallest and largest side of a near digit in pixels."
     )
@@ -73,6 +80,19 @@ class DigitsFarConfig(TaskConfig):
     terminate: Literal["refuse", "accept"] = Field(
         "accept", description="Whether the model may end looking by itself."
     )
+    tools: Literal["crop-zoom", "none"] = Field(
+        "crop-zoom",
+        description="What the model looks with. With `none` it answers at once, from the thumbnail alone.",
+    )
+    think: Literal["way", "none"] = Field(
+        "way",
+        description="With `tools: none`, what stands before the answer: the digits on the way, or nothing.",
+    )
+    results: Results = Field(
+        "shown",
+        description="What is shown of the images that tools make: themselves, one colour (`blanked`), or the "
+        "same part of another problem's canvas (`swapped`).",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> DigitsFarConfig:
@@ -82,6 +102,13 @@ class DigitsFarConfig(TaskConfig):
                     f"{name} {[low, high]} has to be [low, high] with 4 <= low <= high <= "
                     f"{self.cell // most}, 1/{most} of a cell's side"
                 )
+        if self.tools == "none":
+            unused = {"stop": "never", "verifier": None, "results": "shown"}
+            given = self.model_dump(include={*unused})
+            if wrong := [name for name in unused if given[name] != unused[name]]:
+                raise ValueError(f"{wrong[0]} needs tools to look with, and tools is none")
+        elif self.think == "none":
+            raise ValueError("think: none needs tools: none; who looks says why")
         return self
 
 
@@ -111,7 +138,7 @@ class DigitsFar(LookTask):
     summary = "follow far digits by looking closer where they lead (visual tools)"
     config_class = DigitsFarConfig
     config: DigitsFarConfig
-    tags = ("think", "answer")
+    tags: tuple[str, ...] = ("think", "answer")
 
     def __init__(self, config: DigitsFarConfig | None = None) -> None:
         super().__init__(config)
@@ -126,8 +153,12 @@ class DigitsFar(LookTask):
             rule=c.rule,
             epsilon=c.epsilon,
             terminate=c.terminate,
+            results=c.results,
         )
         self.limits = limits_of(self.settings)
+        if c.tools == "none":
+            self.limits = EpisodeLimits(turns=1)
+            self.tags = ("think", "answer") if c.think == "way" else ("answer",)
         self.toolbox, self.stopping = Toolbox([Crop(), ZoomIn()]), LookStopping(self.settings)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
@@ -135,7 +166,7 @@ class DigitsFar(LookTask):
         c = self.config
         way, digits = self.scene(split, seed, index)
         canvas = self.canvas(split, seed, index).convert("L")
-        small = canvas.resize((c.shown, c.shown), Image.Resampling.LANCZOS)
+        small = canvas.resize((c.thumbnail, c.thumbnail), Image.Resampling.LANCZOS)
         # The canvas' own noise is averaged out in so small an image.
         noise = problem_rng(split, seed, index, 2)
         thumbnail = finish(np.asarray(small, dtype=np.float32) / 255, c.noise, noise)
@@ -191,9 +222,26 @@ class DigitsFar(LookTask):
         """Reward the number of the cell by 1 if it is right, else by 0."""
         return judge_integer(problem.target, tagged, largest=CELLS**2)
 
+    def open(self, problem: Problem, seed: int) -> Episode:
+        """See `Task`. Without tools the first words are the answer."""
+        if self.config.tools == "none":
+            return AnswerOnce(problem, self.tags, self.verdict)
+        return super().open(problem, seed)
+
+    def looking_by(self, changes: Mapping[str, Any]) -> Self:
+        """See `LookTask`.
+
+        Raises:
+            ConfigError: There is nothing to look with.
+        """
+        if self.config.tools == "none":
+            raise ConfigError(f"task {self.name} has no tools (task.tools=none), so that nobody looks")
+        return super().looking_by(changes)
+
     def look(self, problem: Problem) -> LookEpisode:
         """See `LookTask`."""
-        originals = [self.canvas(*problem.meta["made_of"])]
+        split, seed, index = problem.meta["made_of"]
+        originals = [self.canvas(split, seed, index + (self.settings.results == "swapped"))]
         return LookEpisode(
             problem,
             self.tags,
@@ -206,12 +254,13 @@ class DigitsFar(LookTask):
             self.tokens_of,
         )
 
-    def enough(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> int:
-        """See `LookTask`: after which step every digit on the way has been shown `READABLE`, and whole."""
+    def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:
+        """See `LookTask`: how many of the digits on the way have been shown `READABLE`, and whole."""
         way, digits = self.scene(*problem.meta["made_of"])
         left = {cell: self._place(cell, digits[cell - 1]) for cell in way}
         side = CELLS * self.config.cell
         views = {1: ImagePart((0, 0, side, side), (side, side))}
+        shares = []
         for step in steps:
             for number, source in zip(step["images"], step["sources"], strict=True):
                 views[number] = views[source["source"]].part(source["region"], source["size"])
@@ -219,9 +268,8 @@ class DigitsFar(LookTask):
                 for cell, place in [*left.items()]:
                     if views[number].holds(place) and digits[cell - 1].size * scale >= READABLE:
                         del left[cell]
-            if not left:
-                return int(step["step"])
-        return 0
+            shares.append(1 - len(left) / len(way) if self.settings.results == "shown" else 0.0)
+        return shares
 
     def _place(self, cell: int, one: FarDigit) -> Box:
         """Where a digit is on the canvas."""
@@ -232,9 +280,12 @@ class DigitsFar(LookTask):
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """Crop each cell on the way, enlarge a digit that is far, answer at the 0.
 
-        Thoughts say what is seen: the digit, or ``?`` where it is too small.
+        Thoughts say what is seen: the digit, or ``?`` where it is too small. Without tools the digits on the
+        way are named, as `think` says, before the answer.
         """
         way, digits = self.scene(*problem.meta["made_of"])
+        if self.config.tools == "none":
+            return [ShownTurn(self._answered([digits[cell - 1] for cell in way], problem.target))]
         turns, thought, images = [], str(way[0]), 1
         for cell in way:
             column, row = (cell - 1) % CELLS * CELLS, (cell - 1) // CELLS * CELLS
@@ -247,6 +298,11 @@ class DigitsFar(LookTask):
                 images += 1
             thought = str(one.digit)
         return [*turns, ShownTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")]
+
+    def _answered(self, way: Sequence[FarDigit], target: int) -> str:
+        """What is said where there are no tools."""
+        thought = " ".join(str(one.digit) for one in way)
+        return (f"<think>{thought}</think>" if "think" in self.tags else "") + f"<answer>{target}</answer>"
 
 
 def around(one: FarDigit, cell: int) -> tuple[int, int, int, int]:
