@@ -29,6 +29,9 @@ from selfverify.rollouts.converse import converse
 from selfverify.rollouts.held_again import hold_again
 from selfverify.tasks.answering import AnswerOnce
 
+VERIFIER_WEIGHTS = "verifier_weights"
+"""Of the settings in a journal's header the one that tells verifiers apart; older journals lack it."""
+
 
 @dataclass(slots=True)
 class LookedStep:
@@ -142,7 +145,8 @@ def hold_to_the_cap(
     held_out = HeldOut(task, config)
 
     def held() -> Mapping[int, LookedProblem]:
-        sweep = Sweep(store, LookedProblem, settings, held_out.total, config.batch_problems, progress)
+        total, batch = held_out.total, config.batch_problems
+        sweep = Sweep(store, LookedProblem, settings, total, batch, progress, (VERIFIER_WEIGHTS,))
         for share in sweep.shares():
             problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
             hold = partial(_held, policy, task, problems, config, sampling)

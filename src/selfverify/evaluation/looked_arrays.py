@@ -33,6 +33,7 @@ class LookedArrays:
         left_out: How many conversations were left out, as they failed or a judge had no verdict.
         seen: ``[N, H + 1]`` how much of what the answer needs had been shown after h steps, from 0 to 1; NaN
             behind the last step, None where the task does not know.
+        names: The ids of the P problems.
     """
 
     problem: Ints
@@ -46,6 +47,7 @@ class LookedArrays:
     enough: Ints | None
     left_out: int
     seen: Floats | None = None
+    names: Sequence[str] = ()
 
     @property
     def problems(self) -> int:
@@ -98,6 +100,7 @@ def as_arrays(rows: Mapping[int, LookedProblem]) -> LookedArrays:
         None if None in enough else np.array(enough, dtype=np.int64),
         left_out,
         seen if known else None,
+        [row.problem for row in {id(row): row for _, row, _ in kept}.values()],
     )
 
 

@@ -79,6 +79,11 @@ def test_calibrated_and_compared(setting: Setting) -> None:
     assert {"signed", "signed, skip", "signed, accept", "signed, random", "always 0"} <= set(rules)
     shown = setting.run("compare", "--absolute", "0.5", "--signed", "0.1")
     assert shown.exit_code == 0 and shown.output.count("against random stopping") == 2, shown.output
+    # A verifier that was trained anew in its place has not measured these conversations.
+    [weights] = setting.verifier.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes() + b" ")
+    shown = setting.run("compare", "--absolute", "0.5")
+    assert shown.exit_code == 2 and "verifier_weights" in shown.output, shown.output
 
 
 @pytest.mark.parametrize(

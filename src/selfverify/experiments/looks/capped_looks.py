@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from selfverify.core.digests import file_digests
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.evaluation.looked import hold_to_the_cap
+from selfverify.core.files import naming
+from selfverify.evaluation.looked import VERIFIER_WEIGHTS, hold_to_the_cap
 from selfverify.evaluation.looked_arrays import LookedArrays, as_arrays
 from selfverify.evaluation.stop_outcomes import compared
 from selfverify.evaluation.sweep import Progress
@@ -26,6 +29,22 @@ from selfverify.policy.policy import Policy
 
 CAP_FILE = "looked-{split}.jsonl"
 """The journal of the conversations, in the output folder."""
+
+
+def weights_digest(verifier: str) -> str | None:
+    """16 hex digits that change when a verifier's files of weights do; None where it is no folder here.
+
+    Raises:
+        FileError: A file cannot be read.
+    """
+    folder = Path(verifier).expanduser()
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        return None
+    with naming(folder):
+        digests = file_digests(paths)
+    named = "".join(f"{path.name} {digests[path]}\n" for path in paths)
+    return hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +109,7 @@ class CappedLooks:
                 self.recipe.evaluation.model_copy(update={"split": split}),
                 folder / CAP_FILE.format(split=split),
                 max_new_tokens=self.recipe.sampling.max_new_tokens,
-                describe={"model": settings.path},
+                describe={"model": settings.path, VERIFIER_WEIGHTS: weights_digest(self.verifier)},
                 progress=progress,
             )
         return as_arrays(rows)
