@@ -88,7 +88,8 @@ def filter_(
 
     Such a problem teaches the policy nothing. With a two-turn method, a problem is dropped if its answers are
     all right before and after the second turn, or all wrong. Called again, the command goes on where it was
-    stopped. `learner.keep=FILE` trains on what is kept.
+    stopped. `learner.keep=FILE` trains on what is kept. `policy.path=URL#MODEL` lets a model behind a server
+    answer, such as the policy in vLLM.
 
     Examples:
 

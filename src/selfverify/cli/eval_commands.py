@@ -39,7 +39,10 @@ class EvaluateSettings(Settings):
 def evaluate(
     target: Annotated[
         str,
-        typer.Argument(metavar="RECIPE_OR_MODEL", help="A recipe, a run's folder or a saved model's folder."),
+        typer.Argument(
+            metavar="RECIPE_OR_MODEL",
+            help="A recipe, a run's folder, a saved model's folder, or URL#MODEL behind a server.",
+        ),
     ],
     settings: EvaluateSettings,
     overrides: Overrides = None,
@@ -48,7 +51,10 @@ def evaluate(
     """Measure a model: accuracy, majority vote, best-of-N by its own scores, quality of the scores.
 
     Given a run's folder, it measures the trained model: the best checkpoint, else the last state. Given a
-    recipe, it measures the model that the recipe starts from.
+    recipe, it measures the model that the recipe starts from. Called again, it goes on where it was stopped.
+
+    A model behind an OpenAI-compatible server is `URL#MODEL`; `policy.server.at_once=64` and the like say how
+    it is asked. Before this library's own gateway it is `URL#NAME@plain`, so that nothing is chosen.
 
     Examples:
 
@@ -59,6 +65,8 @@ def evaluate(
     - `selfverify eval runs/no-kl/checkpoints/checkpoint-000100/model --json`
 
     - `selfverify eval ./my-model --recipe quickstart`
+
+    - `selfverify eval http://127.0.0.1:8000#MODEL --recipe adpo-math task.test=MathVista.tsv`
     """
     from selfverify.cli.run_folders import resolve_target
     from selfverify.experiments.recipe import load_recipe, refuse_hidden
@@ -221,6 +229,8 @@ def matrix(
     ] = None,
 ) -> None:
     """Let every model answer and every model judge, and compare all pairs in one table.
+
+    A model may be one behind a server, `NAME=URL#MODEL`; --server adds such a one as a verifier alone.
 
     Example: `selfverify matrix base=builtin:digits adpo=runs/quickstart/model --set evaluation.samples=12`
     """

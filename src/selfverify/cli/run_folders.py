@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import is_saved_model
+from selfverify.core.policy_settings import is_saved_model, is_served
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe
 from selfverify.learner.checkpoint import (
     CHECKPOINTS_FOLDER,
@@ -48,6 +48,10 @@ def resolve_target(target: str, recipe: str | None) -> tuple[str, str | None]:
     Raises:
         ConfigError: ``target`` is a model that belongs to no run, and no recipe is given.
     """
+    if is_served(target):
+        if recipe is None:
+            raise ConfigError(f"{target} is a model: say with --recipe NAME what to measure it by")
+        return recipe, target
     folder = Path(target).expanduser()
     if (folder / RECIPE_FILE).is_file():
         return recipe or target, _trained_model(folder)

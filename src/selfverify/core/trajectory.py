@@ -37,6 +37,8 @@ OBSERVATION = "observation"
 """Channel of everything the environment wrote. Never trained."""
 CONTEXT = "context"
 """Channel of what a demonstration shows as the policy's words without teaching it. Never trained."""
+TOKENS = "tokens"
+"""The value (`Segment.values`) that counts the tokens of a turn whose ids a server keeps to itself."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,8 @@ class Trajectory:
     @property
     def written(self) -> int:
         """Return the number of tokens that the policy wrote."""
-        return sum(len(segment.tokens) for segment in self.segments if segment.author == "policy")
+        own = [segment for segment in self.segments if segment.author == "policy"]
+        return sum(len(segment.tokens) or int(segment.values.get(TOKENS, 0)) for segment in own)
 
     @property
     def logprobs(self) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,22 @@ from typing import Any
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, TURN_2, Group
+from selfverify.evaluation.answerers import Answerer, AskedProblems, PolicyAnswerer
 from selfverify.evaluation.breakdown import breakdown
-from selfverify.evaluation.extraction import Extractor, make_extractor, read_again
+from selfverify.evaluation.extraction import Extractor, read_again
 from selfverify.evaluation.fuse import with_fused
 from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of, target_boxes
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.steps import stored_steps
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
 from selfverify.evaluation.sweep import Progress, Sweep
-from selfverify.evaluation.talk_figures import TOOL_COUNTS, note_time
+from selfverify.evaluation.talk_figures import TOOL_COUNTS
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.answers import roll_out
-from selfverify.rollouts.reading import read_rollout
+from selfverify.rollouts.converse import Rollout
 from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Judged, Task
 
@@ -36,7 +34,7 @@ IMAGE_BACKEND = "image_backend"
 
 
 def evaluate(
-    policy: Policy,
+    policy: Policy | Answerer,
     task: Task,
     config: EvaluationConfig | None = None,
     store: str | Path | None = None,
@@ -55,7 +53,7 @@ def evaluate(
     problems that could not be evaluated, if there were any.
 
     Args:
-        policy: The policy to measure.
+        policy: The policy to measure, or a model behind a server (`ServedAnswerer`).
         task: The task that the problems come from.
         config: How many problems and samples there are, and how samples are drawn.
         store: A JSONL file that gets every sample. An unfinished one of the same weights is continued.
@@ -70,19 +68,22 @@ def evaluate(
 
     Raises:
         ConfigError: The store holds samples of other settings, of other weights or of other problems; or
-            other code prepared its images.
+            other code prepared its images; or a served model cannot be measured in this way.
         DataError: A problem cannot be made or encoded, and ``config.on_bad`` is ``refuse``. (Training skips
             such a problem. A measurement would change if it did.)
+        ServerError: A served model's server failed; what was finished is stored.
     """
     config = config or EvaluationConfig()
+    answerer = policy if isinstance(policy, Answerer) else PolicyAnswerer(policy)
+    answerer.check(config)
     if extractor is None and config.extractor is not None:
-        extractor = make_extractor(config.extractor, policy)
-    task.use_space(policy.coordinate_space)
-    task.use_policy(policy)
+        extractor = answerer.extractor(config.extractor)
+    answerer.introduce(task)
+    backend = answerer.image_backend
     settings = {
-        **measured_with(policy, task, config, max_new_tokens, describe),
+        **measured_with(answerer.weights(), task, config, max_new_tokens, describe),
         **({"extractor": extractor.name} if extractor is not None else {}),
-        **({IMAGE_BACKEND: policy.image_backend} if policy.image_backend else {}),
+        **({IMAGE_BACKEND: backend} if backend else {}),
     }
     sampling = sampling_of(config, max_new_tokens)
     held_out = HeldOut(task, config)
@@ -96,15 +97,16 @@ def evaluate(
         )
         ranks.on_first(lambda: _refuse_other_data(path, held_out, sweep.rows))
         for share in sweep.shares():
-            problems = ranks.everywhere(partial(held_out.make, share, policy.encoder))
+            problems = ranks.everywhere(partial(held_out.make, share, answerer.encoder))
             if problems.keys() <= sweep.rows.keys():
                 problems = {}  # all are stored; what else is in the share cannot be used
-            sample = partial(_sample, policy, task, problems, config, sampling, extractor, path)
-            sweep.store(ranks.everywhere(sample))
+            seeds = {index: config.seed * 1_000_003 + index for index in problems}
+            asked = AskedProblems(task, problems, seeds, sampling, config.second_turn, config.retries, path)
+            answerer.answer(asked, sweep, partial(_rows, asked, extractor))
         held_out.share()
         return ranks.on_first(lambda: _summary(task, held_out, sweep.rows, config.score, fusion))
 
-    return policy.whole(measure)
+    return answerer.whole(measure)
 
 
 def _refuse_other_data(store: Path | None, held_out: HeldOut, rows: Mapping[int, StoredProblem]) -> None:
@@ -117,37 +119,26 @@ def _refuse_other_data(store: Path | None, held_out: HeldOut, rows: Mapping[int,
                 )
 
 
-def _sample(
-    policy: Policy,
-    task: Task,
-    problems: Mapping[int, Problem],
-    config: EvaluationConfig,
-    sampling: SamplingConfig,
-    extractor: Extractor | None,
-    store: Path | None,
+def _rows(
+    asked: AskedProblems, extractor: Extractor | None, indices: Sequence[int], rollout: Rollout
 ) -> list[StoredProblem]:
-    """Sample a batch of problems and read the scores in all three ways."""
-    if not problems:
-        return []
-    asked = [*problems.values()]
-    seeds = [config.seed * 1_000_003 + index for index in problems]
-    rollout = roll_out(policy, task, asked, seeds, sampling, config.second_turn, config.retries)
-    if store is not None and rollout.seconds and ranks.index() == 0:
-        note_time(store, len(asked) * config.samples, rollout.seconds)
-    read_rollout(policy, rollout, as_written=True)
+    """What is stored of a rollout about the problems with these indices."""
     if extractor is not None:
-        read_again(task, rollout.groups, extractor)
+        read_again(asked.task, rollout.groups, extractor)
     return [
         StoredProblem(
             index,
             group.problem.digest(),
             [
-                _stored(task, group, number, seed, store, rollout.held_again[place, number])
+                _stored(
+                    asked.task, group, number, asked.seeds[index], asked.store,
+                    rollout.held_again[place, number],
+                )
                 for number in range(len(group.trajectories))
             ],
         )
-        for place, (index, seed, group) in enumerate(zip(problems, seeds, rollout.groups, strict=True))
-    ]
+        for place, (index, group) in enumerate(zip(indices, rollout.groups, strict=True))
+    ]  # fmt: skip
 
 
 def _stored(

@@ -15,7 +15,6 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.sweep import make_problems
 from selfverify.policy.encoding import Encoder
-from selfverify.policy.policy import Policy
 from selfverify.tasks.base import NotCounted, Task
 
 logger = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ NAMED = 10
 
 
 def measured_with(
-    policy: Policy,
+    weights: str,
     task: Task,
     config: EvaluationConfig,
     max_new_tokens: int,
@@ -34,7 +33,7 @@ def measured_with(
     """All that decides what an evaluation stores; a store goes on with the same alone.
 
     Args:
-        policy: Its weights are told apart by `Policy.fingerprint`. All processes have to call this.
+        weights: What tells the weights apart (`Policy.fingerprint`); of a served model its address.
         task: Its options count, too.
         config: What changes nothing that is stored is left out.
         max_new_tokens: Length limit of a response.
@@ -44,7 +43,7 @@ def measured_with(
         "task": task.name,
         "task_options": task.config.model_dump(mode="json"),
         "max_new_tokens": max_new_tokens,
-        "weights": policy.whole(policy.fingerprint),
+        "weights": weights,
         **config.model_dump(exclude={"batch_problems", "on_bad", "score"}),
         **(more or {}),
     }

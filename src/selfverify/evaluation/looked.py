@@ -140,7 +140,8 @@ def hold_to_the_cap(
     task.use_space(policy.coordinate_space)
     task.use_policy(policy)
     looking = {"looking": task.settings.model_dump(mode="json")}
-    settings = measured_with(policy, task, config, max_new_tokens, {**looking, **(describe or {})})
+    weights = policy.whole(policy.fingerprint)
+    settings = measured_with(weights, task, config, max_new_tokens, {**looking, **(describe or {})})
     sampling = sampling_of(config, max_new_tokens)
     held_out = HeldOut(task, config)
 

@@ -28,7 +28,8 @@ def stored_steps(trajectory: Trajectory, store: Path | None) -> list[StoredStep]
         trajectory: The conversation.
         store: The store, beside which the images are written; without one they are left out.
     """
-    if not any(segment.author == "environment" and segment.tokens for segment in trajectory.segments):
+    # What an environment says to a served model has no tokens here.
+    if not any(s.author == "environment" and (s.tokens or s.text) for s in trajectory.segments):
         return []
     messages = groupby(trajectory.segments, key=lambda segment: (segment.author, segment.turn))
     return [_step(list(segments), store) for _, segments in messages]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
 from selfverify.data.verdicts import BROKEN, NOT_COUNTED, Verdict, why_dropped
+from selfverify.evaluation.answerers import AskedProblems
+from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.sweep import Progress, Sweep, make_problems
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method
@@ -19,6 +22,7 @@ from selfverify.learner.kept import judged_by
 from selfverify.methods.base import Method
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import derived_seed
+from selfverify.rollouts.converse import Rollout
 from selfverify.tasks.base import NotCounted, Task
 
 
@@ -27,7 +31,7 @@ class Filter:
     """Samples training problems, and says which of them would teach a policy nothing (AdaPO, appendix A.2).
 
     Args:
-        policy: The policy that samples.
+        policy: The policy that samples, or a model behind a server.
         task: Makes problems and judges answers.
         method: Rolls out, in one turn or two.
         sampling: How samples are drawn, and how many of each problem.
@@ -35,7 +39,7 @@ class Filter:
         batch: Problems sampled at once. Only memory depends on it.
     """
 
-    policy: Policy
+    policy: Policy | ServedAnswerer
     task: Task
     method: Method
     sampling: SamplingConfig
@@ -57,7 +61,7 @@ class Filter:
         group_size = recipe.sampling.group_size if samples is None else samples
         sampling = recipe.sampling.model_copy(update={"engine": "own", "group_size": group_size})
         batch = recipe.evaluation.batch_problems
-        return cls(Policy.load(recipe.policy), task, method, sampling, recipe.seed, batch)
+        return cls(make_answerer(recipe.policy), task, method, sampling, recipe.seed, batch)
 
     def run(
         self, output: Path, problems: int | None = None, progress: Progress | None = None
@@ -77,6 +81,7 @@ class Filter:
         Raises:
             ConfigError: The method shows demonstrations instead of sampling, the task makes problems without
                 end and ``problems`` is None, or the file is about something else.
+            ServerError: A served model's server failed; what was finished is stored.
         """
         policy, task, method, sampling = self.policy, self.task, self.method, self.sampling
         if method.objective != "surrogate":
@@ -84,7 +89,10 @@ class Filter:
                 f"method {method.name} does not learn from samples, so it cannot say which problems would "
                 "teach: name one that does, such as method.name=adpo or, for two turns, method.name=adapo"
             )
-        task.use_space(policy.coordinate_space)
+        if isinstance(policy, ServedAnswerer):
+            policy.introduce(task)
+        else:
+            task.use_space(policy.coordinate_space)
         count = task.count("train")
         if count is None and problems is None:
             raise ConfigError(f"task {task.name} makes problems without end: say how many with --problems")
@@ -99,26 +107,40 @@ class Filter:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_new_tokens": sampling.max_new_tokens,
-            "weights": policy.whole(policy.fingerprint),
+            "weights": policy.weights()
+            if isinstance(policy, ServedAnswerer)
+            else policy.whole(policy.fingerprint),
             "method": {"name": method.name, **method.config.model_dump(mode="json")},
         }
 
         def sweep_all() -> list[Verdict]:
             sweep = Sweep(output, Verdict, settings, total, self.batch, progress)
             for share in sweep.shares():
-                sweep.store(self._judge(share))
+                self._judge(share, sweep)
             return [sweep.rows[index] for index in sorted(sweep.rows)]
 
         return policy.whole(sweep_all)
 
-    def _judge(self, indices: Sequence[int]) -> list[Verdict]:
-        made, unusable = make_problems(self.task, "train", self.seed, indices, self.policy.encoder)
+    def _judge(self, indices: Sequence[int], sweep: Sweep[Verdict]) -> None:
+        policy = self.policy
+        made, unusable = make_problems(self.task, "train", self.seed, indices, policy.encoder)
         verdicts = [_left_out(self.task, index, error) for index, error in unusable.items()]
+        seeds = {index: derived_seed(self.seed, index) for index in made}
+        if isinstance(policy, ServedAnswerer):
+            sweep.store(verdicts)
+            asked = AskedProblems(self.task, made, seeds, self.sampling, scores=False)
+            policy.answer(asked, sweep, _verdicts, partial(self.method.open, self.task), self.method.limits)
+            return
         if made:
-            seeds = [derived_seed(self.seed, index) for index in made]
-            rollout = self.method.rollout(self.policy, self.task, [*made.values()], seeds, self.sampling)
-            verdicts += [_verdict(index, group) for index, group in zip(made, rollout.groups, strict=True)]
-        return verdicts
+            rollout = self.method.rollout(
+                policy, self.task, [*made.values()], [*seeds.values()], self.sampling
+            )
+            verdicts += _verdicts([*made], rollout)
+        sweep.store(verdicts)
+
+
+def _verdicts(indices: Sequence[int], rollout: Rollout) -> list[Verdict]:
+    return [_verdict(index, group) for index, group in zip(indices, rollout.groups, strict=True)]
 
 
 def _left_out(task: Task, index: int, error: DataError) -> Verdict:

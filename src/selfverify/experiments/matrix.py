@@ -19,6 +19,7 @@ from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.held_out import HeldOut, target_boxes
+from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.verifier_pairs import SIZES, Cell, as_markdown, matrix
 from selfverify.experiments.recipe import Recipe
@@ -51,7 +52,7 @@ def run_matrix(
     made are not made again. One model is in memory at a time.
 
     Args:
-        models: The models' paths by name.
+        models: The models' paths by name; ``URL#MODEL`` is one behind a server.
         recipe: Gives the task, the policy settings, the evaluation settings and the response length.
         output: The folder to write to.
         sizes: The numbers of candidates per problem to compare.
@@ -81,14 +82,14 @@ def run_matrix(
     spaces: set[tuple[int, int]] = set()
     problems: list[Problem] = []
     for name in models:
-        spaces.add(held.policy(name).coordinate_space((1000, 700)))
+        spaces.add(held.space(task, name))
         if task.writes_places and len(spaces) > 1:
             raise ConfigError(
                 f"task {task.name}: {name} writes places in other units than the models before it, and so "
                 "does not share problems with them"
             )
         say(f"{name} answers")
-        weights[name], samples[name], made = _answer(held.policy(name), recipe, output / f"{name}.jsonl")
+        weights[name], samples[name], made = _answer(held.answerer(name), recipe, output / f"{name}.jsonl")
         problems = problems or made
     for judge in [*models, *behind]:
         for name in models:
@@ -104,7 +105,7 @@ def run_matrix(
             scores = _stored(file, settings)
             if scores is None:
                 scores = judge_samples(
-                    behind[judge] if judge in behind else Judge(held.policy(judge), judge, form),
+                    behind[judge] if judge in behind else held.judge(judge, form),
                     task,
                     problems,
                     samples[name],
@@ -144,29 +145,46 @@ class _Held:
         if len(models) == 0:
             raise ConfigError("the matrix needs at least one model, as NAME=PATH")
         self.models, self.recipe = models, recipe
-        self._name, self._policy = "", list[Policy]()
+        self._name, self._answerer = "", list[Policy | ServedAnswerer]()
 
-    def policy(self, name: str) -> Policy:
+    def answerer(self, name: str) -> Policy | ServedAnswerer:
         """Return a model, which takes the place of the one before."""
         if name != self._name:
-            self._policy.clear()
+            self._answerer.clear()
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._policy.append(Policy.load(self.recipe.policy.for_model(self.models[name])))
+            self._answerer.append(make_answerer(self.recipe.policy.for_model(self.models[name])))
             self._name = name
-        return self._policy[0]
+        return self._answerer[0]
+
+    def judge(self, name: str, form: Form) -> Verifier:
+        """Return a model as a judge; one behind a server is asked in a turn of its own."""
+        answerer = self.answerer(name)
+        if isinstance(answerer, ServedAnswerer):
+            return _server_judge(self.models[name], name)
+        return Judge(answerer, name, form)
+
+    def space(self, task: Task, name: str) -> tuple[int, int]:
+        """Return the space in which a model writes places in some image."""
+        answerer = self.answerer(name)
+        if isinstance(answerer, ServedAnswerer):
+            return answerer.space((1000, 700)) if task.writes_places else (0, 0)
+        return answerer.coordinate_space((1000, 700))
 
 
-def _answer(policy: Policy, recipe: Recipe, store: Path) -> tuple[str, list[StoredSample], list[Problem]]:
+def _answer(
+    answerer: Policy | ServedAnswerer, recipe: Recipe, store: Path
+) -> tuple[str, list[StoredSample], list[Problem]]:
     """Let a model answer. Returns what tells its weights apart, its samples, and the problems in order."""
     # A task of its own, as tasks remember the policy that has told them how it writes places.
     task, config = make_task(recipe.task.name, **recipe.task.options), recipe.evaluation
-    evaluate(policy, task, config, store, max_new_tokens=recipe.sampling.max_new_tokens)
-    samples = read_samples(store)[1]
+    evaluate(answerer, task, config, store, max_new_tokens=recipe.sampling.max_new_tokens)
+    header, samples = read_samples(store)
     held_out = HeldOut(task, config)
     made = {p.id: p for p in held_out.make(range(held_out.total)).values()}
-    return policy.fingerprint(), samples, [made[name] for name in dict.fromkeys(s.problem for s in samples)]
+    order = dict.fromkeys(s.problem for s in samples)
+    return str(header["weights"]), samples, [made[name] for name in order]
 
 
 def _server_judge(address: str, name: str) -> Verifier:

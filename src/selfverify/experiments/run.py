@@ -19,7 +19,9 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.data.verdicts import read_verdicts
+from selfverify.evaluation.answerers import Answerer
 from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.served_answerer import make_answerer
 from selfverify.evaluation.shown_problems import write_gallery
 from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import read_samples
@@ -186,7 +188,7 @@ def _exam(recipe: Recipe, task: Task) -> Task:
 
 
 def measure(
-    policy: Policy,
+    policy: Policy | Answerer,
     task: Task,
     recipe: Recipe,
     store: Path,
@@ -339,7 +341,8 @@ def evaluate_recipe(
 
     Args:
         recipe: Names the task, and says how to evaluate.
-        model: A model's folder or ``builtin:NAME``, in place of the recipe's policy.
+        model: A model's folder, ``builtin:NAME``, or ``URL#MODEL`` behind a server, in place of the recipe's
+            policy.
         output: The folder for ``samples.jsonl`` and ``metrics.json``; by default ``<recipe.output>/eval``.
         fusion: Makes fused scores, whose figures are told beside the others.
 
@@ -354,7 +357,7 @@ def evaluate_recipe(
 
 
 def _evaluate(recipe: Recipe, settings: PolicyConfig, folder: Path, fusion: Fusion | None) -> dict[str, Any]:
-    policy = Policy.load(settings)
+    policy = make_answerer(settings)
     task = recipe_task(recipe, measured=True)
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path, fusion=fusion)
     found = {"after": summary, "settings": recipe.model_dump(mode="json")}

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from selfverify.core.errors import CheckpointError, ConfigError
-from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.policy_settings import PolicyConfig, is_served
 from selfverify.policy import adapters
 from selfverify.policy.families import Family, family_of
 from selfverify.policy.last_layer import ReadOnly
@@ -53,8 +53,14 @@ def resolve(path: str) -> str:
     """Return the folder or file of ``builtin:NAME``, and any other path as it is.
 
     Raises:
-        ConfigError: No such built-in policy, or the package that has it is not installed.
+        ConfigError: No such built-in policy, or the package that has it is not installed; or the model is
+            behind a server.
     """
+    if is_served(path):
+        raise ConfigError(
+            f"{path} is behind a server, which measures and samples only: `eval`, `matrix` and `data filter` "
+            "take it; what learns, or sees inside a model, needs its weights"
+        )
     if not path.startswith("builtin:"):
         return str(Path(path).expanduser()) if path.startswith("~") else path
     name = path.removeprefix("builtin:")

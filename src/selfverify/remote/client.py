@@ -89,6 +89,7 @@ class OpenAIClient:
         self.on_again = on_again
         self._open = AsyncExitStack()
         self._without_logprobs = Lacking()
+        self._without_alternatives = Lacking()
 
     async def __aenter__(self) -> Self:
         for connection in self.connections:
@@ -213,23 +214,31 @@ class OpenAIClient:
     ) -> Found:
         """Call with the fields that ask for log-probabilities; if the server refuses them, call without.
 
-        With ``alternatives`` also for those of the likeliest tokens in every place. The client remembers the
-        models for which the server refuses them.
+        With ``alternatives`` also for those of the likeliest tokens in every place, which a server may refuse
+        alone. The client remembers the models for which the server refuses them.
 
         Raises:
             ServerError: ``call`` failed, and not because of these fields.
         """
-        if model in self._without_logprobs:
-            return await call({})
-        try:
-            return await call({"logprobs": True, **({"top_logprobs": TOP_LOGPROBS} if alternatives else {})})
-        except ServerError as error:
-            if error.status not in REFUSALS:
-                raise
-        found = await call({})
-        # Without them it worked: they were what the server refused.
-        self._without_logprobs.odd(model, sure=True)
-        return found
+        ways: list[dict[str, Any]] = [{}]
+        if model not in self._without_logprobs:
+            ways.insert(0, {"logprobs": True})
+            if alternatives and model not in self._without_alternatives:
+                ways.insert(0, {"logprobs": True, "top_logprobs": TOP_LOGPROBS})
+        for place, fields in enumerate(ways):
+            try:
+                found = await call(fields)
+            except ServerError as error:
+                if error.status not in REFUSALS or not fields:
+                    raise
+                continue
+            # It worked without the fields of the ways before: they were what the server refused.
+            if place and not fields:
+                self._without_logprobs.odd(model, sure=True)
+            elif place:
+                self._without_alternatives.odd(model, sure=True)
+            return found
+        raise AssertionError("the last way raises or returns")
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the models of all servers, each once; of a server with given models only those.

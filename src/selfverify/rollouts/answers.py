@@ -9,7 +9,7 @@ from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, converse
+from selfverify.rollouts.converse import OpenEpisode, Rollout, converse
 from selfverify.rollouts.held_again import hold_again
 from selfverify.tasks.answering import AskAgain
 from selfverify.tasks.base import Task
@@ -41,11 +41,23 @@ def roll_out(
         DataError: A problem cannot be encoded.
     """
 
-    def ask(problem: Problem, seed: int) -> Episode:
-        assert second_turn is not None
-        return AskAgain(problem, task.tags, task.verdict, task.ask_again(second_turn), split_score=True)
-
-    begin, limits = (None, None) if second_turn is None else (ask, EpisodeLimits(turns=2))
+    begin, limits = opening(task, second_turn)
     rollout = converse(policy, task, problems, seeds, sampling, begin, limits)
     hold_again(policy, task, rollout, seeds, sampling, retries, begin, limits)
     return rollout
+
+
+def opening(task: Task, second_turn: str | None) -> tuple[OpenEpisode | None, EpisodeLimits | None]:
+    """How conversations begin and how long they may get; None leaves both to the task.
+
+    Args:
+        task: Judges answers.
+        second_turn: A request to re-examine every answer. None means the task's own conversations.
+    """
+    if second_turn is None:
+        return None, None
+
+    def ask(problem: Problem, seed: int) -> Episode:
+        return AskAgain(problem, task.tags, task.verdict, task.ask_again(second_turn), split_score=True)
+
+    return ask, EpisodeLimits(turns=2)

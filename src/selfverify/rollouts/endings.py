@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
+from typing import Protocol
 
-from selfverify.core.episode import Episode
+from selfverify.core.episode import Ending, Episode
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import Tagged
@@ -18,7 +19,20 @@ from selfverify.tasks.base import Task
 logger = logging.getLogger(__name__)
 
 
-def find_endings(task: Task, talks: Mapping[Place, Talk]) -> None:
+class Held(Protocol):
+    """A conversation that was held, with a policy or with a model behind a server."""
+
+    problem: Problem
+    episode: Episode | None
+    error: Exception | None
+    ending: Ending | None
+    turns: list[int]
+
+    def fail(self, error: Exception) -> None:
+        """End without a verdict."""
+
+
+def find_endings(task: Task, talks: Mapping[Place, Held]) -> None:
     """Ask what came of each conversation that has not failed; the task sees all their answers before."""
     whole = [(talk, talk.episode) for talk in talks.values() if talk.episode is not None and not talk.error]
     answers: list[tuple[Problem, Tagged]] = []

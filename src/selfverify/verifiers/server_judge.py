@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Group
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.connection import ServerSettings, server_url
-from selfverify.remote.judge import rate_all
+from selfverify.remote.judge import AT_ONCE, rate_all
 from selfverify.remote.messages import openai_messages
+from selfverify.remote.model_on_server import BoundedClient, ModelOnServer
 from selfverify.remote.usage import Usage
 from selfverify.verifiers.base import Scores, answers, no_scores
 
@@ -20,9 +18,9 @@ from selfverify.verifiers.base import Scores, answers, no_scores
 class ServerJudge:
     """A `Verifier` that asks the server about every answer in a turn of its own (`remote.judge.rate`)."""
 
-    server: ServerSettings
-    model: str
+    served: ModelOnServer
     name: str = "judge"
+    at_once: int = AT_ONCE
 
     @classmethod
     def of(cls, address: str, name: str) -> ServerJudge:
@@ -31,11 +29,7 @@ class ServerJudge:
         Raises:
             ConfigError: The address has another form.
         """
-        url, _, model = address.partition("#")
-        if not model:
-            raise ConfigError(f"verifier {name}: a judge behind a server is given as judge:URL#MODEL")
-        server_url(url)
-        return cls(ServerSettings(url), model, name)
+        return cls(ModelOnServer.of(address, f"verifier {name}"), name)
 
     def score(self, groups: Sequence[Group]) -> Scores:
         """See `Verifier.score`. Answers that are unreadable, or on which the server failed, have no score.
@@ -51,8 +45,8 @@ class ServerJudge:
         asked = [
             (f"answer {g} of problem {groups[b].problem.id}", questions[b], text) for b, g, text in readable
         ]
-        async with OpenAIClient(self.server) as client:
-            rated = await rate_all(client, self.model, asked, Usage())
+        async with BoundedClient(self.served.server, self.at_once) as client:
+            rated = await rate_all(client, self.served.model, asked, Usage())
         scores = no_scores(groups)
         for (b, g, _), score in zip(readable, rated, strict=True):
             scores[b][g] = score

@@ -1,0 +1,130 @@
+"""A model behind an OpenAI-compatible server answers the problems of an evaluation or a filter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from selfverify.core import ranks
+from selfverify.core.errors import ConfigError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.journal import Row
+from selfverify.core.policy_settings import PolicyConfig, is_served
+from selfverify.core.trajectory import Group
+from selfverify.evaluation.answerers import Answerer, AskedProblems, MakeRows
+from selfverify.evaluation.extraction import SELF, Extractor, PolicyExtractor
+from selfverify.evaluation.sweep import Sweep
+from selfverify.policy.loading import Loaded, load_structure
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.answers import opening
+from selfverify.rollouts.converse import OpenEpisode, Rollout
+from selfverify.tasks.base import Task
+
+if TYPE_CHECKING:  # it needs the extra `serve`
+    from selfverify.core.episode_settings import EpisodeLimits
+
+
+class ServedAnswerer(Answerer):
+    """Asks a server. Each problem is stored as soon as all its answers are there.
+
+    What `Answerer.weights` says is the model's address: nobody here sees whether the server's weights change.
+
+    Args:
+        config: Its ``path`` is ``URL#MODEL``; ``server`` says how it is asked.
+
+    Raises:
+        ConfigError: The path is none of a server, several processes were started, or what asks servers is not
+            installed.
+    """
+
+    def __init__(self, config: PolicyConfig) -> None:
+        from selfverify.remote.model_on_server import ModelOnServer
+
+        if not is_served(config.path):
+            raise ConfigError(f"policy.path={config.path}: a model behind a server is given as URL#MODEL")
+        if ranks.count() > 1:
+            raise ConfigError(f"policy.path={config.path}: one process asks a server; start it alone")
+        self.config, how = config, config.server
+        self._like: Loaded | None = None
+        self.served = ModelOnServer.of(config.path, "policy.path", how.timeout_s, how.tries)
+
+    def check(self, config: EvaluationConfig) -> None:
+        """See `Answerer`: a server does not say which score is the likeliest."""
+        if config.score == "greedy":
+            raise ConfigError(
+                "evaluation.score=greedy cannot be read from a server; say soft (it needs the probabilities "
+                "of tokens) or sampled"
+            )
+
+    def introduce(self, task: Task) -> None:
+        """See `Answerer`. A task's judge that is the policy itself has nobody to ask."""
+        if task.writes_places:
+            task.use_space(self.space)
+
+    def weights(self) -> str:
+        """See `Answerer`: the address."""
+        return self.served.address
+
+    def extractor(self, path: str) -> Extractor:
+        """See `Answerer`: a model of this library."""
+        if path == SELF:
+            raise ConfigError("evaluation.extractor=self: a served model reads nothing again; name a model")
+        return PolicyExtractor(Policy.load(self.config.for_model(path)), path)
+
+    def answer(
+        self,
+        asked: AskedProblems,
+        sweep: Sweep[Row],
+        make_rows: MakeRows[Row],
+        begin: OpenEpisode | None = None,
+        limits: EpisodeLimits | None = None,
+    ) -> None:
+        """See `Answerer`. Problems that have a row are not asked again.
+
+        Args:
+            asked: What is asked.
+            sweep: Gets the rows.
+            make_rows: Makes them.
+            begin: Begins each conversation, in place of what ``asked`` says.
+            limits: As of ``begin``.
+        """
+        from selfverify.rollouts.served import ServedRollouts
+
+        left = {index: problem for index, problem in asked.problems.items() if index not in sweep.rows}
+        indices = [*left]
+        if begin is None:
+            begin, limits = opening(asked.task, asked.second_turn)
+
+        def keep(place: int, group: Group) -> None:
+            sweep.store(make_rows([indices[place]], Rollout([], [group])))
+
+        at_once = self.config.server.at_once
+        rollouts = ServedRollouts(
+            self.served, asked.task, asked.sampling, at_once, begin, limits, asked.scores
+        )
+        rollouts.ask([*left.values()], [asked.seeds[index] for index in indices], keep)
+
+    def space(self, size: tuple[int, int]) -> tuple[int, int]:
+        """See `Policy.coordinate_space`: that of the model which ``policy.server.like`` names.
+
+        Raises:
+            ConfigError: It names none.
+        """
+        like = self.config.server.like
+        if like is None:
+            raise ConfigError(
+                "this task has places in images, and families of models write them in different units: name "
+                "a model of the served one's family with policy.server.like=FOLDER_OR_ID"
+            )
+        if self._like is None:
+            with torch.device("meta"):
+                config = self.config.model_copy(update={"path": like, "device": "meta"})
+                self._like = load_structure(config)
+        loaded = self._like
+        return loaded.family.coordinate_space(loaded.model, loaded.image_processor, size)
+
+
+def make_answerer(config: PolicyConfig) -> Policy | ServedAnswerer:
+    """Load a policy, or make what asks the server that the path names."""
+    return ServedAnswerer(config) if is_served(config.path) else Policy.load(config)

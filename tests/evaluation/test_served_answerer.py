@@ -1,0 +1,210 @@
+"""Evaluating a model behind a server: the same store, figures and errors as with a model of one's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfverify.core.errors import ConfigError, ServerError
+from selfverify.core.evaluation_settings import EvaluationConfig
+from selfverify.core.policy_settings import PolicyConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.evaluation.evaluate import evaluate
+from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
+from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.experiments.data_filter import Filter
+from selfverify.experiments.matrix import run_matrix
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.policy.policy import Policy
+from selfverify.serving.app import Gateway
+from selfverify.serving.counters import Metrics
+from selfverify.serving.local import Local
+from selfverify.serving.serve_settings import GatewaySettings
+from serving_servers import Body, FakeUpstream, Loop, tagged
+
+CONFIG = EvaluationConfig(problems=5, samples=4)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    found = Loop()
+    yield found
+    found.close()
+
+
+def served(loop: Loop, fake: FakeUpstream, **how: Any) -> ServedAnswerer:
+    how = {"timeout_s": 5.0, "tries": 1} | how
+    return ServedAnswerer(PolicyConfig(path=f"{loop.upstream(fake)}#m", server=how))  # type: ignore[arg-type]
+
+
+def measured(answerer: ServedAnswerer, store: Path | None = None, **more: Any) -> dict[str, Any]:
+    return evaluate(answerer, make_task("digits-sum"), CONFIG.model_copy(update=more), store)
+
+
+def question_of(body: Body) -> str:
+    return str(body["messages"][0]["content"])
+
+
+def numbered(body: Body, i: int) -> str:
+    return tagged(str(i), f"0.{i}")
+
+
+def test_each_problem_is_one_request_with_its_seed(loop: Loop, tmp_path: Path) -> None:
+    """One answer in four is 0, 1, 2 or 3; scores, log-probabilities and lengths are the server's."""
+    fake = FakeUpstream(write=numbered)
+    summary = measured(served(loop, fake), tmp_path / "s.jsonl", temperature=0.7, top_p=0.9)
+    asked = [body for body in fake.seen if body.get("n") == 4]
+    assert len(asked) == 5 and len({body["seed"] for body in asked}) == 5
+    assert {(b["temperature"], b["top_p"], b["max_tokens"]) for b in asked} == {(0.7, 0.9, 48)}
+    header, rows = read_samples(tmp_path / "s.jsonl")
+    assert header["weights"].endswith("/v1#m") and len(rows) == 20
+    assert [row.answer for row in rows[:4]] == [0, 1, 2, 3]
+    assert [row.scores["sampled"] for row in rows[:4]] == [0.0, 0.1, 0.2, 0.3]
+    # 1 and 0 are as likely at a score's first token, and 0 can still become any tenth below 1.
+    assert rows[1].scores["soft"] == pytest.approx(0.5 * 1 + 0.5 * 0.45, abs=0.06)
+    assert rows[0].logprob == pytest.approx(-0.1) and rows[0].tokens == 7 and rows[0].finish == "stop"
+    assert summary["problems"] == 5 and summary["samples_per_problem"] == 4
+    asked_again = len(fake.seen)
+    assert measured(served(loop, fake), None)["pass@1"] == summary["pass@1"]
+    assert len(fake.seen) > asked_again
+
+
+@pytest.mark.parametrize("knows_n", [True, False, None])
+def test_requests_are_bounded(loop: Loop, knows_n: bool | None) -> None:
+    most = 0
+
+    def write(body: Body, i: int) -> str:
+        nonlocal most
+        most = max(most, fake.open)
+        return numbered(body, i)
+
+    fake = FakeUpstream(write=write, knows_n=knows_n, delay_s=0.01)
+    assert measured(served(loop, fake, at_once=3))["samples"] == 20
+    assert 1 < most <= 3
+
+
+def test_what_is_finished_is_kept_and_not_asked_again(loop: Loop, tmp_path: Path) -> None:
+    """The third question fails; then it works, and only what is missing is asked for."""
+    failing: list[str] = []
+    times: Counter[str] = Counter()
+
+    def fault(body: Body) -> int | None:
+        if "n" not in body:
+            return None
+        name = str(body["seed"])
+        times[name] += 1
+        if not failing and len(times) == 3:
+            failing.append(name)
+        return 500 if name in failing else None
+
+    fake = FakeUpstream(write=numbered, fault=fault)
+    store, answerer = tmp_path / "s.jsonl", served(loop, fake, at_once=1)
+    with pytest.raises(ServerError, match=r"the server failed on digits-sum/test/0/\d: .*goes on"):
+        measured(answerer, store)
+    kept = len(read_samples(store)[1])
+    assert 0 < kept < 20
+    before = Counter(times)
+    failing[:] = ["nobody"]
+    summary = measured(answerer, store)
+    again = times - before
+    assert summary["samples"] == 20 and sum(again.values()) == 5 - kept // 4
+    assert measured(served(loop, FakeUpstream(write=numbered)), None)["curves"] == summary["curves"]
+
+
+def test_another_server_does_not_go_on(loop: Loop, tmp_path: Path) -> None:
+    measured(served(loop, FakeUpstream(write=numbered)), tmp_path / "s.jsonl")
+    with pytest.raises(ConfigError, match="weights"):
+        measured(served(loop, FakeUpstream(write=numbered)), tmp_path / "s.jsonl")
+
+
+def test_second_turns(loop: Loop, tmp_path: Path) -> None:
+    """The second request holds the first answer; equal first answers are asked about together."""
+
+    def write(body: Body, i: int) -> str:
+        return tagged("0" if len(body["messages"]) == 1 else "7", "0.5")
+
+    fake = FakeUpstream(write=write)
+    summary = measured(served(loop, fake), tmp_path / "s.jsonl", second_turn="Check it.", samples=2)
+    second = [body for body in fake.seen if len(body["messages"]) == 3 and "n" in body]
+    assert len(second) == 5 and second[0]["messages"][2] == {"role": "user", "content": "Check it."}
+    assert summary["turns"]["acc@t1"] is not None
+    row = read_samples(tmp_path / "s.jsonl")[1][0]
+    assert row.answer == 7 and [step.author for step in row.steps] == ["policy", "environment", "policy"]
+
+
+def test_thoughts_that_a_server_takes_out_are_put_back(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parser of thoughts leaves the answer alone in the message."""
+    import serving_servers
+    from serving_servers import told as as_told
+
+    def apart(request: Any, name: str, message: Body) -> Body:
+        thoughts, _, rest = message["content"].partition("</think>")
+        return as_told(request, name, {**message, "content": rest, "reasoning_content": thoughts[7:]})
+
+    monkeypatch.setattr(serving_servers, "told", apart)
+    assert measured(served(loop, FakeUpstream(write=numbered)))["format_rate"] == 1.0
+
+
+def test_own_gateway_answers_as_the_policy(loop: Loop, tmp_path: Path) -> None:
+    """Greedy answers, their own scores and log-probabilities are the same; nothing may choose among them."""
+    policy, task = Policy.load("builtin:digits", device="cpu"), make_task("digits-pick")
+    gateway = Gateway(Local(policy, "digits"), GatewaySettings(), metrics=Metrics())
+    url = loop.gateway(gateway)
+    config = EvaluationConfig(problems=4, samples=2, temperature=0.0)
+
+    def rows(answerer: Policy | ServedAnswerer, name: str) -> list[StoredSample]:
+        evaluate(answerer, task, config, tmp_path / name)
+        return read_samples(tmp_path / name)[1]
+
+    own = rows(policy, "own.jsonl")
+    theirs = rows(make_answerer(PolicyConfig(path=f"{url}#digits@plain")), "theirs.jsonl")
+    assert [(s.problem, s.answer, s.correct, s.scores["sampled"]) for s in own] == [
+        (s.problem, s.answer, s.correct, s.scores["sampled"]) for s in theirs
+    ]
+    for one, other in zip(own, theirs, strict=True):
+        assert other.logprob is not None and one.logprob == pytest.approx(other.logprob, abs=0.02)
+    drawn = config.model_copy(update={"temperature": 1.0})
+    with pytest.raises(ConfigError, match="NAME@plain"):
+        evaluate(make_answerer(PolicyConfig(path=f"{url}#digits")), task, drawn)
+
+
+def test_filter_by_a_server(loop: Loop, tmp_path: Path) -> None:
+    """Answers 0 to 3: a sum below 4 is solved by one of four, a larger one never."""
+    fake, task = FakeUpstream(write=numbered), make_task("digits-sum")
+    sampling = SamplingConfig(group_size=4)
+    filtered = Filter(served(loop, fake), task, make_method("grpo"), sampling)
+    verdicts = filtered.run(tmp_path / "kept.jsonl", 6)
+    for verdict in verdicts:
+        small = int(task.problem("train", 0, verdict.index).target) < 4
+        assert verdict.dropped == ("" if small else "all wrong")
+    asked = len(fake.seen)
+    assert filtered.run(tmp_path / "kept.jsonl", 6) == verdicts and len(fake.seen) == asked
+
+
+def test_matrix_with_a_server_as_generator_and_verifier(loop: Loop, tmp_path: Path) -> None:
+    fake = FakeUpstream(write=numbered)
+    small = ["task.name=digits-sum", "evaluation.problems=3", "evaluation.samples=2"]
+    recipe = load_recipe("quickstart", small)
+    cells = run_matrix({"a": f"{loop.upstream(fake)}#m"}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
+    assert [(c.n, c.generator, c.verifier) for c in cells] == [
+        (1, "a", "none"), (2, "a", "majority"), (2, "a", "a")
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_measured_is_refused(loop: Loop) -> None:
+    answerer = served(loop, FakeUpstream())
+    with pytest.raises(ConfigError, match="score=greedy"):
+        measured(answerer, score="greedy")
+    with pytest.raises(ConfigError, match="extractor=self"):
+        measured(answerer, extractor="self")
+    with pytest.raises(ConfigError, match=r"server\.like"):
+        answerer.space((4, 4))
+    with pytest.raises(ConfigError, match="given as URL#MODEL"):
+        make_answerer(PolicyConfig(path="http://127.0.0.1:9"))
+    with pytest.raises(ConfigError, match="needs its weights"):
+        Policy.load("http://127.0.0.1:9#m")
