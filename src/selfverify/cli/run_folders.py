@@ -20,7 +20,10 @@ def holds_a_run(folder: Path) -> bool:
     metrics = folder / "metrics.jsonl"
     if metrics.is_file() and metrics.stat().st_size > 0:
         return True
-    return any(any(folder.glob(kept)) for kept in ("checkpoints/checkpoint-*", "iteration-*"))
+    return any(
+        any(folder.glob(kept))
+        for kept in ("checkpoints/checkpoint-*", "iteration-*", "looks/collected.jsonl")
+    )
 
 
 def dry_run_lines(recipe: Recipe, resume: bool) -> list[str]:

@@ -31,6 +31,7 @@ from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.settings import PathText, Seed, StrictModel
+from selfverify.core.stopping_settings import StoppingConfig
 from selfverify.experiments.recipe_errors import complaints
 from selfverify.experiments.recipe_faults import contradictions, episode_faults, score_faults
 from selfverify.experiments.recipe_yaml import (
@@ -111,6 +112,11 @@ class Recipe(StrictModel):
         default_factory=dict,
         description="Options of the task that differ in evaluations, such as a judge apart from training's; "
         "what is not named here is as in `task`.",
+    )
+    stopping: StoppingConfig | None = Field(
+        None,
+        description="Make a verifier that ends looking: pairs from the policy's own conversations about the "
+        "task, `dpo` on them, and its ε. With null the method learns from the task itself.",
     )
 
     @field_validator("output")

@@ -222,7 +222,8 @@ def train(
     The folder holds ``recipe.yaml``, ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl``, ``checkpoints/``,
     the trained ``model/``, ``samples-before.jsonl``, ``samples-after.jsonl``, ``metrics.json`` and
     ``gallery/``, and ``rollouts/`` where they are logged. A supervised method is measured only if ``before``
-    is given, because it mostly makes the policy that other runs start from.
+    is given, because it mostly makes the policy that other runs start from. With ``recipe.stopping`` the
+    folder is that of `experiments.looks.train_stopping`.
 
     Args:
         recipe: What to do.
@@ -240,6 +241,13 @@ def train(
     if recipe.sampling.engine == "vllm":
         require_vllm()
     start_processes(recipe)
+    if recipe.stopping is not None:
+        if replay is not None or before is not None:
+            raise ConfigError("stopping: a run that makes its own pairs can be neither replayed nor compared")
+        # Late, because making pairs is made of runs.
+        from selfverify.experiments.looks.train_stopping import train_stopping
+
+        return train_stopping(recipe, resume, on_step, on_phase)
     with held_folder(recipe.folder):
         return _train(recipe, resume, on_step, on_phase, before, replay)
 
