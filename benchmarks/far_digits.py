@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=2000)
     options, c = parser.parse_args(), DigitsFarConfig()
     scales = {
-        "thumbnail": (c.shown / (CELLS * c.cell), c.noise),
+        "thumbnail": (c.thumbnail / (CELLS * c.cell), c.noise),
         "crop of the cell": (c.shown / c.cell, 0.0),
         # `zoom_in` adds a twentieth on each side.
         "enlarged": (c.shown / (c.cell * 2 / NINTHS) / 1.1, 0.0),

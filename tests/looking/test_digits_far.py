@@ -29,7 +29,7 @@ def taught(task: DigitsFar, index: int) -> tuple[LookEpisode, list[Reply], list[
     problem = task.problem("train", 3, index)
     episode = task.look(problem)
     episode.begin()
-    texts = [turn.text for turn in task.demonstrate_turns(problem, np.random.default_rng(0))]
+    texts = [turn.text for turn in task.demonstrate_turns(problem, np.random.default_rng(index))]
     replies = [episode.reply(Said(text, [], Finish.STOP, turn)) for turn, text in enumerate(texts)]
     return episode, replies, texts
 
@@ -38,7 +38,7 @@ def test_a_problem_is_repeatable(task: DigitsFar) -> None:
     """The same arguments give the same thumbnail and canvas; other splits other ones."""
     first, again = task.problem("test", 0, 5), task.problem("test", 0, 5)
     assert first.images[0].tobytes() == again.images[0].tobytes() and first.meta == again.meta
-    assert first.images[0].size == (32, 32) and task.canvas("test", 0, 5).size == (576, 576)
+    assert first.images[0].size == (16, 16) and task.canvas("test", 0, 5).size == (576, 576)
     assert task.canvas("test", 0, 5).tobytes() != task.canvas("validation", 0, 5).tobytes()
 
 
@@ -79,6 +79,50 @@ def test_a_far_digit_lies_in_its_box(task: DigitsFar) -> None:
                 x1, y1, x2, y2 = (value * 192 / 9 for value in around(one, 192))
                 assert x1 <= one.left and one.left + one.size <= x2
                 assert y1 <= one.top and one.top + one.size <= y2
+
+
+def test_no_digit_is_cut_where_an_image_is_cut_into_tokens(task: DigitsFar) -> None:
+    """A near digit lies within a quarter of its cell, a far one within a field of 9 x 9."""
+    quarters, fields = set(), set()
+    for index in range(200):
+        for one in task.scene("train", 0, index)[1]:
+            side = 192 / 9 if one.far else 192 / 2
+            for start in (one.left, one.top):
+                part = start // side
+                assert part * side <= start and start + one.size <= (part + 1) * side
+                (fields if one.far else quarters).add(part)
+    assert quarters == {0, 1} and fields == set(range(9))
+
+
+def test_a_demonstration_may_look_on_after_the_0() -> None:
+    """At one or two cells that are not on the way; its thought stays with the 0, and its answer is right."""
+    task, more = make_task("digits-far", wander=1.0), set()
+    assert isinstance(task, DigitsFar)
+    for index in range(20):
+        episode, _, texts = taught(task, index)
+        ending, problem = episode.ending(), episode.problem
+        wasted = len(texts) - 1 - problem.meta["looks"]
+        more.add(wasted)
+        assert ending.rewards["correct"] == 1 and ending.rewards["tool_errors"] == 0
+        assert task.enough(problem, ending.turns[:-1]) == problem.meta["looks"]
+        assert all("<think>0</think>crop 1" in text for text in texts[-1 - wasted : -1])
+    assert more == {1, 2} or more == {0, 1, 2}
+
+
+def test_an_insisting_problem_refuses_the_first_answer() -> None:
+    """Its demonstration answers, is told to look, looks to the cap, and answers when it is told to."""
+    task = make_task("digits-far", insist=1.0, far_share=0.0)
+    assert isinstance(task, DigitsFar)
+    for index in range(10):
+        episode, replies, texts = taught(task, index)
+        ending, looks = episode.ending(), episode.problem.meta["looks"]
+        assert texts[looks] == texts[-1] and ending.rewards["correct"] == 1
+        assert ending.rewards["steps"] == 8 and ending.rewards["tool_errors"] == 1
+        assert ending.turns[-2]["stopped"] == "cap" and replies[-1].done
+    some = make_task("digits-far", insist=0.3)
+    assert isinstance(some, DigitsFar)
+    ends = [taught(some, index)[0].ending().rewards["steps"] == 8 for index in range(60)]
+    assert 8 <= sum(ends) <= 32
 
 
 def test_the_scans_are_those_of_the_split(task: DigitsFar, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +209,10 @@ def test_options_that_need_tools(options: dict[str, Any], said: str) -> None:
         make_task("digits-far", **options)
 
 
-@pytest.mark.parametrize("options", [{"far": (8, 40)}, {"near": (30, 20)}, {"near": (2, 9)}, {"cell": 50}])
+@pytest.mark.parametrize(
+    "options",
+    [{"far": (8, 40)}, {"near": (30, 20)}, {"near": (2, 9)}, {"cell": 50}, {"insist": 0.1, "max_steps": 12}],
+)
 def test_sizes_that_cannot_be(options: dict[str, Any]) -> None:
     """They are refused with the setting's name."""
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -4,6 +4,8 @@ A canvas has nine cells with a digit in each. The digit in a cell names the next
 its cell is the answer. The model is shown a thumbnail in which no digit can be read. It crops a cell; in the
 crop a far digit is still too small, and has to be enlarged. So how many looks are needed depends on what they
 show: on the length of the way and on which of its digits are far. The question names the first cell only.
+A near digit lies within one quarter of its cell and a far one within one of 9 x 9 fields, so that none is cut
+where `builtin:digits` cuts an image into tokens.
 `benchmarks/far_digits.py` measures what can be read at which scale.
 """
 
@@ -45,8 +47,9 @@ from selfverify.tasks.digits.canvas import digit_bank, finish, paste
 CELLS = 3
 """Rows and columns; cells are numbered from 1 in reading order."""
 READABLE = 4.5
-"""Pixels of a digit's side as it is shown from which on it can be read: nine of ten are in crops with 5 to 7
-pixels, one of four with 1.5 to 2 (`benchmarks/far_digits.py`)."""
+"""Pixels of a digit's side as it is shown from which on it can be read (`benchmarks/far_digits.py`)."""
+QUARTERS = 2
+"""Rows and columns of a cell's quarters."""
 NINTHS = 9
 """Places are written in ninths of an image's sides, so that each is one digit."""
 
@@ -56,15 +59,29 @@ class DigitsFarConfig(TaskConfig):
 
     cell: int = Field(192, ge=48, le=384, multiple_of=16, description="Side of a cell in pixels.")
     thumbnail: int = Field(
-        32, ge=16, le=256, multiple_of=16, description="Side of the canvas as shown first."
+        16, ge=16, le=256, multiple_of=16, description="Side of the canvas as shown first."
     )
     shown: int = Field(32, ge=16, le=256, multiple_of=16, description="Side of an image that a tool returns.")
     near: tuple[int, int] = Field(
-        (30, 40), description="Smallest and largest side of a near digit in pixels."
+        (60, 72), description="Smallest and largest side of a near digit in pixels."
     )
-    far: tuple[int, int] = Field((9, 12), description="Smallest and largest side of a far digit in pixels.")
+    far: tuple[int, int] = Field((9, 11), description="Smallest and largest side of a far digit in pixels.")
     far_share: float = Field(0.4, ge=0, le=1, description="How many of the digits are far, as a share.")
     longest: int = Field(4, ge=1, le=9, description="Cells on the longest way, the 0's included.")
+    wander: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="How many demonstrations, as a share, look on after the 0 was seen: at one or two other "
+        "cells.",
+    )
+    insist: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="In how many problems, as a share, the model is refused an answer before the last look; "
+        "it is shown to look at other cells then.",
+    )
     noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
     max_steps: int = Field(8, ge=1, le=32, description="Looks after which the model is told to answer.")
     stop: str = Field(
@@ -96,7 +113,7 @@ class DigitsFarConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _check(self) -> DigitsFarConfig:
-        for name, (low, high), most in (("near", self.near, CELLS), ("far", self.far, NINTHS)):
+        for name, (low, high), most in (("near", self.near, QUARTERS), ("far", self.far, NINTHS)):
             if not 4 <= low <= high <= self.cell // most:
                 raise ValueError(
                     f"{name} {[low, high]} has to be [low, high] with 4 <= low <= high <= "
@@ -109,6 +126,11 @@ class DigitsFarConfig(TaskConfig):
                 raise ValueError(f"{wrong[0]} needs tools to look with, and tools is none")
         elif self.think == "none":
             raise ValueError("think: none needs tools: none; who looks says why")
+        if self.insist and self.max_steps > CELLS**2 + 1:
+            raise ValueError(
+                f"insist: there are {CELLS**2} cells to look at, and an answer may be refused once; set "
+                f"max_steps to {CELLS**2 + 1} or less"
+            )
         return self
 
 
@@ -198,7 +220,7 @@ class DigitsFar(LookTask):
             far = bool(rng.random() < c.far_share)
             low, high = c.far if far else c.near
             size = int(rng.integers(low, high + 1))
-            left, top = (int(v) for v in rng.integers(0, c.cell - size + 1, 2))
+            left, top = (_within(c.cell, NINTHS if far else QUARTERS, size, rng) for _ in range(2))
             digits.append(FarDigit(digit, left, top, size, far))
         return way, digits
 
@@ -242,12 +264,15 @@ class DigitsFar(LookTask):
         """See `LookTask`."""
         split, seed, index = problem.meta["made_of"]
         originals = [self.canvas(split, seed, index + (self.settings.results == "swapped"))]
+        settings = self.settings
+        if self._insists(problem):
+            settings = settings.model_copy(update={"terminate": "refuse"})
         return LookEpisode(
             problem,
             self.tags,
             self.verdict,
             self.toolbox,
-            self.settings,
+            settings,
             _ninths,
             self.stopping.rule,
             originals,
@@ -280,24 +305,39 @@ class DigitsFar(LookTask):
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """Crop each cell on the way, enlarge a digit that is far, answer at the 0.
 
-        Thoughts say what is seen: the digit, or ``?`` where it is too small. Without tools the digits on the
-        way are named, as `think` says, before the answer.
+        Thoughts say what is seen: the digit, or ``?`` where it is too small. As often as `wander` says, other
+        cells are looked at between the 0 and the answer; their thoughts stay with the 0. Without tools the
+        digits on the way are named, as `think` says, before the answer.
         """
         way, digits = self.scene(*problem.meta["made_of"])
         if self.config.tools == "none":
             return [ShownTurn(self._answered([digits[cell - 1] for cell in way], problem.target))]
         turns, thought, images = [], str(way[0]), 1
         for cell in way:
-            column, row = (cell - 1) % CELLS * CELLS, (cell - 1) // CELLS * CELLS
-            box = (column, row, column + CELLS, row + CELLS)
-            turns.append(ShownTurn(_step(thought, "crop", 1, box)))
+            turns.append(ShownTurn(_step(thought, "crop", 1, _box(cell))))
             images += 1
             one = digits[cell - 1]
             if one.far:
                 turns.append(ShownTurn(_step("?", "zoom_in", images, around(one, self.config.cell))))
                 images += 1
             thought = str(one.digit)
-        return [*turns, ShownTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")]
+        answer = ShownTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")
+        left, more = self.settings.max_steps - len(turns), 0
+        if self._insists(problem):
+            if left > 0:
+                turns.append(answer)
+            more = left - 1
+        elif self.config.wander and rng.random() < self.config.wander:
+            more = min(int(rng.integers(1, 3)), left)
+        others = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
+        for cell in rng.permutation(others)[: max(more, 0)]:
+            turns.append(ShownTurn(_step(thought, "crop", 1, _box(int(cell)))))
+        return [*turns, answer]
+
+    def _insists(self, problem: Problem) -> bool:
+        """Whether an answer before the last look is refused."""
+        insist = self.config.insist
+        return insist > 0 and bool(problem_rng(*problem.meta["made_of"], 3).random() < insist)
 
     def _answered(self, way: Sequence[FarDigit], target: int) -> str:
         """What is said where there are no tools."""
@@ -309,6 +349,19 @@ def around(one: FarDigit, cell: int) -> tuple[int, int, int, int]:
     """A box of two by two ninths of a cell that holds a far digit."""
     left, top = (min(place * NINTHS // cell, NINTHS - 2) for place in (one.left, one.top))
     return left, top, left + 2, top + 2
+
+
+def _within(cell: int, parts: int, size: int, rng: np.random.Generator) -> int:
+    """Where on one axis a digit of ``size`` lies that lies within one of the ``parts`` of a cell's side."""
+    part = int(rng.integers(parts))
+    low, high = -(-part * cell // parts), (part + 1) * cell // parts
+    return int(rng.integers(low, high - size + 1))
+
+
+def _box(cell: int) -> tuple[int, int, int, int]:
+    """A cell's box in ninths of the canvas."""
+    column, row = (cell - 1) % CELLS * CELLS, (cell - 1) // CELLS * CELLS
+    return column, row, column + CELLS, row + CELLS
 
 
 def _step(thought: str, tool: str, image: int, box: tuple[int, int, int, int]) -> str:
