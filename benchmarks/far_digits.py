@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.svm import SVC
 
 from selfverify.core.splits import Split
-from selfverify.looking.tasks.digits_far import CELLS, NINTHS, DigitsFarConfig
+from selfverify.looking.tasks.digits_far import CELLS, DigitsFarConfig
 from selfverify.tasks.digits.canvas import digit_bank, paste
 
 MARGIN = 2
@@ -60,13 +60,13 @@ def main() -> None:
     scales = {
         "thumbnail": (c.thumbnail / (CELLS * c.cell), c.noise),
         "crop of the cell": (c.shown / c.cell, 0.0),
-        # `zoom_in` adds a twentieth on each side.
-        "enlarged": (c.shown / (c.cell * 2 / NINTHS) / 1.1, 0.0),
+        "of its quarter": (2 * c.shown / c.cell, 0.0),
+        "of that quarter's": (4 * c.shown / c.cell, 0.0),
     }
     for kind, sizes in (("near", c.near), ("far", c.far)):
         for name, (scale, more) in scales.items():
             share = readable(sizes, scale, (c.noise, more), options.train, options.test)
-            print(f"{kind:4} {sizes[0]}-{sizes[1]} px  {name:16} 1:{1 / scale:.2f}  {share:.3f}", flush=True)
+            print(f"{kind:4} {sizes[0]}-{sizes[1]} px  {name:17} 1:{1 / scale:.2f}  {share:.3f}", flush=True)
 
 
 if __name__ == "__main__":

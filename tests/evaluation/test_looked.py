@@ -75,7 +75,7 @@ def test_a_taught_reasoner(load_policy: Callable[..., Policy], tmp_path: Path) -
         assert known.tolist() == [float(h >= looks) for h in range(length + 1)]
         # It asks to answer right behind its last look; three times in a row end the conversation.
         wants = np.flatnonzero(~np.isnan(looked.own[row])) + 1
-        assert length == min(looks + 3, 8) and wants.tolist() == [*range(looks + 1, length + 1)]
+        assert length == min(looks + 3, 9) and wants.tolist() == [*range(looks + 1, length + 1)]
         shares = looked.seen[row, : length + 1] if looked.seen is not None else np.zeros(0)
         assert shares[0] == 0 and (np.diff(shares) >= 0).all() and np.argmax(shares == 1) == looks
     assert np.isnan(looked.delta_r).all() and looked.final.all()

@@ -13,7 +13,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.looking.look_episode import LookEpisode
-from selfverify.looking.tasks.digits_far import DigitsFar, around
+from selfverify.looking.tasks.digits_far import DigitsFar, closer
 from selfverify.tasks.digits.canvas import digit_bank
 
 
@@ -68,30 +68,40 @@ def test_the_way_ends_at_the_zero(task: DigitsFar) -> None:
         lengths.add(len(way))
         targets.add(problem.target)
         looks.add(problem.meta["looks"])
-    assert lengths == {1, 2, 3, 4} and targets == set(range(1, 10)) and {1, 2, 3, 4, 5, 6} <= looks
+    assert lengths == {1, 2, 3} and targets == set(range(1, 10)) and {*range(1, 8)} <= looks
 
 
-def test_a_far_digit_lies_in_its_box(task: DigitsFar) -> None:
-    """Wherever it is in its cell."""
+def test_a_far_digit_lies_in_the_quarters_that_are_cropped(task: DigitsFar) -> None:
+    """Wherever it is in its cell; and its frame fills the second one, and is not below the digit."""
     for index in range(100):
-        for one in task.scene("train", 0, index)[1]:
+        canvas = np.asarray(task.canvas("train", 0, index).convert("L"))
+        for cell, one in enumerate(task.scene("train", 0, index)[1]):
             if one.far:
-                x1, y1, x2, y2 = (value * 192 / 9 for value in around(one, 192))
-                assert x1 <= one.left and one.left + one.size <= x2
-                assert y1 <= one.top and one.top + one.size <= y2
+                left, top, side = 0.0, 0.0, 192.0
+                for x1, y1, x2, y2 in closer(one, 192):
+                    left, top, side = left + x1 * side / 6, top + y1 * side / 6, side / 2
+                    assert x2 - x1 == y2 - y1 == 3
+                    assert left <= one.left and one.left + one.size <= left + side
+                    assert top <= one.top and one.top + one.size <= top + side
+                assert side == 48
+                x, y = int(cell % 3 * 192 + left), int(cell // 3 * 192 + top)
+                framed = canvas[y : y + 48, x : x + 48].astype(float)
+                inside = framed[4:-4, 4:-4].copy()
+                inside[one.top - int(top) - 4 :][: one.size, one.left - int(left) - 4 :][:, : one.size] = 0
+                assert framed[:4].mean() > 120 and framed[:, -4:].mean() > 120 and inside.mean() < 20
 
 
 def test_no_digit_is_cut_where_an_image_is_cut_into_tokens(task: DigitsFar) -> None:
-    """A near digit lies within a quarter of its cell, a far one within a field of 9 x 9."""
+    """A near digit lies within a quarter of its cell, a far one within a quarter of its frame."""
     quarters, fields = set(), set()
     for index in range(200):
         for one in task.scene("train", 0, index)[1]:
-            side = 192 / 9 if one.far else 192 / 2
+            side = 192 // 8 if one.far else 192 // 2
             for start in (one.left, one.top):
                 part = start // side
                 assert part * side <= start and start + one.size <= (part + 1) * side
                 (fields if one.far else quarters).add(part)
-    assert quarters == {0, 1} and fields == set(range(9))
+    assert quarters == {0, 1} and fields == set(range(8))
 
 
 def test_a_demonstration_may_look_on_after_the_0() -> None:
@@ -117,11 +127,11 @@ def test_an_insisting_problem_refuses_the_first_answer() -> None:
         episode, replies, texts = taught(task, index)
         ending, looks = episode.ending(), episode.problem.meta["looks"]
         assert texts[looks] == texts[-1] and ending.rewards["correct"] == 1
-        assert ending.rewards["steps"] == 8 and ending.rewards["tool_errors"] == 1
+        assert ending.rewards["steps"] == 9 and ending.rewards["tool_errors"] == 1
         assert ending.turns[-2]["stopped"] == "cap" and replies[-1].done
     some = make_task("digits-far", insist=0.3)
     assert isinstance(some, DigitsFar)
-    ends = [taught(some, index)[0].ending().rewards["steps"] == 8 for index in range(60)]
+    ends = [taught(some, index)[0].ending().rewards["steps"] == 9 for index in range(60)]
     assert 8 <= sum(ends) <= 32
 
 

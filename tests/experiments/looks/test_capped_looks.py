@@ -59,7 +59,7 @@ def test_calibrated_and_compared(setting: Setting) -> None:
     found = json.loads(shown.stdout)
     stored = StopCalibration.load(setting.verifier)
     assert stored.accuracy == 1.0 and stored.rule == "absolute" and found["path"].endswith(STOPPING_FILE)
-    assert stored.fitted_on["task"] == "digits-far" and stored.fitted_on["max_steps"] == 8
+    assert stored.fitted_on["task"] == "digits-far" and stored.fitted_on["max_steps"] == 9
     assert found["conversations"] == 4 and found["left_out"] == 0 and found["steps"][0] == 1
     counts = found["figures"]["counts"]
     # A step in which the model wanted to answer by itself has no Δr.

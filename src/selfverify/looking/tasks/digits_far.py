@@ -1,11 +1,11 @@
 """`digits-far`: follow digits that are too far away to be read, by looking closer where they lead.
 
 A canvas has nine cells with a digit in each. The digit in a cell names the next cell; a 0 ends the way, and
-its cell is the answer. The model is shown a thumbnail in which no digit can be read. It crops a cell; in the
-crop a far digit is still too small, and has to be enlarged. So how many looks are needed depends on what they
-show: on the length of the way and on which of its digits are far. The question names the first cell only.
-A near digit lies within one quarter of its cell and a far one within one of 9 x 9 fields, so that none is cut
-where `builtin:digits` cuts an image into tokens.
+its cell is the answer. The model is shown a thumbnail in which no digit can be read. It crops a cell. A far
+digit is too small to be read there; a frame says where it stands, and the model crops the quarter with the
+frame, and the quarter of that. So how many looks are needed depends on what they show: on the length of the
+way and on which of its digits are far. The question names the first cell only. No digit lies across the
+middle of an image that shows it readably, where `builtin:digits` cuts images into tokens.
 `benchmarks/far_digits.py` measures what can be read at which scale.
 """
 
@@ -48,10 +48,12 @@ CELLS = 3
 """Rows and columns; cells are numbered from 1 in reading order."""
 READABLE = 4.5
 """Pixels of a digit's side as it is shown from which on it can be read (`benchmarks/far_digits.py`)."""
-QUARTERS = 2
-"""Rows and columns of a cell's quarters."""
-NINTHS = 9
-"""Places are written in ninths of an image's sides, so that each is one digit."""
+CLOSER = 2
+"""How many times a quarter is cropped for a far digit, behind the crop of its cell."""
+FRAME, FRAME_INK = 4, 0.6
+"""Width in pixels and grey of the frame around a far digit, which is as large as the last of these."""
+SIXTHS = 6
+"""Places are written in sixths of an image's sides, so that each is one digit."""
 
 
 class DigitsFarConfig(TaskConfig):
@@ -65,9 +67,9 @@ class DigitsFarConfig(TaskConfig):
     near: tuple[int, int] = Field(
         (60, 72), description="Smallest and largest side of a near digit in pixels."
     )
-    far: tuple[int, int] = Field((9, 11), description="Smallest and largest side of a far digit in pixels.")
+    far: tuple[int, int] = Field((8, 9), description="Smallest and largest side of a far digit in pixels.")
     far_share: float = Field(0.4, ge=0, le=1, description="How many of the digits are far, as a share.")
-    longest: int = Field(4, ge=1, le=9, description="Cells on the longest way, the 0's included.")
+    longest: int = Field(3, ge=1, le=9, description="Cells on the longest way, the 0's included.")
     wander: float = Field(
         0.0,
         ge=0,
@@ -83,7 +85,7 @@ class DigitsFarConfig(TaskConfig):
         "it is shown to look at other cells then.",
     )
     noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
-    max_steps: int = Field(8, ge=1, le=32, description="Looks after which the model is told to answer.")
+    max_steps: int = Field(9, ge=1, le=32, description="Looks after which the model is told to answer.")
     stop: str = Field(
         "never",
         description="When looking ends before that: `never`, `after:N` looks, or where the `verifier` has "
@@ -113,11 +115,13 @@ class DigitsFarConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _check(self) -> DigitsFarConfig:
-        for name, (low, high), most in (("near", self.near, QUARTERS), ("far", self.far, NINTHS)):
-            if not 4 <= low <= high <= self.cell // most:
+        within = {"near": (self.near, 2, 0), "far": (self.far, 2 ** (CLOSER + 1), FRAME)}
+        for name, ((low, high), parts, margin) in within.items():
+            most = self.cell // parts - margin
+            if not 4 <= low <= high <= most:
                 raise ValueError(
-                    f"{name} {[low, high]} has to be [low, high] with 4 <= low <= high <= "
-                    f"{self.cell // most}, 1/{most} of a cell's side"
+                    f"{name} {[low, high]} has to be [low, high] with 4 <= low <= high <= {most}, 1/{parts} "
+                    "of a cell's side" + (" without its frame" if margin else "")
                 )
         if self.tools == "none":
             unused = {"stop": "never", "verifier": None, "results": "shown"}
@@ -220,7 +224,8 @@ class DigitsFar(LookTask):
             far = bool(rng.random() < c.far_share)
             low, high = c.far if far else c.near
             size = int(rng.integers(low, high + 1))
-            left, top = (_within(c.cell, NINTHS if far else QUARTERS, size, rng) for _ in range(2))
+            parts, frame = (2 ** (CLOSER + 1), FRAME) if far else (2, 0)
+            left, top = (_within(c.cell // parts, size, frame, rng) for _ in range(2))
             digits.append(FarDigit(digit, left, top, size, far))
         return way, digits
 
@@ -233,12 +238,16 @@ class DigitsFar(LookTask):
         pixels = np.zeros((CELLS * c.cell, CELLS * c.cell), dtype=np.float32)
         for cell, one in enumerate(digits):
             left, top = cell % CELLS * c.cell + one.left, cell // CELLS * c.cell + one.top
+            if one.far:
+                x1, y1, x2, y2 = _framed(left, top, c.cell // 2**CLOSER)
+                pixels[y1:y2, x1:x2] = FRAME_INK
+                pixels[y1 + FRAME : y2 - FRAME, x1 + FRAME : x2 - FRAME] = 0
             paste(pixels, rng.choice(bank[one.digit]), left, top, one.size, ink=float(rng.uniform(0.7, 1.0)))
         return finish(pixels, c.noise, rng)
 
     def looks(self, way: Sequence[int], digits: Sequence[FarDigit]) -> int:
-        """How many looks are needed: one for each cell on the way, and one more where its digit is far."""
-        return sum(1 + digits[cell - 1].far for cell in way)
+        """How many looks are needed: one for each cell on the way, and more where its digit is far."""
+        return sum(1 + CLOSER * digits[cell - 1].far for cell in way)
 
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
         """Reward the number of the cell by 1 if it is right, else by 0."""
@@ -273,7 +282,7 @@ class DigitsFar(LookTask):
             self.verdict,
             self.toolbox,
             settings,
-            _ninths,
+            _sixths,
             self.stopping.rule,
             originals,
             self.tokens_of,
@@ -303,7 +312,7 @@ class DigitsFar(LookTask):
         return left, top, left + one.size, top + one.size
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
-        """Crop each cell on the way, enlarge a digit that is far, answer at the 0.
+        """Crop each cell on the way, come closer to a digit that is far, answer at the 0.
 
         Thoughts say what is seen: the digit, or ``?`` where it is too small. As often as `wander` says, other
         cells are looked at between the 0 and the answer; their thoughts stay with the 0. Without tools the
@@ -314,11 +323,11 @@ class DigitsFar(LookTask):
             return [ShownTurn(self._answered([digits[cell - 1] for cell in way], problem.target))]
         turns, thought, images = [], str(way[0]), 1
         for cell in way:
-            turns.append(ShownTurn(_step(thought, "crop", 1, _box(cell))))
+            turns.append(ShownTurn(_step(thought, 1, _box(cell))))
             images += 1
             one = digits[cell - 1]
-            if one.far:
-                turns.append(ShownTurn(_step("?", "zoom_in", images, around(one, self.config.cell))))
+            for box in closer(one, self.config.cell) if one.far else ():
+                turns.append(ShownTurn(_step("?", images, box)))
                 images += 1
             thought = str(one.digit)
         answer = ShownTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")
@@ -331,7 +340,7 @@ class DigitsFar(LookTask):
             more = min(int(rng.integers(1, 3)), left)
         others = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
         for cell in rng.permutation(others)[: max(more, 0)]:
-            turns.append(ShownTurn(_step(thought, "crop", 1, _box(int(cell)))))
+            turns.append(ShownTurn(_step(thought, 1, _box(int(cell)))))
         return [*turns, answer]
 
     def _insists(self, problem: Problem) -> bool:
@@ -345,29 +354,42 @@ class DigitsFar(LookTask):
         return (f"<think>{thought}</think>" if "think" in self.tags else "") + f"<answer>{target}</answer>"
 
 
-def around(one: FarDigit, cell: int) -> tuple[int, int, int, int]:
-    """A box of two by two ninths of a cell that holds a far digit."""
-    left, top = (min(place * NINTHS // cell, NINTHS - 2) for place in (one.left, one.top))
-    return left, top, left + 2, top + 2
+def closer(one: FarDigit, cell: int) -> list[tuple[int, int, int, int]]:
+    """The quarters in which a far digit stands, in sixths: of its cell, of that quarter, and so on."""
+    boxes, half = [], SIXTHS // 2
+    for level in range(1, CLOSER + 1):
+        side = cell // 2**level
+        x, y = (place // side % 2 * half for place in (one.left, one.top))
+        boxes.append((x, y, x + half, y + half))
+    return boxes
 
 
-def _within(cell: int, parts: int, size: int, rng: np.random.Generator) -> int:
-    """Where on one axis a digit of ``size`` lies that lies within one of the ``parts`` of a cell's side."""
-    part = int(rng.integers(parts))
-    low, high = -(-part * cell // parts), (part + 1) * cell // parts
-    return int(rng.integers(low, high - size + 1))
+def _framed(left: int, top: int, side: int) -> Box:
+    """The square of the canvas, in pixels, in which a far digit stands."""
+    x, y = left // side * side, top // side * side
+    return x, y, x + side, y + side
+
+
+def _within(part: int, size: int, frame: int, rng: np.random.Generator) -> int:
+    """Where on one axis a digit of ``size`` stands: within a part of its cell, and clear of its frame.
+
+    Parts are in pairs: with a frame, which is around a pair, they begin or end with it.
+    """
+    number, room = int(rng.integers(2 if not frame else 2 ** (CLOSER + 1))), part - size - frame
+    return number * part + (frame if number % 2 == 0 else 0) + int(rng.integers(room + 1))
 
 
 def _box(cell: int) -> tuple[int, int, int, int]:
-    """A cell's box in ninths of the canvas."""
-    column, row = (cell - 1) % CELLS * CELLS, (cell - 1) // CELLS * CELLS
-    return column, row, column + CELLS, row + CELLS
+    """A cell's box in sixths of the canvas."""
+    side = SIXTHS // CELLS
+    column, row = (cell - 1) % CELLS * side, (cell - 1) // CELLS * side
+    return column, row, column + side, row + side
 
 
-def _step(thought: str, tool: str, image: int, box: tuple[int, int, int, int]) -> str:
+def _step(thought: str, image: int, box: tuple[int, int, int, int]) -> str:
     """A step as terse as `read_look_call` takes one."""
-    return f"<think>{thought}</think>{tool} {image} {' '.join(map(str, box))}"
+    return f"<think>{thought}</think>crop {image} {' '.join(map(str, box))}"
 
 
-def _ninths(size: Size) -> Size:
-    return NINTHS, NINTHS
+def _sixths(size: Size) -> Size:
+    return SIXTHS, SIXTHS
