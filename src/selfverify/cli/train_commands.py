@@ -94,6 +94,7 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
         return
     from selfverify.core import ranks
     from selfverify.core.events import EVENTS_FILE, read_events, story
+    from selfverify.experiments.looks.train_stopping import train_stopping
     from selfverify.experiments.run import start_processes
     from selfverify.experiments.run import train as run_train
     from selfverify.learner.progress import TrainingProgress
@@ -108,13 +109,18 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
     start_processes(loaded)
     ranks.on_first(refuse_to_overwrite)
     with TrainingProgress(loaded.learner.steps) as shown:
-        run = run_train(
-            loaded,
-            resume=settings.resume,
-            on_step=shown.on_step,
-            on_phase=shown.on_phase,
-            replay=settings.replay,
-        )
+        if loaded.stopping is not None:
+            if settings.replay is not None:
+                raise ConfigError("--replay: a run that makes its own pairs has no rollouts to replay")
+            run = train_stopping(loaded, settings.resume, shown.on_step, shown.on_phase)
+        else:
+            run = run_train(
+                loaded,
+                resume=settings.resume,
+                on_step=shown.on_step,
+                on_phase=shown.on_phase,
+                replay=settings.replay,
+            )
     if ranks.stop():
         if happened := story(read_events(run / EVENTS_FILE)):
             say("\n  ".join(["what happened:", *happened]))

@@ -222,8 +222,7 @@ def train(
     The folder holds ``recipe.yaml``, ``metrics.jsonl``, ``timing.jsonl``, ``events.jsonl``, ``checkpoints/``,
     the trained ``model/``, ``samples-before.jsonl``, ``samples-after.jsonl``, ``metrics.json`` and
     ``gallery/``, and ``rollouts/`` where they are logged. A supervised method is measured only if ``before``
-    is given, because it mostly makes the policy that other runs start from. With ``recipe.stopping`` the
-    folder is that of `experiments.looks.train_stopping`.
+    is given, because it mostly makes the policy that other runs start from.
 
     Args:
         recipe: What to do.
@@ -235,19 +234,18 @@ def train(
         replay: The folder of a run whose logged rollouts are learnt from, as `learn` takes it.
 
     Raises:
-        ConfigError: ``replay`` is the run's own folder, or holds no rollout log; or another process is
-            writing into the folder.
+        ConfigError: ``replay`` is the run's own folder, or holds no rollout log; another process is writing
+            into the folder; or the recipe makes a verifier of when to stop, which
+            `experiments.looks.train_stopping` does.
     """
     if recipe.sampling.engine == "vllm":
         require_vllm()
     start_processes(recipe)
     if recipe.stopping is not None:
-        if replay is not None or before is not None:
-            raise ConfigError("stopping: a run that makes its own pairs can be neither replayed nor compared")
-        # Late, because making pairs is made of runs.
-        from selfverify.experiments.looks.train_stopping import train_stopping
-
-        return train_stopping(recipe, resume, on_step, on_phase)
+        raise ConfigError(
+            f"recipe {recipe.name} has a section `stopping`, whose pairs are to be made first: "
+            "`selfverify train` or experiments.looks.train_stopping does"
+        )
     with held_folder(recipe.folder):
         return _train(recipe, resume, on_step, on_phase, before, replay)
 

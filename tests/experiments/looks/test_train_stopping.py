@@ -56,7 +56,7 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     """The adapter learns from the pairs of the model below it; called again nothing is done twice."""
     pytest.importorskip("peft")
     held, wanted = Stages(monkeypatch), recipe(tmp_path)
-    folder = train(wanted)
+    folder = stages.train_stopping(wanted)
     assert folder == tmp_path / "run" and load_recipe(folder).stopping == wanted.stopping
     assert held.collected[0].policy.lora is None and held.collected[0].task.name == "digits-far"
     assert held.calibrated == [("builtin:digits", "absolute", "steps", 4.0)]
@@ -65,7 +65,7 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     assert [line["step"] for line in lines] == [1, 2] and lines[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
     assert set(json.loads((folder / "leaks.json").read_text())) >= {"accuracy", "passes"}
     before = metrics.read_text()
-    train(wanted, resume=True)
+    stages.train_stopping(wanted, resume=True)
     assert metrics.read_text() == before and len(held.calibrated) == 2
 
 
@@ -79,7 +79,7 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
 def test_recipes_that_make_no_verifier(tmp_path: Path, more: dict[str, Any], said: str) -> None:
     """They end before anything is done."""
     with pytest.raises(ConfigError, match=said):
-        train(recipe(tmp_path, **more))
+        stages.train_stopping(recipe(tmp_path, **more))
     assert not (tmp_path / "run" / "looks").exists()
 
 
@@ -89,4 +89,10 @@ def test_conversations_without_a_pair(tmp_path: Path, monkeypatch: pytest.Monkey
     none = Sets(traces=4, sft=4, pairs_dropped={"one side is the beginning of the other": 2})
     monkeypatch.setattr(stages, "make_sets", lambda *_: none)
     with pytest.raises(DataError, match=r"no pair came of 4 conversations .*stopping.temperature"):
+        stages.train_stopping(recipe(tmp_path))
+
+
+def test_a_plain_run_refuses_such_a_recipe(tmp_path: Path) -> None:
+    """It says who makes the pairs."""
+    with pytest.raises(ConfigError, match="section `stopping`, whose pairs are to be made first"):
         train(recipe(tmp_path))
