@@ -137,17 +137,23 @@ def test_the_step_that_ends_looking_still_runs(stop: str) -> None:
     assert task.limits.turns == 3 and episode.ending().rewards["correct"] == 0
 
 
-def test_skip_drops_the_step() -> None:
-    """Plan and call are dropped, the tool does not run: the question is asked anew with what was seen."""
-    episode, replies = held(looking(stop="after:2", on_stop="skip"), crop(), crop(9))
-    assert replies[1].done and len(episode.gallery) == 2 and episode.dropped is not None
-    messages, images = episode.dropped.messages, episode.dropped.images
-    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
-    assert messages[1]["content"] == crop() and len(images) == 2
-    assert messages[2]["content"][-1]["text"].endswith("answer the question now.")
-    assert episode.problem.messages[-1]["content"][-1]["text"].count("answer the question now") == 0
-    first, _ = held(looking(stop="after:1", on_stop="skip"), crop())
-    assert first.dropped is not None and len(first.dropped.messages) == 1
+def test_skip_takes_the_step_back() -> None:
+    """The tool does not run; what was shown before is shown again, with the request to answer."""
+    task = looking(stop="after:2", on_stop="skip", calls="template")
+    episode, replies = held(task, crop(), crop(9), ANSWER)
+    assert episode.may_take_back and not replies[0].takes_back and not held(looking())[0].may_take_back
+    assert replies[1].takes_back and not replies[1].done and len(episode.gallery) == 2
+    assert replies[1].images == replies[0].images and replies[1].role == "tool"
+    assert words(replies[1]) == f"{words(replies[0])}\n{task.settings.answer_now}"
+    assert replies[2].done and replies[2].cuts[0] == ("answer", 0)
+    ending = episode.ending()
+    assert ending.rewards["correct"] == 1 and ending.rewards["steps"] == 1 and len(ending.turns) == 2
+    assert ending.turns[0]["stopped"] == "rule"
+    # Where it is the first step, nothing was shown before.
+    first, [taken, last] = held(looking(stop="after:1", on_stop="skip"), crop(), ANSWER)
+    assert taken.takes_back and taken.content == task.settings.answer_now and taken.role == "user"
+    assert last.done and not first.steps and len(first.ending().turns) == 1
+    assert [reply.role for reply in episode.foreseen()] == ["tool", "user"]
 
 
 ENDS = [ANSWER, *(call("terminate", final_response=text) for text in ("5", ANSWER))]

@@ -103,6 +103,25 @@ def test_a_step_by_hand(servers: Loop) -> None:
     assert whole["continue_final_message"] and not whole["add_generation_prompt"]
 
 
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_turn_that_is_taken_back(servers: Loop, turn: int) -> None:
+    """It is not among the messages of what is said next."""
+    fake = Characters()
+    listener = verifier(servers, fake)
+    listener.begin({(0, 0): question(1)})
+    for before in range(turn):
+        listener.said({(0, 0): said(STEP, before)})
+        listener.shown({(0, 0): shown(before)})
+    listener.said({(0, 0): said("crop 9", turn)})
+    taken = shown(turn)
+    taken.takes_back = True
+    listener.shown({(0, 0): taken})
+    listener.said({(0, 0): said("<answer>5</answer>", turn)})
+    messages = [body for body in fake.seen if "prompt_logprobs" in body][-1]["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant"]
+    assert messages[1]["content"] == (STEP if turn else "") and "crop 9" not in str(messages)
+
+
 @pytest.mark.parametrize(
     ("fault", "why"), [("refuses", "refuses prompt_logprobs"), ("nothing", "needs vLLM")]
 )

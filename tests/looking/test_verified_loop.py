@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.evaluation.test_looked import far, teach
 from tests.looking.test_look_episode import ANSWER, crop, looking, words
 from tests.looking.test_step_verifier import adapted
 from tests.policy.test_threads import ending
 
 from selfverify.core.episode import Said
-from selfverify.core.errors import ConfigError
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group
+from selfverify.looking.look_prompt import asked_anew
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.looking_task import LookingTask
 from selfverify.looking.step_verifier import StepVerifier
@@ -85,8 +86,35 @@ def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
     assert all(LOG_RATIO in trajectory.segments[-1].values for trajectory in group.trajectories)
 
 
-def test_a_model_that_runs_here_drops_no_step(load_policy: Callable[..., Policy]) -> None:
-    """It is refused before anything is sampled, rather than ended without an answer."""
-    task = looking(on_stop="skip", stop="after:1")
-    with pytest.raises(ConfigError, match="skip needs a server"):
-        task.use_policy(load_policy())
+@pytest.mark.parametrize("stop", ["after:1", "after:2"])
+def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Policy], stop: str) -> None:
+    """r(τ) is that of what is left, read anew; the tokens are those of the answers that `compare` takes."""
+    policy, verifier = load_policy(), adapted(load_policy)
+    task = far(stop=stop, on_stop="skip", max_steps=3)
+    teach(policy, task)
+    problems = [task.problem("validation", 0, index) for index in range(4)]
+    task.use_policy(policy)
+    listener = StepVerifier(verifier, reasoner=policy)
+    sampling = SamplingConfig(group_size=2, max_new_tokens=48)
+    groups = converse(policy, task, problems, [5, 6, 7, 8], sampling, listener=listener).groups
+    kept = int(stop[-1]) - 1
+    # Without a look it is what `evaluation.looked` asks where there was none.
+    unseen = asked_anew(problems[0], [("", [{"type": "text", "text": "Answer."}], [])], "user", "")
+    [whole], [prompt] = policy.encode([unseen]), policy.encode(problems[:1])
+    asked = [*prompt.ids.tolist(), *groups[0].trajectories[0].segments[0].tokens]
+    assert kept or asked == whole.ids.tolist()
+    for group in groups:
+        for trajectory in group.trajectories:
+            said = [s for s in trajectory.segments if s.author == "policy"]
+            assert [s.channel for s in said] == ["plan", "action"] * kept + ["answer"]
+            assert trajectory.rewards["steps"] == kept and trajectory.finish == Finish.STOP
+            assert [s.turn for s in said] == sorted(s.turn for s in said)
+            assert said[-1].turn == kept and "Answer." in trajectory.segments[-2].text
+            shown = [s for s in trajectory.segments if s.author == "environment"]
+            assert len(shown) == max(kept, 1) and sum(len(s.images) for s in shown) == kept
+    measured = {id(t): t.scores.pop(LOG_RATIO) for group in groups for t in group.trajectories}
+    assert len({round(value, 6) for value in measured.values()}) > 1
+    verify(groups, TrajectoryRatio(verifier))
+    for group in groups:
+        for trajectory in group.trajectories:
+            assert trajectory.scores["ratio"] == pytest.approx(measured[id(trajectory)], abs=1e-4)

@@ -121,6 +121,28 @@ def test_the_dropped_step(servers: Loop, picture: str) -> None:
     shown = run("solve", *words, "--stop-looking", "after:1", "--on-stop", "skip")
     record = json.loads(shown.stdout)
     assert record["choice"]["answer"] == "9" and [len(body["messages"]) for body in fake.seen] == [1, 1]
+    assert record["looks"] == [[]]
+
+
+def test_a_later_step_is_dropped(servers: Loop, picture: str) -> None:
+    """What was shown before it is shown again, with the request to answer."""
+
+    def write(body: Body, number: int) -> str:
+        return tagged("9") if "question now" in str(body["messages"][-1]) else STEP
+
+    fake = FakeUpstream(write=write, knows_logprobs=False)
+    words = ["--look", "--server", servers.upstream(fake), "--image", picture, "What?", "-n", "1", "--json"]
+    record = json.loads(run("solve", *words, "--stop-looking", "after:2", "--on-stop", "skip").stdout)
+    assert record["choice"]["answer"] == "9"
+    asked, second, last = fake.seen
+    assert [len(body["messages"]) for body in (asked, second, last)] == [1, 3, 3]
+    assert last["messages"][:2] == second["messages"][:2]
+    [before, picture_before], [words_after, picture_after] = (
+        body["messages"][2]["content"] for body in (second, last)
+    )
+    assert picture_before == picture_after and words_after["text"].startswith(before["text"])
+    [[step]] = record["looks"]
+    assert step["tool"] == "crop" and step["stopped"] == "rule"
 
 
 def test_a_model_that_runs_here() -> None:
@@ -147,7 +169,6 @@ def test_steps_of_a_trajectory() -> None:
     [
         (["--max-steps", "2"], "--max-steps needs --look"),
         (["--look", "--turns", "2"], "take one"),
-        (["--look", "--on-stop", "skip"], "--on-stop skip needs a --server"),
         (["--look", "--server", "http://127.0.0.1:9", "--stop", "beta"], "draws all candidates"),
         (["--look", "--tool", "rotate"], "no tool 'rotate'"),
         (["--look", "--stop-looking", "delta"], "no rule 'delta'"),

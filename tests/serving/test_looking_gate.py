@@ -202,10 +202,9 @@ def test_an_own_model_looks_again(servers: Loop, load_policy: Callable[..., Poli
 
 
 def test_settings_of_the_command() -> None:
-    """Options of looking need --look; a step can be dropped with servers only."""
+    """Options of looking need --look, and a rule what it asks."""
     for words, said in (
         (["--tool", "crop"], "--tool needs --look"),
-        (["--look", "--on-stop", "skip"], "--on-stop skip needs --upstream"),
         (["--look", "--stop-looking", "verifier"], "needs the verifier's folder"),
     ):
         shown = CliRunner().invoke(app, ["serve", "--model", "builtin:digits", "--port", "0", *words])

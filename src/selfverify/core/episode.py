@@ -58,6 +58,10 @@ class Reply:
             begins, the first at 0. Empty puts all of it into `Episode.channel`.
         aside: What is shown to the policy in place of this, once and for itself: what it says to that is told
             to `Episode.aside`, and both are forgotten before this is shown.
+        takes_back: Whether what the policy has just said is taken back, with what it was shown before that,
+            as though neither had been; this is shown in place of the latter. The trajectory holds nothing of
+            them. Before its first turn the policy was shown nothing: it then hears this as though it had said
+            nothing. Only where `Episode.may_take_back` says so.
     """
 
     content: str | list[dict[str, Any]] = ""
@@ -66,6 +70,7 @@ class Reply:
     done: bool = False
     cuts: list[tuple[str, int]] = field(default_factory=list)
     aside: Reply | None = None
+    takes_back: bool = False
 
     @property
     def text(self) -> str:
@@ -99,6 +104,8 @@ class Episode(ABC):
 
     channel = "answer"
     """The channel of what the policy says, where a reply does not cut it."""
+    may_take_back = False
+    """Whether a reply may take back what it answers (`Reply.takes_back`)."""
 
     def begin(self) -> Reply | None:
         """What is there before the policy speaks; by default nothing.

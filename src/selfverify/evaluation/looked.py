@@ -170,7 +170,9 @@ def _held(
     rollout = converse(policy, task, asked, seeds, sampling)
     hold_again(policy, task, rollout, seeds, sampling, config.retries)
     silent = task.looking_by({"verifier": None})
-    unseen = [asked_anew(problem, [], "user", task.settings.answer_now) for problem in asked]
+    # As it is asked where the first step is taken back: it has begun to speak, and has said nothing.
+    told: list[dict[str, Any]] = [{"type": "text", "text": task.settings.answer_now}]
+    unseen = [asked_anew(problem, [("", told, [])], "user", "") for problem in asked]
 
     def once(problem: Problem, seed: int) -> Episode:
         return AnswerOnce(problem, task.tags, task.verdict)

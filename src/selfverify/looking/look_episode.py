@@ -15,7 +15,7 @@ from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.core.trajectory import ANSWER, Finish
 from selfverify.looking.crop_hits import CROP_HIT, crop_hit
 from selfverify.looking.look_calls import LookCall, read_look_call
-from selfverify.looking.look_prompt import Part, asked_anew
+from selfverify.looking.look_prompt import Part
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_steps import LookStep, StepAnswer
 from selfverify.looking.stop_rules import DELTA_R, LOG_RATIO, LOG_RATIO_PLAN, StopRule, Verified
@@ -47,7 +47,9 @@ class LookEpisode(AnswerOnce):
     A call that cannot be read or does not fit, a tool that fails, hangs or is missing: each is an observation
     that says why, and a step. A call that was made before is not made again; the model is told which images
     show its result. A message without a call is an answer. Whether it, or a call of `terminate`, ends looking
-    before the rule does, is a setting; where it does not the model is told to look.
+    before the rule does, is a setting; where it does not the model is told to look. With ``on_stop: skip``
+    the step at which the rule stops is taken back: its tool does not run, it is no step of the conversation,
+    and the model answers from what it had seen before.
 
     Args:
         problem: What is asked, with its tools described.
@@ -79,12 +81,12 @@ class LookEpisode(AnswerOnce):
         self.toolbox, self.settings, self.rule, self.originals = toolbox, settings, rule, originals
         self.gallery = Gallery(space=space, most_shown=settings.most_shown, smallest=settings.smallest)
         self._budget = VisualBudget(settings.max_visual_tokens, tokens_of)
+        self.may_take_back = settings.on_stop == "skip"
         self.steps: list[LookStep] = []
-        self.dropped: Problem | None = None
-        """With ``on_stop: skip``, once the rule has stopped: what has to be answered instead."""
         self.last_said = ""
         """What the model said in its last step."""
-        self._told: list[tuple[str, Sequence[Part], Sequence[Image]]] = []
+        self._shown: tuple[Sequence[Part], Sequence[Image]] = [], []
+        """What was shown last: parts of a message, and images."""
         self._made: dict[str, int] = {}
         """By call the step that made it."""
         self._called, self._faults, self._in_a_row = 0, 0, 0
@@ -101,7 +103,8 @@ class LookEpisode(AnswerOnce):
 
     def foreseen(self) -> Sequence[Reply]:
         """See `Episode`."""
-        return [self._reply([{"type": "text", "text": self.settings.answer_now}], [])]
+        asked = [self._reply([{"type": "text", "text": self.settings.answer_now}], [])]
+        return [*asked, Reply(self.settings.answer_now)] if self.may_take_back else asked
 
     def begin(self) -> None:
         """See `Episode`.
@@ -134,24 +137,36 @@ class LookEpisode(AnswerOnce):
             return self._answer(said, read)
         if ends and self.settings.answer_each_step:
             self._beside.append((step, "own", self._tagged(said, read), len(said.tokens)))
+        if stops and self.settings.on_stop == "skip":
+            return self._taken_back(step)
         self.steps.append(step)
         step.stopped = "rule" if stops else "cap" if step.step >= self.settings.max_steps else ""
-        if stops and self.settings.on_stop == "skip":
-            self.dropped = asked_anew(self.problem, self._told, self.role, self.settings.answer_now)
-            return Reply(done=True, cuts=_cuts(read))
         words, images = self._carried_out(step, read)
         said.values |= self._measured(step)
         if not step.stopped and self._in_a_row >= self.settings.errors_in_a_row:
             step.stopped = "errors"
         self._answering = bool(step.stopped)
         self.last_said = said.text
-        self._told.append((said.text, words, images))
+        self._shown = words, images
         asked = self._reply([*words, _text(f"\n{self.settings.answer_now}")], images, _cuts(read))
         if self._answering:
             return asked
         reply = self._reply(words, images, _cuts(read))
         if self.settings.answer_each_step:
             reply.aside = asked
+        return reply
+
+    def _taken_back(self, dropped: LookStep) -> Reply:
+        """Plan and call are taken back, their tool does not run, and the answer is asked for before them."""
+        self._ratios.pop()
+        self._answering = True
+        words, images = self._shown
+        if not self.steps:
+            # A message of a tool would answer no call.
+            return Reply(self.settings.answer_now, takes_back=True)
+        self.steps[-1].stopped, self.steps[-1].dropped_delta_r = "rule", dropped.delta_r
+        reply = self._reply([*words, _text(f"\n{self.settings.answer_now}")], [*images])
+        reply.takes_back = True
         return reply
 
     def aside(self, said: Said) -> None:

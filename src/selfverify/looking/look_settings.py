@@ -81,8 +81,7 @@ class LookBasics(ToolModels):
 
     on_stop: Literal["run", "skip"] = "run"
     """With --look: whether the tool of the step with which looking ends still runs, as in the paper's
-    Algorithm 1, or plan and call are dropped, and the answer comes from what was there before. The latter
-    with servers only."""
+    Algorithm 1, or plan and call are taken back, and the answer comes from what was there before (`skip`)."""
 
     terminate: Literal["refuse", "accept"] = "accept"
     """With --look: whether the model may end looking by itself, by answering or calling `terminate`."""

@@ -43,6 +43,8 @@ class LookStep:
         delta_r_plan: The plan's part of it.
         rule: The rule that the verifier was asked by, `absolute` or `signed`; empty where it only measured.
         epsilon: That rule's ε, nats.
+        dropped_delta_r: Where the rule has ended looking with the next step, and that was taken back
+            (``on_stop: skip``): its Δr.
         asked: What the model answers when it is told to after this step (`LookSettings.answer_each_step`).
         own: With the same setting the answer with which it would have ended looking, if that was refused.
     """
@@ -59,6 +61,7 @@ class LookStep:
     delta_r_plan: float | None = None
     rule: str = ""
     epsilon: float | None = None
+    dropped_delta_r: float | None = None
     asked: StepAnswer | None = None
     own: StepAnswer | None = None
 

@@ -11,7 +11,6 @@ from PIL.Image import Image
 
 from selfverify.core.episode import Episode, Listener
 from selfverify.core.episode_settings import EpisodeLimits
-from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_settings import LookSettings
@@ -39,18 +38,9 @@ class LookTask(Task):
         """The conversation about a problem of this task."""
 
     def use_policy(self, policy: object) -> None:
-        """See `Task`.
-
-        Raises:
-            ConfigError: The step that ends looking is to be dropped, which a model that runs here cannot do.
-        """
-        if not isinstance(policy, Policy):
-            return
-        if self.settings.on_stop == "skip":
-            raise ConfigError(
-                "on_stop: skip needs a server's model; one that runs here keeps what it has said"
-            )
-        self.reasoner = policy
+        """See `Task`."""
+        if isinstance(policy, Policy):
+            self.reasoner = policy
 
     def tokens_of(self, image: Image) -> int:
         """How many visual tokens an image takes."""

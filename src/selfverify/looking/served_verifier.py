@@ -94,11 +94,13 @@ class ServedModel:
 
 @dataclass(slots=True)
 class _HeardTalk:
-    """A conversation so far: its messages, and whether something could not be heard."""
+    """A conversation so far: its messages, whether something could not be heard, and how many messages there
+    were before the reasoner was shown something (0: it was shown nothing)."""
 
     problem: Problem
     messages: list[Message] = field(default_factory=list)
     deaf: bool = False
+    before: int = 0
 
 
 class ServedVerifier(Listener):
@@ -171,6 +173,11 @@ class ServedVerifier(Listener):
     def shown(self, replies: Mapping[tuple[int, int], Reply]) -> None:
         """See `Listener`."""
         for place, reply in replies.items():
+            talk = self._talks[place]
+            if reply.takes_back:
+                self._go_back(talk)
+            else:
+                talk.before = len(talk.messages)
             left = iter(reply.images)
             parts = (
                 [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
@@ -181,7 +188,15 @@ class ServedVerifier(Listener):
                 else dict(part)
                 for part in parts
             ]
-            self._talks[place].messages.append({"role": "user", "content": content})
+            talk.messages.append({"role": "user", "content": content})
+
+    def _go_back(self, talk: _HeardTalk) -> None:
+        """Forget what the reasoner has said last and was shown before that."""
+        if talk.before:
+            del talk.messages[talk.before :]
+        else:
+            # As own models hear it: they have begun to speak, and have said nothing.
+            talk.messages[-1] = {"role": "assistant", "content": ""}
 
 
 def _checked(tokens: Tokens, text: str) -> Tokens:

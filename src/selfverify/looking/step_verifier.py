@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -48,6 +48,7 @@ class _Heard:
         turns: How often it has spoken.
         end: The token that ends a message of the reasoner in the verifier's template, if one does.
         deaf: Whether something could not be heard, so that nothing more is measured.
+        before: Where it stood before the reasoner was shown something, should that be taken back.
     """
 
     problem: Problem
@@ -56,6 +57,17 @@ class _Heard:
     turns: int = 0
     end: list[int] = field(default_factory=list)
     deaf: bool = False
+    before: _HeardBefore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _HeardBefore:
+    """Where a conversation stood: what brings the readers back there, and fields of `_Heard`."""
+
+    back: Sequence[Callable[[], None]]
+    used: int
+    last: list[int]
+    turns: int
 
 
 class StepVerifier(Listener):
@@ -112,6 +124,8 @@ class StepVerifier(Listener):
             self._readers.append(_Reader(policy, ReplyEncoder(policy.encoder), threads))
         lengths = dict(zip(by_number, (len(prompt.ids) for prompt in prompts), strict=True))
         self._heard = {place: _Heard(problem, lengths[place[0]]) for place, problem in problems.items()}
+        for place in self._heard:
+            self._mark(place)
 
     def said(self, said: Mapping[Place, Said]) -> None:
         """See `Listener`."""
@@ -145,6 +159,10 @@ class StepVerifier(Listener):
             talk = self._heard[place]
             if talk.deaf:
                 continue
+            if reply.takes_back:
+                self._go_back(talk)
+            else:
+                self._mark(place)
             try:
                 encoded = [
                     without_written_end(talk.last, reader.writer.encode(talk.problem, reply, talk.turns))
@@ -156,6 +174,19 @@ class StepVerifier(Listener):
             if self._has_room(talk, len(encoded[0].tokens)):
                 pieces[place] = encoded
         self._hear(pieces, score=False)
+
+    def _mark(self, place: Place) -> None:
+        """Remember where a conversation stands before something is shown in it."""
+        talk = self._heard[place]
+        back = [reader.threads.bookmark([place]) for reader in self._readers]
+        talk.before = _HeardBefore(back, talk.used, talk.last, talk.turns)
+
+    def _go_back(self, talk: _Heard) -> None:
+        """Forget what the reasoner has said last and was shown before that."""
+        assert talk.before is not None
+        for back in talk.before.back:
+            back()
+        talk.used, talk.last, talk.turns = talk.before.used, talk.before.last, talk.before.turns
 
     def _hear(
         self, pieces: Mapping[Place, Sequence[Continuation]], score: bool

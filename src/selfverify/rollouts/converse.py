@@ -183,6 +183,8 @@ class _Rounds:
         self.threads, self.talks, self.replies = threads, talks, replies
         self.listener, self.in_step, self.seconds = listener, in_step, seconds
         self._failed: SelfVerifyError | None = None
+        self._back: dict[Place, Callable[[], None]] = {}
+        """What brings threads whose last turn may be taken back to where they stood before that."""
 
     def run(self, turns: int) -> None:
         """Hold all conversations to their end; the policy speaks at most ``turns`` times in each."""
@@ -226,6 +228,7 @@ class _Rounds:
                 replies = self.replies.ask(calls, f"turn {turn - 1}" if turn else "before the first turn")
             with self._timed("hear"):
                 heard = self._heard(replies, take)
+                self._go_back(replies)
                 self._ask_aside(heard, turn)
                 heard = {place: piece for place, piece in heard.items() if not self.talks[place].over}
                 self.threads.hear(heard)
@@ -237,6 +240,17 @@ class _Rounds:
                 raise
             # The others go on to ask the engine, which takes this process, too, if with nothing to say.
             self._failed = error
+
+    def _go_back(self, places: Iterable[Place]) -> None:
+        """Let the policy forget turns that are taken back, and mark where others stand that may be."""
+        for place in places:
+            talk = self.talks[place]
+            if talk.over or talk.episode is None or not talk.episode.may_take_back:
+                self._back.pop(place, None)
+            elif talk.taken_back:
+                self._back[place]()
+            else:
+                self._back[place] = self.threads.bookmark([place])
 
     def _ask_aside(self, places: Iterable[Place], turn: int) -> None:
         """Let the policy answer asides; its conversations then go on as though it had not.

@@ -17,6 +17,7 @@ class EpisodeAround(Episode):
 
     def __init__(self, inner: Episode) -> None:
         self.inner, self.channel = inner, inner.channel
+        self.may_take_back = inner.may_take_back
 
     def foreseen(self) -> Sequence[Reply]:
         """See `Episode`."""

@@ -55,6 +55,11 @@ class Noted(EpisodeAround):
         """
         self.messages.append({"role": "assistant", "content": said.text})
         reply = super().reply(said)
+        if reply.takes_back:
+            # With what was shown before it; nothing was before the first turn.
+            del self.messages[-2 if self.cuts else -1 :]
+            self._note(reply)
+            return reply
         self.cuts.append([[*cut] for cut in reply.cuts or [(self.channel, 0)]])
         self.finish = said.finish
         if not reply.done and said.finish == Finish.STOP:

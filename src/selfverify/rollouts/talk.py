@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.tags import channel_lengths, token_ends
@@ -24,6 +25,23 @@ from selfverify.policy.sampling import Sample
 from selfverify.rollouts.replying import ask, begin, outcome
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _SaidBefore:
+    """Where a conversation stood before the policy was shown something.
+
+    Args:
+        segments: How many there were.
+        turns: How often the policy had spoken.
+        used: The tokens, the prompt's among them.
+        said: Those of the policy's last segment; empty before it has spoken.
+    """
+
+    segments: int
+    turns: int
+    used: int
+    said: Sequence[int]
 
 
 class Talk:
@@ -55,6 +73,9 @@ class Talk:
         """For each token of the last turn where in the turn's text it ends."""
         self.aside: Continuation | None = None
         """What the policy hears for once before it hears what `answer` has returned."""
+        self.taken_back = False
+        """Whether the policy has to forget what it heard and said last before it hears that."""
+        self._before = _SaidBefore(0, 0, used, [])
 
     def open(self, make: Callable[[], Episode]) -> None:
         """Make the episode; an environment that does not start is lost like one that dies.
@@ -139,23 +160,42 @@ class Talk:
         Raises:
             DataError: The reply cannot be shown to the policy.
         """
-        last = self._cut(reply)
-        if last.finish == Finish.LENGTH and self._is_full(self._used):
-            self._run_out()
-        self.over = reply.done or last.finish != Finish.STOP or not more
+        self.taken_back = reply.takes_back
+        if reply.takes_back:
+            self._take_back()
+            self.over = reply.done or not more
+        else:
+            last = self._cut(reply)
+            if last.finish == Finish.LENGTH and self._is_full(self._used):
+                self._run_out()
+            self.over = reply.done or last.finish != Finish.STOP or not more
+            self._before = _SaidBefore(len(self._segments), len(self.turns), self._used, last.tokens)
         self.aside = None
         if self.over:
             return None
-        turn = len(self.turns)
+        turn, said = len(self.turns), self._before.said
 
         def encoded(shown: Reply) -> Continuation:
-            return without_written_end(last.tokens, self.writer.encode(self.problem, shown, turn))
+            if not turn and self.problem.environment_begins:
+                return self.writer.opening(self.problem, shown)
+            return without_written_end(said, self.writer.encode(self.problem, shown, turn))
 
         if reply.aside is not None:
             with suppress(TooLongError):
                 piece = encoded(reply.aside)
                 self.aside = None if self._is_full(self._used + len(piece.tokens)) else piece
         return self._show(lambda: encoded(reply), reply)
+
+    def _take_back(self) -> None:
+        """Forget what the policy has said last, and what it was shown before that.
+
+        Raises:
+            DataError: The episode has not said that it may do so.
+        """
+        if self.episode is None or not self.episode.may_take_back:
+            raise DataError("its episode takes a turn back without may_take_back")
+        del self._segments[self._before.segments :], self.turns[self._before.turns :]
+        self._used = self._before.used
 
     def overhear(self, sample: Sample) -> None:
         """Tell the episode what the policy has said to an aside."""

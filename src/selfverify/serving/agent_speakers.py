@@ -96,9 +96,16 @@ class OnServer(Speaker):
         self.messages = openai_messages(problem)
         self._named: list[str] = []
         """The ids of the calls in the last message."""
+        self._before = [*self.messages], self._named
+        """Both as they were before something was shown last."""
 
     def hear(self, reply: Reply) -> None:
         """See `Speaker`. Pictures follow in a message of the user: those of tools hold text only."""
+        if reply.takes_back:
+            messages, self._named = self._before
+            self.messages = [*messages]
+        else:
+            self._before = [*self.messages], self._named
         parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
         words = "\n".join(part["text"] for part in parts if part["type"] == "text")
         for name in self._named:

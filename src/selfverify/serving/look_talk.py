@@ -17,7 +17,6 @@ from selfverify.serving.agent_speakers import AwaitedSpeaker, OnServer, hold
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.serving.told_looks import OnStep, ToldLooks
-from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.judged import Judged
 
 AT_ONCE = 8
@@ -65,9 +64,7 @@ def look_once(
         DataError: An image cannot be looked at.
         ServerError: The server cannot be reached or refuses, or nobody waits.
     """
-    episode: AnswerOnce = looking.look(asked)
-    assert isinstance(episode, LookEpisode)
-    look, speaker = episode, OnServer(asked, server, fields)
+    look, speaker = looking.look(asked), OnServer(asked, server, fields)
     try:
         with lock:  # the first conversation loads the verifier
             listener = looking.listener()
@@ -75,10 +72,6 @@ def look_once(
         held = look if tell is None else ToldLooks(look, tell)
         ending = hold(held, AwaitedSpeaker(heard, over), looking.limits.turns)
         steps = [turn for turn in ending.turns if isinstance(turn, dict)]
-        if look.dropped is not None:
-            episode = AnswerOnce(look.dropped, looking.tags, looking.verdict)
-            speaker = OnServer(look.dropped, server, fields)
-            ending = hold(episode, speaker, 1)
     finally:
         look.close()
     written = [message["content"] for message in speaker.messages if message["role"] == "assistant"]
@@ -94,4 +87,4 @@ def look_once(
 
 def _is_step(look: LookEpisode, text: str) -> bool:
     """Whether the model's last words are a step, so that it has not answered."""
-    return look.dropped is None and bool(look.steps) and look.last_said == text
+    return bool(look.steps) and look.last_said == text

@@ -212,9 +212,3 @@ class ServeSettings(Settings):
     gateway: GatewaySettings = GatewaySettings()
     looking: LookOptions = LookOptions()
     """What requests with a field `look` may ask for."""
-
-    @model_validator(mode="after")
-    def _skips_on_servers(self) -> ServeSettings:
-        if self.looking.on_stop == "skip" and not self.backend.servers:
-            raise ValueError("--on-stop skip needs --upstream: a model that runs here keeps what it said")
-        return self

@@ -124,8 +124,6 @@ class SolveSettings(Settings):
                     f"{choosing.calibration} was fitted on full sets of samples, which early stopping does "
                     "not draw"
                 )
-            if looking.on_stop == "skip":
-                raise ValueError("--on-stop skip needs a --server: a model that runs here keeps what it said")
             return self
         if looking.look and (choosing.verifier not in ("soft", "inline") or not choosing.all_samples):
             raise ValueError("--look with a --server draws all candidates and reads the scores they write")

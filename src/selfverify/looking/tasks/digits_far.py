@@ -99,6 +99,10 @@ class DigitsFarConfig(TaskConfig):
     terminate: Literal["refuse", "accept"] = Field(
         "accept", description="Whether the model may end looking by itself."
     )
+    on_stop: Literal["run", "skip"] = Field(
+        "run",
+        description="Whether the tool of the step that ends looking still runs, or the step is taken back.",
+    )
     tools: Literal["crop-zoom", "none"] = Field(
         "crop-zoom",
         description="What the model looks with. With `none` it answers at once, from the thumbnail alone.",
@@ -124,7 +128,7 @@ class DigitsFarConfig(TaskConfig):
                     "of a cell's side" + (" without its frame" if margin else "")
                 )
         if self.tools == "none":
-            unused = {"stop": "never", "verifier": None, "results": "shown"}
+            unused = {"stop": "never", "verifier": None, "on_stop": "run", "results": "shown"}
             given = self.model_dump(include={*unused})
             if wrong := [name for name in unused if given[name] != unused[name]]:
                 raise ValueError(f"{wrong[0]} needs tools to look with, and tools is none")
@@ -179,6 +183,7 @@ class DigitsFar(LookTask):
             rule=c.rule,
             epsilon=c.epsilon,
             terminate=c.terminate,
+            on_stop=c.on_stop,
             results=c.results,
         )
         self.limits = limits_of(self.settings)
