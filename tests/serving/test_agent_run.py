@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,9 @@ def test_pictures_follow_in_a_message_of_the_user(tmp_path: Path, loop: Loop) ->
     assert [message["role"] for message in messages] == [
         "system", "user", "assistant", "tool", "user",
     ]  # fmt: skip
-    assert [part["type"] for part in messages[1]["content"]] == ["text", "text", "image_url"]
+    # The first screen continues the task, as for a policy whose template takes no two messages in a row.
+    assert [part["type"] for part in messages[1]["content"]] == ["text", "image_url"]
+    assert re.search(r"# Task\nLook\.\n\n## ", messages[1]["content"][0]["text"])
     assert messages[-1]["content"][0]["type"] == "image_url" and isinstance(messages[-2]["content"], str)
     assert session.worked.outcome == "improper" and session.worked.why == "a message without a call"
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+BETWEEN = "\n\n"
+"""What stands between a user's question and what continues the same message."""
+
 
 def content_parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A content as parts of its own: ``{"type": "text", "text": ...}``, ``{"type": "image", ...}``."""

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.message_content import content_parts
+from selfverify.core.message_content import BETWEEN, content_parts
 from selfverify.core.problem import Problem
 from selfverify.policy.chat import chat_text
 from selfverify.policy.loading import Loaded
 
-_BETWEEN = "\n\n"
-"""What stands between a user's question and what continues it."""
 _MARK = "SHOWNFIRST"
 _MARKED = [{"type": "text", "text": _MARK}]
 
@@ -59,7 +57,7 @@ class Opening:
         if not whole.startswith(self.prompt):
             return None
         rest = whole.removeprefix(self.prompt)
-        return _BETWEEN + rest if parts else rest.removeprefix(_MARK)
+        return BETWEEN + rest if parts else rest.removeprefix(_MARK)
 
 
 def find_opening(loaded: Loaded, problem: Problem) -> Opening:

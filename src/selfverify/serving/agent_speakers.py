@@ -10,6 +10,7 @@ from typing import Any
 from selfverify.agents import background
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import ServerError
+from selfverify.core.message_content import BETWEEN, content_parts
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.remote.client import OpenAIClient
@@ -106,7 +107,7 @@ class OnServer(Speaker):
             self.messages = [*messages]
         else:
             self._before = [*self.messages], self._named
-        parts = [{"type": "text", "text": reply.content}] if isinstance(reply.content, str) else reply.content
+        parts = content_parts(reply.content)
         words = "\n".join(part["text"] for part in parts if part["type"] == "text")
         for name in self._named:
             self.messages.append({"role": "tool", "tool_call_id": name, "content": words})
@@ -117,10 +118,16 @@ class OnServer(Speaker):
         self._named = []
 
     def _told(self, parts: list[dict[str, Any]]) -> None:
-        """Go on with the user's message: many chat templates refuse two in a row."""
+        """Go on with the user's message: many chat templates refuse two in a row.
+
+        Servers put nothing between two texts of a message, or one line break.
+        """
         if self.messages[-1]["role"] == "user":
-            before = self.messages.pop()["content"]
-            parts = [*([{"type": "text", "text": before}] if isinstance(before, str) else before), *parts]
+            *before, last = content_parts(self.messages.pop()["content"])
+            if last["type"] == "text":
+                words = parts.pop(0)["text"] if parts[0]["type"] == "text" else ""
+                last["text"] += BETWEEN + words
+            parts = [*before, last, *parts]
         self.messages.append({"role": "user", "content": parts})
 
     def speak(self, turn: int) -> Said:
