@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -221,6 +222,19 @@ def test_faults_in_a_file_name_line_and_key(good: Path, old: str, new: str, expe
 )  # fmt: skip
 def test_faults_in_overrides(good: Path, override: str, expected: str) -> None:
     assert expected in refusal(good, override)
+
+
+def test_vllm_starts_from_no_gguf_file(good: Path, tmp_path: Path) -> None:
+    """Nor from an adapter on one: it reads the folder itself."""
+    packed, adapter = tmp_path / "packed.gguf", tmp_path / "adapter"
+    packed.write_bytes(b"")
+    adapter.mkdir()
+    about = {"base_model_name_or_path": str(packed), "peft_type": "LORA"}
+    (adapter / "adapter_config.json").write_text(json.dumps(about))
+    for path in (packed, adapter):
+        load_recipe(str(good), [f"policy.path={path}"])
+        with pytest.raises(ConfigError, match=rf"`selfverify merge {path} FOLDER` unpacks it"):
+            load_recipe(str(good), [f"policy.path={path}", "sampling.engine=vllm"])
 
 
 def test_a_recipe_changes_the_limits_of_conversations(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:

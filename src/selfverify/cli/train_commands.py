@@ -132,26 +132,37 @@ def merge(
         str,
         typer.Argument(
             metavar="RUN_OR_MODEL",
-            help="The folder of a run that trained an adapter (`policy.lora`), or the adapter's folder.",
+            help="The folder of a run that trained an adapter (`policy.lora`), the adapter's folder, or a "
+            "GGUF file.",
         ),
     ],
     output: Annotated[Path, typer.Argument(help="A new folder for the whole model.")],
 ) -> None:
     """Join an adapter (LoRA) and its base model to one whole model, for servers and other libraries.
 
-    Example: `selfverify merge runs/mine ./my-model`
+    A GGUF file, which has no adapter, is unpacked.
+
+    Examples:
+
+    - `selfverify merge runs/mine ./my-model`
+
+    - `selfverify merge builtin:smollm2 ./smollm2`
     """
     from selfverify.cli.run_folders import saved_model
     from selfverify.core.policy_settings import PolicyConfig
     from selfverify.experiments.recipe import RECIPE_FILE, load_recipe
+    from selfverify.policy.adapters import base_of
+    from selfverify.policy.loading import packed_file
 
     if output.is_file() or (output.exists() and any(output.iterdir())):
         raise ConfigError(f"{output} is a file, or not empty; choose another folder")
-    source = saved_model(target)
+    packed = packed_file(target) is not None and base_of(target) is None
+    source = target if packed else saved_model(target)
     trained = (Path(target).expanduser() / RECIPE_FILE).is_file()
     settings = load_recipe(target, []).policy if trained else PolicyConfig(dtype="auto")
     from selfverify.policy.policy import Policy
 
     settings = settings.for_model(source).model_copy(update={"device": "cpu"})
-    Policy.load(settings).merged().save(output)
+    policy = Policy.load(settings)
+    (policy if packed else policy.merged()).save(output)
     typer.echo(f"model: {output}")

@@ -24,9 +24,10 @@ def contradictions(sampling: SamplingConfig, policy: PolicyConfig) -> list[str]:
             "sampling.temperature=0 makes all samples of a group equal, so that nothing can be learnt from "
             "comparing them; use a temperature above 0"
         )
-    if sampling.engine == "vllm":
+    unknown = _model_path_faults(policy.path)
+    if sampling.engine == "vllm" and not unknown:
         faults += _vllm_faults(policy)
-    return faults + _model_path_faults(policy.path)
+    return faults + unknown
 
 
 def episode_faults(episode: EpisodeConfig, method: Method, task: type[Task]) -> list[str]:
@@ -63,9 +64,14 @@ def score_faults(method: Method, reading: str, asked: bool) -> list[str]:
 
 def _vllm_faults(policy: PolicyConfig) -> list[str]:
     """Return a line for every setting that vLLM, which reads the model's folder itself, would not heed."""
+    from selfverify.policy.loading import packed_file
+
     faults = []
-    if policy.path.endswith(".gguf"):
-        faults.append(f"sampling.engine=vllm cannot take new weights of policy.path={policy.path}: unpack it")
+    if packed_file(policy.path):
+        faults.append(
+            f"sampling.engine=vllm starts from a folder, and policy.path={policy.path} from a GGUF file; "
+            f"`selfverify merge {policy.path} FOLDER` unpacks it, and then policy.path=FOLDER"
+        )
     for name, value in (("min_pixels", policy.min_pixels), ("max_pixels", policy.max_pixels)):
         if value is not None:
             faults.append(

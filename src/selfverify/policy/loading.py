@@ -88,6 +88,16 @@ def _packaged(path: str, package: str) -> str:
     return str(files[0])
 
 
+def packed_file(path: str) -> str | None:
+    """Return the GGUF file that a policy's path stands for, also below an adapter; None where it is none.
+
+    Raises:
+        ConfigError: As `resolve`, or the adapter's settings cannot be read.
+    """
+    found = resolve(adapters.base_of(resolve(path)) or path)
+    return found if found.endswith(".gguf") else None
+
+
 def _gguf(path: str) -> tuple[str, str]:
     """Return the folder and the name of the GGUF file at ``path``."""
     if not Path(path).is_file():
