@@ -102,6 +102,18 @@ def test_what_is_hardly_likely_is_not_asked_for() -> None:
     assert found == pytest.approx(1.0, abs=1e-3) and len(fake.seen) == 2
 
 
+def test_a_model_that_knows_no_scores_goes_on_too() -> None:
+    """It writes some number, and the score is what it expects of those that are scores."""
+
+    class AnyNumber(Continues):
+        def _options(self, begun: str) -> dict[str, float]:
+            numbers = {"1": 0.3, "2": 0.2, "5": 0.2, "9": 0.1, "0": 0.1, "good": 0.1}
+            return super()._options(begun) if begun else numbers
+
+    [found], _ = read(AnyNumber(), tagged("9", "0.8"))
+    assert found == pytest.approx((0.3 + 0.1 * BELOW) / 0.4)
+
+
 @pytest.mark.parametrize("kind", ["begins anew", "refuses"])
 def test_a_server_that_does_not_continue_is_asked_once(kind: str) -> None:
     fake: FakeUpstream = FakeUpstream()

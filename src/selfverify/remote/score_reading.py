@@ -7,14 +7,14 @@ the last message with ``continue_final_message``; whether a server does so is fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.core.errors import ServerError
 from selfverify.remote.client import REFUSALS, TOP_LOGPROBS, OpenAIClient
 from selfverify.remote.growing import read_choices
 from selfverify.remote.lacking import Lacking
-from selfverify.remote.score_shares import OPENING, ScoreShares
+from selfverify.remote.score_shares import OPENING, ScoreShares, begins_number
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 
@@ -36,10 +36,11 @@ _PROBE = [
     {"role": "user", "content": "What colour is the sky by day?"},
     {"role": "assistant", "content": f"<think>It is blue.</think><answer>blue</answer>{OPENING}"},
 ]
-"""A model that goes on from here writes a number. One that begins a turn of its own writes words."""
+"""A model that goes on from here writes a number, if it knows no scores of ours perhaps another one. One that
+begins a turn of its own writes words."""
 
 _SURE = 0.5
-"""The probability of a score above which a model is believed to have gone on."""
+"""The probability of a number above which a model is believed to have gone on."""
 
 _TOKENS = 3
 """Tokens of a score, at most, that say which one it is: a digit, the point, a digit."""
@@ -68,13 +69,13 @@ class ScoreReader:
             return False
         if model in self._able:
             return True
-        shares = ScoreShares()
+        written: Sequence[Mapping[str, Any]] = ()
         try:
-            await self._look({"model": model, "messages": _PROBE}, shares, "", 1, usage, until)
+            written = await self._go_on({"model": model, "messages": _PROBE}, 1, usage, until)
         except ServerError as error:
             if error.status not in REFUSALS:
                 return False  # it failed for another reason, and is asked again the next time
-        if shares.seen() > _SURE:
+        if begins_number(written) > _SURE:
             self._able.add(model)
         else:
             self.unable.odd(model, sure=True)
@@ -106,7 +107,7 @@ class ScoreReader:
         async def look(prefix: str, tokens: int) -> None:
             last = {"role": "assistant", "content": head + opened + prefix}
             question = asked | {"messages": [*body["messages"], last]}
-            await self._look(question, shares, prefix, tokens, usage, until)
+            shares.follow(await self._go_on(question, tokens, usage, until), prefix)
 
         try:
             await look("", _TOKENS)
@@ -118,16 +119,10 @@ class ScoreReader:
                 self.unable.odd(model)
         return shares.expectation() if shares else None
 
-    async def _look(
-        self,
-        asked: Mapping[str, Any],
-        shares: ScoreShares,
-        prefix: str,
-        tokens: int,
-        usage: Usage,
-        until: float,
-    ) -> None:
-        """Let the server go on from the last message, which ends with the score's beginning ``prefix``."""
+    async def _go_on(
+        self, asked: Mapping[str, Any], tokens: int, usage: Usage, until: float
+    ) -> Sequence[Mapping[str, Any]]:
+        """Let the server go on from the last message. Returns its tokens as OpenAI's ``logprobs.content``."""
         reply = await self.client.chat({**asked, **_CONTINUE, "max_tokens": tokens}, usage.lost, until)
         [found, *_] = read_choices(reply, usage, judge=True)
-        shares.follow(found.logprobs, prefix)
+        return found.logprobs

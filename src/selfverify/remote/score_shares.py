@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -11,6 +11,7 @@ from selfverify.core.score_tree import SCORE_TEXTS
 from selfverify.core.tags import SCORE_TAG
 
 OPENING = f"<{SCORE_TAG}>"
+_DIGITS = frozenset("0123456789")
 
 
 class ScoreShares:
@@ -40,10 +41,6 @@ class ScoreShares:
             prefix += token
             if token not in found or len(_values(prefix)) == 1:
                 return
-
-    def seen(self) -> float:
-        """Return the probability that a score begins at all, as far as alternatives are shown."""
-        return sum(self._next.get("", {}).values())
 
     def unknown(self, least: float) -> list[str]:
         """Return the beginnings, each as long as it is certain, of which nobody knows how they go on.
@@ -98,14 +95,26 @@ def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
     return shares.expectation() if shares else None
 
 
-def _alternatives(entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """Return the probabilities of those alternatives of a token that begin or continue a score."""
-    found: dict[str, float] = {}
+def begins_number(logprobs: Sequence[Mapping[str, Any]]) -> float:
+    """Return the probability that the first token begins a number, as far as alternatives are shown."""
+    return sum(share for token, share in _options(logprobs[0]) if token[0] in _DIGITS) if logprobs else 0.0
+
+
+def _options(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The alternatives of a token with their probabilities, as far as they can be read."""
     options = entry.get("top_logprobs")
     for option in options if isinstance(options, list) else ():
         token, value = (option.get("token"), option.get("logprob")) if isinstance(option, Mapping) else (0, 0)
-        if isinstance(token, str) and token and isinstance(value, (int, float)) and _values(prefix + token):
-            found[token] = found.get(token, 0.0) + math.exp(min(float(value), 0.0))
+        if isinstance(token, str) and token and isinstance(value, (int, float)):
+            yield token, math.exp(min(float(value), 0.0))
+
+
+def _alternatives(entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Return the probabilities of those alternatives of a token that begin or continue a score."""
+    found: dict[str, float] = {}
+    for token, share in _options(entry):
+        if _values(prefix + token):
+            found[token] = found.get(token, 0.0) + share
     return found
 
 
