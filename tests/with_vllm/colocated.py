@@ -1,18 +1,21 @@
-"""One run with vLLM in its process: ``colocated.py OUTPUT METHOD TRAIN_VISION``."""
+"""One run with vLLM in its process: ``colocated.py OUTPUT WHAT TRAIN_VISION``."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.policy_settings import LoraSettings, PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
+from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.run import learn
+from selfverify.experiments.run import learn, train
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 
@@ -20,6 +23,11 @@ SAMPLING = SamplingConfig(group_size=4, top_p=1.0, max_new_tokens=32, engine="vl
                           vllm=VLLMSettings(max_model_length=512))  # fmt: skip
 CONFIG = LearnerConfig(steps=4, groups_per_step=2, learning_rate=2e-4, drop_zero_advantage=False)
 TASK = make_task("digits-pick")
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adpo": ("adpo", {"verification_credit": "expected"}),
+    "adapo": ("adapo", {"second_turn": "Check the answer.", "zero_advantage": "adaptive"}),
+    "lora": ("adpo", {}),
+}
 
 
 def farthest(policy: Policy) -> float:
@@ -47,18 +55,37 @@ def moved_towers(policy: Policy) -> list[float]:
     return found
 
 
-def main(output: Path, method: str, train_vision: bool) -> None:
+def trained(folder: Path, method: str, train_vision: bool) -> None:
+    """Four steps on digits, with an adapter of all layers where that is asked for."""
+    lora = LoraSettings(rank=8, alpha=16) if method == "lora" else None
+    config = PolicyConfig(path="builtin:digits", device="cpu", train_vision=train_vision, lora=lora)
+    name, options = METHODS[method]
+    # Whatever an adapter has not learnt cannot be lost on its way.
+    learner = CONFIG.model_copy(update={"learning_rate": 3e-3}) if lora else CONFIG
+    learn(Policy.load(config), TASK, make_method(name, **options), learner, SAMPLING, output=folder)
+
+
+def agent(folder: Path) -> None:
+    """Three steps of an agent on the phone, as its recipe says, but small."""
+    small = {
+        "sampling.engine": "vllm", "sampling.vllm.max_model_length": 2048, "sampling.group_size": 4,
+        "learner.steps": 3, "learner.groups_per_step": 4, "learner.checkpoint_every": 0,
+        "evaluation.problems": 4, "evaluation.samples": 1, "output": folder,
+    }  # fmt: skip
+    train(load_recipe("smartsnap-phone", [f"{key}={value}" for key, value in small.items()]))
+
+
+def main(output: Path, what: str, train_vision: bool) -> None:
     """Write what was found to ``output``: the rows of a run's metrics, or the differences."""
-    policy = Policy.load("builtin:digits", device="cpu", train_vision=train_vision)
-    if method == "towers":
+    folder = output.with_suffix("")
+    if what == "towers":
+        policy = Policy.load("builtin:digits", device="cpu", train_vision=train_vision)
         output.write_text(json.dumps(moved_towers(policy)))
         return
-    options = {
-        "adpo": {"verification_credit": "expected"},
-        "adapo": {"second_turn": "Check the answer.", "zero_advantage": "adaptive"},
-    }
-    folder = output.with_suffix("")
-    learn(policy, TASK, make_method(method, **options[method]), CONFIG, SAMPLING, output=folder)
+    if what == "smartsnap":
+        agent(folder)
+    else:
+        trained(folder, what, train_vision)
     rows = (folder / "metrics.jsonl").read_text().splitlines()
     output.write_text(json.dumps([json.loads(row) for row in rows]))
 

@@ -43,6 +43,13 @@ def test_second_turns(tmp_path: Path) -> None:
     assert all(row["mismatch/max"] < 1e-2 for row in rows)
 
 
+def test_an_adapter_is_merged_on_the_way(tmp_path: Path) -> None:
+    """vLLM samples with what the adapter has learnt, and not with the model below it."""
+    rows = colocated(tmp_path, "lora", False)
+    assert len(rows) == 4 and all(0 < row["mismatch/max"] < 2e-3 for row in rows)
+    assert rows[-1]["kl"] > 1e-3
+
+
 def test_images_are_seen_by_the_newest_tower(tmp_path: Path) -> None:
     """And would not be, were vLLM not told to forget what it has seen with the one before."""
     first, moved, untold = colocated(tmp_path, "towers", True)

@@ -15,8 +15,8 @@ from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.remote.messages import openai_messages
 from selfverify.tasks.base import user_turn
-from serving_servers import Loop, quick_gateway
-from with_vllm.conftest import Serving
+from serving_servers import Loop
+from with_vllm.conftest import Serving, openai_client
 
 TASK = make_task("digits-pick")
 MOST = 40
@@ -24,8 +24,7 @@ MOST = 40
 
 @pytest.fixture
 def client(vllm_server: Serving, servers: Loop) -> Iterator[openai.OpenAI]:
-    address = servers.gateway(quick_gateway(vllm_server.url, timeout_s=60.0))
-    with openai.OpenAI(base_url=address, api_key="x", max_retries=0, timeout=120) as found:
+    with openai_client(vllm_server, servers) as found:
         yield found
 
 
@@ -100,12 +99,11 @@ def test_soft_scores_are_those_of_the_policy(client: openai.OpenAI) -> None:
     check(reply.best_of, reply.usage, MOST)
     policy, compared = Policy.load("builtin:digits", device="cpu"), 0
     for sample in reply.best_of["samples"]:
-        head, opening, written = sample["text"].partition("<score>")
-        # Where 1.0 was written, a server that continues nothing has not said which others were likely.
-        if written.startswith("0"):
+        head, opening, _ = sample["text"].partition("<score>")
+        if opening:
             assert expected_score(policy, problem, head + opening) == pytest.approx(sample["score"], abs=1e-3)
             compared += 1
-    assert compared >= 2
+    assert compared >= 4
 
 
 def test_a_client_that_leaves_stops_what_it_asked_for(client: openai.OpenAI, vllm_server: Serving) -> None:

@@ -100,6 +100,9 @@ def test_problems_are_answered_through_it(vllm_server: Serving) -> None:
         solution = solve_on_server(settings, TASK, problem)
         right += bool(solution.correct)
         assert len(solution.candidates) == 8 and all(c.tokens <= 40 for c in solution.candidates)
-        assert solution.tokens == sum(c.tokens for c in solution.candidates)
+        # Each score is read again behind its candidate: in three tokens, and in one more where another
+        # beginning of scores is likely. At first a token finds out that the server goes on from a message.
+        read = solution.tokens - sum(c.tokens for c in solution.candidates)
+        assert 0 < read <= 8 * 4 + 1
         answers += [c.answer is not None for c in solution.candidates]
     assert sum(answers) >= 60 and right >= 2
