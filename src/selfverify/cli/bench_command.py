@@ -48,6 +48,9 @@ class BenchCommandSettings(Settings):
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """The precision of its weights."""
 
+    marks: bool = False
+    """Answer also with numbers on the parts of images (Set-of-Mark), without looking."""
+
     look: LookSettings
 
 
@@ -66,7 +69,7 @@ def bench(
 
     - `selfverify looking bench data/BLINK --split val --model Qwen/Qwen2.5-VL-7B-Instruct`
 
-    - `selfverify looking bench data/vstar_bench --format vstar --model FOLDER --max-steps 4`
+    - `selfverify looking bench data/vstar_bench --format vstar --model FOLDER --max-steps 4 --marks`
     """
     from selfverify.experiments.looks import bench as benches
     from selfverify.tasks.data_file import DataFile
@@ -81,6 +84,7 @@ def bench(
         settings.samples,
         settings.device,
         settings.dtype,
+        settings.marks,
     )
     rows = benches.bench(how, settings.output)
     if as_json:

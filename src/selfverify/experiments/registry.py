@@ -12,6 +12,7 @@ from selfverify.agents.tasks.phone_judging import PhoneJudging
 from selfverify.core.errors import ConfigError
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.looking.tasks.look_questions import LookQuestions
+from selfverify.looking.tasks.marked_questions import MarkedQuestions
 from selfverify.methods.adapo import AdaPO
 from selfverify.methods.adapo_adpo import AdaPOADPO
 from selfverify.methods.adpo import ADPO
@@ -46,6 +47,7 @@ TASKS: dict[str, type[Task]] = {
         DigitsMix,
         DigitsFar,
         LookQuestions,
+        MarkedQuestions,
         WordSums,
         Grounding,
         Mobile,

@@ -36,6 +36,13 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
     assert without["steps"] is None and without["crop_hit"] is None
     assert looking["steps"] is not None and looking["crop_hit"] == 0
     assert json.loads((tmp_path / "out" / "bench.json").read_text())["rows"] == [without, looking]
+    result = CliRunner().invoke(app, [*words, "--marks", "--json"])
+    assert result.exit_code == 0, result.output
+    first, marked, last = json.loads(result.stdout)
+    assert (first, last) == (without, looking) and marked["name"] == "set of mark"
+    assert marked["problems"] == 4 and marked["steps"] is None
+    shown = CliRunner().invoke(app, ["looking", "tables", f"tiny={tmp_path / 'out'}"])
+    assert "| tiny + SoM | 0.00 | – | – |" in shown.output, shown.output
     again = CliRunner().invoke(app, words)
     assert again.exit_code == 0 and "mean of tasks" in again.output, again.output
     shown = CliRunner().invoke(app, ["looking", "tables", f"tiny={tmp_path / 'out'}"])

@@ -1,4 +1,4 @@
-"""A benchmark with and without looking: the same questions, the same model, two rows of a table."""
+"""A benchmark with and without looking: the same questions, the same model, rows of a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = ("sub_task", "category")
 """Columns by which results are divided, the first that a file has: BLINK's, then the others'."""
 LEFT_OUT = ("IQ_Test", "IQ-Test")
 """BLINK's task that VTS-V leaves out of its 13 and of their mean."""
-WITHOUT, WITH = "without looking", "looking"
+WITHOUT, MARKED, WITH = "without looking", "set of mark", "looking"
 BENCH = "bench.json"
 
 
@@ -31,7 +31,7 @@ class BenchRow:
     """How one way of answering has done.
 
     Args:
-        name: `WITHOUT` or `WITH`.
+        name: `WITHOUT`, `MARKED` or `WITH`.
         accuracy: Over all questions, with the tasks that are left out of the mean.
         mean: Over the tasks (macro-average), without `LEFT_OUT`.
         tasks: Accuracy by task.
@@ -63,6 +63,8 @@ class BenchSettings:
         samples: Answers to each question.
         device: As of `PolicyConfig`.
         dtype: As of `PolicyConfig`.
+        marks: Whether the questions are also answered with numbers on the parts of their images
+            (`looking.set_of_mark`), without looking.
     """
 
     data: DataFile
@@ -74,33 +76,34 @@ class BenchSettings:
     samples: int = 1
     device: str = "auto"
     dtype: str = "auto"
+    marks: bool = False
 
 
 def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
     """Answer a benchmark's questions without and with looking.
 
-    Called again, it goes on where it was stopped. ``OUTPUT/without`` and ``OUTPUT/looking`` are folders of
-    evaluations, and ``OUTPUT/bench.json`` has the rows, for `look_tables`.
+    Called again, it goes on where it was stopped. ``OUTPUT/without``, ``OUTPUT/marked`` and
+    ``OUTPUT/looking`` are folders of evaluations, and ``OUTPUT/bench.json`` has the rows, for `look_tables`.
 
     Raises:
         ConfigError: The file or the model is not there, or the output holds something else.
         DataError: No question can be used.
     """
-    recipes = (
-        (WITHOUT, "without", _recipe(settings, None)),
-        (WITH, "looking", _recipe(settings, settings.look)),
-    )
+    test = settings.data.model_dump(mode="json")
+    look = settings.look.model_dump(mode="json")
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        (WITHOUT, "without", {"name": "math", "test": test, "instruction": INSTRUCTION}),
+        *([(MARKED, "marked", {"name": "marked", "test": test})] if settings.marks else []),
+        (WITH, "looking", {"name": "look", "test": test, "look": look}),
+    ]
+    recipes = [(name, folder, _recipe(settings, task)) for name, folder, task in asked]
     rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
     about = {"data": settings.data.path, "model": settings.model}
     write_json(output / BENCH, about | {"rows": [asdict(row) for row in rows]})
     return rows
 
 
-def _recipe(settings: BenchSettings, look: LookSettings | None) -> Recipe:
-    test = settings.data.model_dump(mode="json")
-    task: dict[str, Any] = {"name": "math", "test": test, "instruction": INSTRUCTION}
-    if look is not None:
-        task = {"name": "look", "test": test, "look": look.model_dump(mode="json")}
+def _recipe(settings: BenchSettings, task: dict[str, Any]) -> Recipe:
     return Recipe.model_validate(
         {
             "name": "bench",

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular
-from selfverify.experiments.looks.bench import BENCH, WITH, BenchRow
+from selfverify.experiments.looks.bench import BENCH, MARKED, WITH, BenchRow
 from selfverify.experiments.looks.published_vts_v import (
     BLINK,
     CITED,
@@ -21,6 +21,9 @@ from selfverify.experiments.looks.published_vts_v import (
     PublishedLooks,
 )
 from selfverify.experiments.markdown_tables import grid
+
+NAMED = {WITH: " + VTS-V", MARKED: " + SoM"}
+"""What the paper calls ways of answering, behind the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def look_tables(named: Sequence[tuple[str, Path]], paper: bool = False) -> str:
             known = ", ".join(["BLINK", *GENERAL.values()])
             raise ConfigError(f"{folder}: {benched.data} is none of the paper's benchmarks: {known}")
         for row in benched.rows:
-            model = f"{name} + VTS-V" if row.name == WITH else name
+            model = name + NAMED.get(row.name, "")
             if benchmark == "blink":
                 values = tuple(_percent(row.tasks.get(task)) for task in BLINK)
                 first.append(PublishedLooks(model, values, _percent(row.mean)))

@@ -30,6 +30,7 @@ from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.look_settings import LookSettings, Results
 from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.look_task import LookTask, limits_of
+from selfverify.looking.set_of_mark import with_numbers
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.tasks.answering import AnswerOnce
@@ -103,6 +104,9 @@ class DigitsFarConfig(TaskConfig):
         "run",
         description="Whether the tool of the step that ends looking still runs, or the step is taken back.",
     )
+    marks: bool = Field(
+        False, description="Whether the thumbnail, of 32 pixels at least, has the cells' numbers on it."
+    )
     tools: Literal["crop-zoom", "none"] = Field(
         "crop-zoom",
         description="What the model looks with. With `none` it answers at once, from the thumbnail alone.",
@@ -127,6 +131,8 @@ class DigitsFarConfig(TaskConfig):
                     f"{name} {[low, high]} has to be [low, high] with 4 <= low <= high <= {most}, 1/{parts} "
                     "of a cell's side" + (" without its frame" if margin else "")
                 )
+        if self.marks and self.thumbnail < 32:
+            raise ValueError(f"marks need a thumbnail of 32 pixels at least, not {self.thumbnail}")
         if self.tools == "none":
             unused = {"stop": "never", "verifier": None, "on_stop": "run", "results": "shown"}
             given = self.model_dump(include={*unused})
@@ -201,6 +207,8 @@ class DigitsFar(LookTask):
         # The canvas' own noise is averaged out in so small an image.
         noise = problem_rng(split, seed, index, 2)
         thumbnail = finish(np.asarray(small, dtype=np.float32) / 255, c.noise, noise)
+        if c.marks:
+            thumbnail = with_numbers(thumbnail, _corners(c.thumbnail), c.thumbnail // 32)
         question = f"Start in cell {way[0]}. A digit names the next cell. Which cell has the 0?"
         return Problem(
             id=f"{self.name}/{split}/{seed}/{index}",
@@ -389,6 +397,13 @@ def _box(cell: int) -> tuple[int, int, int, int]:
     side = SIXTHS // CELLS
     column, row = (cell - 1) % CELLS * side, (cell - 1) // CELLS * side
     return column, row, column + side, row + side
+
+
+def _corners(side: int) -> list[tuple[float, float]]:
+    """Where the numbers of cells stand in an image of so many pixels a side: in their left upper corners."""
+    cell, half = side / CELLS, (2.5 * (side // 32), 3.5 * (side // 32))
+    places = [divmod(number, CELLS) for number in range(CELLS**2)]
+    return [(column * cell + half[0], row * cell + half[1]) for row, column in places]
 
 
 def _step(thought: str, image: int, box: tuple[int, int, int, int]) -> str:
