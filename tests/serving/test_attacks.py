@@ -20,7 +20,7 @@ from selfverify.serving import upstream
 from selfverify.serving.app import Gateway
 from selfverify.serving.entrance import is_loopback, name_of
 from selfverify.serving.serve_settings import GatewaySettings, ListeningSettings
-from selfverify.serving.server import run_gateway, start
+from selfverify.serving.server import YOUNG_OBJECTS, run_gateway, start
 from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, tagged
 
 
@@ -218,11 +218,39 @@ def test_collections_leave_out_what_was_there_before() -> None:
             gateway = quick_gateway(await open_upstream(FakeUpstream(), stack))
             await run_gateway(gateway, ListeningSettings(port=0), on_ready)
 
+    usual = gc.get_threshold()
     try:
         asyncio.run(main())
+        assert gc.get_threshold()[0] == YOUNG_OBJECTS
     finally:
         gc.unfreeze()
+        gc.set_threshold(*usual)
     assert frozen[0] > 1000
+
+
+def test_requests_leave_nothing_for_the_garbage_collector() -> None:
+    """Looking for it would stop all requests: what a request makes is freed when it is over."""
+
+    async def main() -> int:
+        async with AsyncExitStack() as stack:
+            _, url = await opened(stack, FakeUpstream())
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+
+            async def ask_some(n: int) -> None:
+                for _ in range(n):
+                    status, _ = await post(session, f"{url}/v1/chat/completions", question(best_of={"n": 4}))
+                    assert status == 200
+
+            await ask_some(5)
+            gc.collect()
+            gc.disable()
+            try:
+                await ask_some(20)
+                return gc.collect()
+            finally:
+                gc.enable()
+
+    assert asyncio.run(main()) < 40  # before there were 32 for each request
 
 
 def test_names_of_hosts() -> None:

@@ -11,6 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -80,24 +81,20 @@ def parse_tagged(text: str, order: Sequence[str] = ("think", "answer", SCORE_TAG
     """
     if not order:
         return Tagged({"answer": text}, answer_ok=bool(text.strip(_WHITESPACE)), score_asked=False)
-    leading = [tag for tag in order if tag != SCORE_TAG]
-    if len(set(order)) != len(order) or (SCORE_TAG in order and order[-1] != SCORE_TAG):
-        raise ValueError(
-            f"parse_tagged: order {tuple(order)} must be distinct tags, with {SCORE_TAG!r} last if at all"
-        )
+    leading, asks = _markup(tuple(order))
     opening, closing = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
+    last_close = leading[-1][2] if leading else ""
 
-    tagged = Tagged(score_asked=SCORE_TAG in order)
+    tagged = Tagged(score_asked=asks)
     score_open = -1
-    if SCORE_TAG in order:
-        answer_end = text.find(f"</{leading[-1]}>") if leading else 0
+    if asks:
+        answer_end = text.find(last_close)
         score_open = text.find(opening, answer_end) if answer_end >= 0 else -1
     head = text if score_open < 0 else text[:score_open]
 
     position = 0
-    tidy = SCORE_TAG not in order or (opening not in head and closing not in head)
-    for tag in leading:
-        tag_open, tag_close = f"<{tag}>", f"</{tag}>"
+    tidy = not asks or (opening not in head and closing not in head)
+    for tag, tag_open, tag_close in leading:
         start = head.find(tag_open, position)
         end = head.find(tag_close, start + len(tag_open)) if start >= 0 else -1
         if end < 0:
@@ -108,7 +105,7 @@ def parse_tagged(text: str, order: Sequence[str] = ("think", "answer", SCORE_TAG
         tagged.fields[tag] = head[start + len(tag_open) : end]
         position = end + len(tag_close)
     head = head.rstrip(_WHITESPACE)
-    adjoining = head.endswith(f"</{leading[-1]}>") if leading else not head
+    adjoining = head.endswith(last_close) if leading else not head
     tagged.answer_ok = tidy and adjoining
 
     if score_open >= 0:
@@ -120,6 +117,18 @@ def parse_tagged(text: str, order: Sequence[str] = ("think", "answer", SCORE_TAG
                 tagged.score = parse_score(tagged.fields[SCORE_TAG])
     tagged.score_ok = tagged.score is not None
     return tagged
+
+
+@lru_cache(maxsize=64)
+def _markup(order: tuple[str, ...]) -> tuple[list[tuple[str, str, str]], bool]:
+    """Return each tag before the score with its opening and its closing markup, and whether a score is asked
+    for."""
+    asks = SCORE_TAG in order
+    if len(set(order)) != len(order) or (asks and order[-1] != SCORE_TAG):
+        raise ValueError(
+            f"parse_tagged: order {order} must be distinct tags, with {SCORE_TAG!r} last if at all"
+        )
+    return [(tag, f"<{tag}>", f"</{tag}>") for tag in order if tag != SCORE_TAG], asks
 
 
 def token_ends(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, list[int]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from selfverify.core.errors import ConfigError, ServerError
+from selfverify.core.errors import ServerError
 from selfverify.remote.chat_wire import (
     CHAT,
     Event,
@@ -32,13 +32,10 @@ from selfverify.remote.connection import FAULTS, LOST, Connection, ServerSetting
 from selfverify.remote.lacking import Lacking
 from selfverify.remote.origin import called
 from selfverify.remote.routing import Router
+from selfverify.remote.trying_again import tried_again
 
-try:
+if TYPE_CHECKING:
     import aiohttp
-    from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-    from tenacity.wait import wait_exponential_jitter
-except ImportError as error:
-    raise ConfigError(f"servers need more: pip install 'selfverify[serve]' ({error})") from None
 
 REFUSALS = (400, 422, 501)
 """Statuses with which a server refuses a field that it does not know."""
@@ -292,10 +289,7 @@ class OpenAIClient:
         until: float | None = None,
     ) -> Found:
         """Return what the first try gives that succeeds: of each server in turn, then of each again."""
-        settings, now = self.settings, asyncio.get_running_loop().time
-        waits = wait_exponential_jitter(
-            multiplier=settings.wait_s, max=settings.longest_wait_s, jitter=settings.wait_s
-        )
+        now = asyncio.get_running_loop().time
         failed: list[tuple[Connection, ServerError]] = []
 
         async def each_once() -> Found:
@@ -316,25 +310,7 @@ class OpenAIClient:
             passing = [fault for fault in faults if fault.retry]
             raise min(passing, key=lambda fault: fault.retry_after or 0.0, default=faults[-1])
 
-        def asked(state: RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            return (error.retry_after or 0.0) if isinstance(error, ServerError) else 0.0
-
-        def wait(state: RetryCallState) -> float:
-            return max(asked(state), waits(state))
-
-        def stop(state: RetryCallState) -> bool:
-            """Whoever asks is told at once to come back later, where this is too late for another try."""
-            late = until is not None and now() + state.upcoming_sleep >= until
-            return state.attempt_number >= settings.tries or asked(state) > settings.longest_wait_s or late
-
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, ServerError) and error.retry),
-            stop=stop,
-            wait=wait,
-            reraise=True,
-        )
-        return await retrying(each_once)
+        return await tried_again(each_once, self.settings, until)
 
     def _sends_again(self, first: Connection, error: ServerError, then: Connection) -> None:
         self.on_again(first.name, then.name, _outcome(error), error.code in LOST)

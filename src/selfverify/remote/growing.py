@@ -23,7 +23,7 @@ def read_choices(
     reply: Mapping[str, Any], usage: Usage, judge: bool = False, most: int | None = None
 ) -> list[Completion]:
     """Return the candidates of a whole reply, none longer than ``most`` tokens, and count what it cost."""
-    found = []
+    found, head = [], _others(reply, _OWN_OF_REPLY)
     for choice in reply["choices"]:
         message = choice["message"]
         calls = message.get("tool_calls")
@@ -34,7 +34,7 @@ def read_choices(
             tool_calls=[call for call in calls or () if isinstance(call, dict)],
             rest=_others(message, _OWN_OF_MESSAGE),
             about=_others(choice, _OWN_OF_CHOICE),
-            head=_others(reply, _OWN_OF_REPLY),
+            head=head,
         )
         candidate.tokens = len(candidate.logprobs) or estimated_tokens(candidate.text) or 1
         found.append(candidate)
@@ -125,6 +125,8 @@ def _merge(known: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 
 def _others(found: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    if found.keys() <= known:
+        return {}
     return {name: value for name, value in found.items() if name not in known and value is not None}
 
 

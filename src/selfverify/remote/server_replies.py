@@ -154,7 +154,7 @@ def finish_reading(reply: Completion, read: Reader) -> float | None:
     Returns:
         The score that the writer gave the answer, if any.
     """
-    if reply.logprob is None:
+    if reply.logprob is None and reply.logprobs:
         reply.logprob = mean_logprob(reply.logprobs[: _answer_tokens(reply.logprobs)])
     if reply.tool_calls:
         reply.answer, reply.key = read_tool_calls(reply.tool_calls)

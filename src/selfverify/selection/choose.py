@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,11 +87,12 @@ def choose(
 
 def _first_of(weights: Floats, score: Floats, votes: Floats, candidates: Sequence[Candidate]) -> int:
     """The most preferred of the candidates that a rule could pick."""
+    scores, counts = score.tolist(), votes.tolist()
 
     def rank(i: int) -> tuple[float, ...]:
         likelihood = candidates[i].logprob
-        known = -np.inf if np.isnan(score[i]) else score[i]
-        return (known, votes[i], -np.inf if likelihood is None else likelihood, -i)
+        known = -math.inf if math.isnan(scores[i]) else scores[i]
+        return (known, counts[i], -math.inf if likelihood is None else likelihood, -i)
 
     return max(np.flatnonzero(weights > 0).tolist(), key=rank)
 
@@ -109,7 +111,7 @@ def _confidence(strategy: Strategy, arrays: Candidates, index: int) -> float | N
     if strategy.confidence == "agreement":
         return float(same.mean())
     if strategy.confidence == "scored agreement":
-        return float(np.where(same, np.nan_to_num(arrays.score), 0.0).mean())
+        return float(np.where(same & ~np.isnan(arrays.score), arrays.score, 0.0).sum()) / len(same)
     score = float(arrays.score[index])
     return None if np.isnan(score) else score
 

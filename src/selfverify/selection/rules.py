@@ -29,13 +29,17 @@ def elect(keys: ArrayLike, votes: ArrayLike) -> Floats:
     wins, unless no candidate has one.
     """
     keys = np.asarray(keys)
-    sums = support(keys, votes)
+    same = _same(keys)
+    sums = _summed(same, votes)
     # Sums of the same votes in another order differ in their last bits.
     top = (sums > 0) & (sums >= sums.max(-1, keepdims=True) * (1 - 1e-9))
     # Of tied answers the one with more holders must not win more often: each holder gets its share.
-    share = np.where(top, 1.0 / np.maximum(support(keys, np.ones(keys.shape)), 1), 0.0)
+    share = np.where(top, 1.0 / np.maximum(same.sum(-1), 1), 0.0)
     total = share.sum(-1, keepdims=True)
-    return np.where(total > 0, share / np.where(total > 0, total, 1.0), _uniform(keys >= 0))
+    voted = total > 0
+    if voted.all():
+        return share / total
+    return np.where(voted, share / np.where(voted, total, 1.0), _uniform(keys >= 0))
 
 
 def best_weights(score: ArrayLike) -> Floats:
@@ -70,18 +74,31 @@ def vote_weights(score: ArrayLike, temperature: float) -> Floats:
     if not temperature > 0:
         raise ValueError(f"a temperature above 0 is needed, not {temperature}")
     score = np.asarray(score, dtype=np.float64)
-    scored = ~np.isnan(score)
-    scored |= ~scored.any(-1, keepdims=True)
-    filled = np.where(scored, np.nan_to_num(score), -np.inf)
-    power = np.exp((filled - filled.max(-1, keepdims=True)) / temperature)
+    filled = np.where(np.isnan(score), -np.inf, np.minimum(score, np.finfo(np.float64).max))
+    top = filled.max(-1, keepdims=True)
+    scored = top > -np.inf
+    if not scored.all():
+        filled, top = np.where(scored, filled, 0.0), np.where(scored, top, 0.0)
+    power = np.exp((filled - top) / temperature)
     return power / power.sum(-1, keepdims=True)
 
 
 def support(keys: ArrayLike, votes: ArrayLike) -> Floats:
     """The sum ``[..., N]`` of the ``votes`` for the same answer; 0 for unreadable answers."""
-    keys, votes = np.asarray(keys), np.asarray(votes, dtype=np.float64)
-    same = (keys[..., :, None] == keys[..., None, :]) & (keys[..., :, None] >= 0)
-    return np.where(same, votes[..., None, :], 0.0).sum(-1)
+    return _summed(_same(keys), votes)
+
+
+def _same(keys: ArrayLike) -> NDArray[np.bool_]:
+    """Which candidates ``[..., N, N]`` gave the same readable answer."""
+    keys = np.asarray(keys)
+    same: NDArray[np.bool_] = (keys[..., :, None] == keys[..., None, :]) & (keys[..., :, None] >= 0)
+    return same
+
+
+def _summed(same: NDArray[np.bool_], votes: ArrayLike) -> Floats:
+    """The sum ``[..., N]`` of the ``votes`` of those who gave the same answer."""
+    sums: Floats = np.where(same, np.asarray(votes, dtype=np.float64)[..., None, :], 0.0).sum(-1)
+    return sums
 
 
 def best_of_majority_weights(keys: ArrayLike, score: ArrayLike, share: float = 0.25) -> Floats:
@@ -209,8 +226,7 @@ def consensus_boxes(keys: ArrayLike, boxes: ArrayLike, votes: ArrayLike) -> Floa
         boxes: ``[..., N, 4]``; NaN for unreadable answers.
         votes: ``[..., N]``, not negative.
     """
-    keys, boxes = np.asarray(keys), np.nan_to_num(np.asarray(boxes, dtype=np.float64))
-    same = (keys[..., :, None] == keys[..., None, :]) & (keys[..., :, None] >= 0)
+    same, boxes = _same(keys), np.nan_to_num(np.asarray(boxes, dtype=np.float64))
     parts = np.where(same, np.asarray(votes, dtype=np.float64)[..., None, :], 0.0)
     sums, weight = np.einsum("...ij,...jk->...ik", parts, boxes), parts.sum(-1, keepdims=True)
     return np.divide(sums, weight, out=np.full(sums.shape, np.nan), where=weight > 0)

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 
 from aiohttp import web
 
@@ -156,6 +157,7 @@ def name_of(host: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
 
+@lru_cache(maxsize=64)
 def is_loopback(name: str) -> bool:
     """Whether a name or an address is one of this machine's own."""
     try:
