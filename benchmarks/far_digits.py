@@ -15,7 +15,8 @@ from PIL import Image
 from sklearn.svm import SVC
 
 from selfverify.core.splits import Split
-from selfverify.looking.tasks.digits_far import CELLS, DigitsFarConfig
+from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
+from selfverify.looking.tasks.far_canvas import CELLS
 from selfverify.tasks.digits.canvas import digit_bank, paste
 
 MARGIN = 2

@@ -13,7 +13,8 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
 from selfverify.experiments.registry import make_task
 from selfverify.looking.look_episode import LookEpisode
-from selfverify.looking.tasks.digits_far import DigitsFar, closer
+from selfverify.looking.tasks.digits_far import DigitsFar
+from selfverify.looking.tasks.far_canvas import closer
 from selfverify.tasks.digits.canvas import digit_bank
 
 

@@ -12,12 +12,10 @@ middle of an image that shows it readably, where `builtin:digits` cuts images in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image
-from pydantic import Field, model_validator
 
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
@@ -25,146 +23,40 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
-from selfverify.looking.image_parts import Box, ImagePart
+from selfverify.looking.image_parts import ImagePart
 from selfverify.looking.look_episode import LookEpisode
-from selfverify.looking.look_settings import LookSettings, Results
+from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.look_task import LookTask, limits_of
 from selfverify.looking.set_of_mark import with_numbers
+from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
+from selfverify.looking.tasks.far_canvas import (
+    CELLS,
+    CLOSER,
+    SIXTHS,
+    FarDigit,
+    cell_box,
+    closer,
+    corners,
+    draw,
+    far_digit,
+    place,
+)
 from selfverify.looking.tools.cropping import Crop, ZoomIn
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.tasks.answering import AnswerOnce
 from selfverify.tasks.base import (
     Judged,
     ShownTurn,
-    TaskConfig,
     judge_integer,
     problem_rng,
     user_turn,
 )
 from selfverify.tasks.coordinates import Size
-from selfverify.tasks.digits.canvas import digit_bank, finish, paste
+from selfverify.tasks.digits.canvas import digit_bank, finish
 
-CELLS = 3
-"""Rows and columns; cells are numbered from 1 in reading order."""
 READABLE = 4.5
 """Pixels of a digit's side as it is shown from which on it can be read (`benchmarks/far_digits.py`)."""
-CLOSER = 2
-"""How many times a quarter is cropped for a far digit, behind the crop of its cell."""
-FRAME, FRAME_INK = 4, 0.6
-"""Width in pixels and grey of the frame around a far digit, which is as large as the last of these."""
-SIXTHS = 6
-"""Places are written in sixths of an image's sides, so that each is one digit."""
-
-
-class DigitsFarConfig(TaskConfig):
-    """Difficulty of `digits-far`."""
-
-    cell: int = Field(192, ge=48, le=384, multiple_of=16, description="Side of a cell in pixels.")
-    thumbnail: int = Field(
-        16, ge=16, le=256, multiple_of=16, description="Side of the canvas as shown first."
-    )
-    shown: int = Field(32, ge=16, le=256, multiple_of=16, description="Side of an image that a tool returns.")
-    near: tuple[int, int] = Field(
-        (60, 72), description="Smallest and largest side of a near digit in pixels."
-    )
-    far: tuple[int, int] = Field((8, 9), description="Smallest and largest side of a far digit in pixels.")
-    far_share: float = Field(0.4, ge=0, le=1, description="How many of the digits are far, as a share.")
-    longest: int = Field(3, ge=1, le=9, description="Cells on the longest way, the 0's included.")
-    wander: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="How many demonstrations, as a share, look on after the 0 was seen: at one or two other "
-        "cells.",
-    )
-    insist: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="In how many problems, as a share, the model is refused an answer before the last look; "
-        "it is shown to look at other cells then.",
-    )
-    noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
-    max_steps: int = Field(9, ge=1, le=32, description="Looks after which the model is told to answer.")
-    stop: str = Field(
-        "never",
-        description="When looking ends before that: `never`, `after:N` looks, or where the `verifier` has "
-        "heard enough.",
-    )
-    verifier: str | None = Field(None, description="The verifier's folder, a model with an adapter.")
-    rule: Literal["absolute", "signed"] | None = Field(
-        None, description="Its rule, |Δr| < ε or Δr < ε; by default as its calibration says."
-    )
-    epsilon: float | None = Field(None, description="ε in nats; by default that of its calibration.")
-    terminate: Literal["refuse", "accept"] = Field(
-        "accept", description="Whether the model may end looking by itself."
-    )
-    on_stop: Literal["run", "skip"] = Field(
-        "run",
-        description="Whether the tool of the step that ends looking still runs, or the step is taken back.",
-    )
-    marks: bool = Field(
-        False, description="Whether the thumbnail, of 32 pixels at least, has the cells' numbers on it."
-    )
-    tools: Literal["crop-zoom", "none"] = Field(
-        "crop-zoom",
-        description="What the model looks with. With `none` it answers at once, from the thumbnail alone.",
-    )
-    think: Literal["way", "none"] = Field(
-        "way",
-        description="With `tools: none`, what stands before the answer: the digits on the way, or nothing.",
-    )
-    results: Results = Field(
-        "shown",
-        description="What is shown of the images that tools make: themselves, one colour (`blanked`), or the "
-        "same part of another problem's canvas (`swapped`).",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> DigitsFarConfig:
-        within = {"near": (self.near, 2, 0), "far": (self.far, 2 ** (CLOSER + 1), FRAME)}
-        for name, ((low, high), parts, margin) in within.items():
-            most = self.cell // parts - margin
-            if not 4 <= low <= high <= most:
-                raise ValueError(
-                    f"{name} {[low, high]} has to be [low, high] with 4 <= low <= high <= {most}, 1/{parts} "
-                    "of a cell's side" + (" without its frame" if margin else "")
-                )
-        if self.marks and self.thumbnail < 32:
-            raise ValueError(f"marks need a thumbnail of 32 pixels at least, not {self.thumbnail}")
-        if self.tools == "none":
-            unused = {"stop": "never", "verifier": None, "on_stop": "run", "results": "shown"}
-            given = self.model_dump(include={*unused})
-            if wrong := [name for name in unused if given[name] != unused[name]]:
-                raise ValueError(f"{wrong[0]} needs tools to look with, and tools is none")
-        elif self.think == "none":
-            raise ValueError("think: none needs tools: none; who looks says why")
-        if self.insist and self.max_steps > CELLS**2 + 1:
-            raise ValueError(
-                f"insist: there are {CELLS**2} cells to look at, and an answer may be refused once; set "
-                f"max_steps to {CELLS**2 + 1} or less"
-            )
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class FarDigit:
-    """A digit on the canvas.
-
-    Args:
-        digit: Which.
-        left: Its left edge, in pixels of its cell.
-        top: Its upper edge.
-        size: Its side.
-        far: Whether it is too small to be read in a crop of its cell.
-    """
-
-    digit: int
-    left: int
-    top: int
-    size: int
-    far: bool
 
 
 class DigitsFar(LookTask):
@@ -208,7 +100,7 @@ class DigitsFar(LookTask):
         noise = problem_rng(split, seed, index, 2)
         thumbnail = finish(np.asarray(small, dtype=np.float32) / 255, c.noise, noise)
         if c.marks:
-            thumbnail = with_numbers(thumbnail, _corners(c.thumbnail), c.thumbnail // 32)
+            thumbnail = with_numbers(thumbnail, corners(c.thumbnail), c.thumbnail // 32)
         question = f"Start in cell {way[0]}. A digit names the next cell. Which cell has the 0?"
         return Problem(
             id=f"{self.name}/{split}/{seed}/{index}",
@@ -235,11 +127,7 @@ class DigitsFar(LookTask):
         digits = []
         for digit in named:
             far = bool(rng.random() < c.far_share)
-            low, high = c.far if far else c.near
-            size = int(rng.integers(low, high + 1))
-            parts, frame = (2 ** (CLOSER + 1), FRAME) if far else (2, 0)
-            left, top = (_within(c.cell // parts, size, frame, rng) for _ in range(2))
-            digits.append(FarDigit(digit, left, top, size, far))
+            digits.append(far_digit(digit, far, c.far if far else c.near, c.cell, rng))
         return way, digits
 
     def canvas(self, split: Split, seed: int, index: int) -> Image.Image:
@@ -247,15 +135,7 @@ class DigitsFar(LookTask):
         c = self.config
         _, digits = self.scene(split, seed, index)
         rng = problem_rng(split, seed, index, 1)
-        bank = digit_bank(split)
-        pixels = np.zeros((CELLS * c.cell, CELLS * c.cell), dtype=np.float32)
-        for cell, one in enumerate(digits):
-            left, top = cell % CELLS * c.cell + one.left, cell // CELLS * c.cell + one.top
-            if one.far:
-                x1, y1, x2, y2 = _framed(left, top, c.cell // 2**CLOSER)
-                pixels[y1:y2, x1:x2] = FRAME_INK
-                pixels[y1 + FRAME : y2 - FRAME, x1 + FRAME : x2 - FRAME] = 0
-            paste(pixels, rng.choice(bank[one.digit]), left, top, one.size, ink=float(rng.uniform(0.7, 1.0)))
+        pixels = draw(digits, c.cell, digit_bank(split), rng)
         return finish(pixels, c.noise, rng)
 
     def looks(self, way: Sequence[int], digits: Sequence[FarDigit]) -> int:
@@ -304,7 +184,7 @@ class DigitsFar(LookTask):
     def seen(self, problem: Problem, steps: Sequence[Mapping[str, Any]]) -> Sequence[float]:
         """See `LookTask`: how many of the digits on the way have been shown `READABLE`, and whole."""
         way, digits = self.scene(*problem.meta["made_of"])
-        left = {cell: self._place(cell, digits[cell - 1]) for cell in way}
+        left = {cell: place(cell, digits[cell - 1], self.config.cell) for cell in way}
         side = CELLS * self.config.cell
         views = {1: ImagePart((0, 0, side, side), (side, side))}
         shares = []
@@ -312,17 +192,11 @@ class DigitsFar(LookTask):
             for number, source in zip(step["images"], step["sources"], strict=True):
                 views[number] = views[source["source"]].part(source["region"], source["size"])
                 scale = views[number].scale(self.settings.most_shown)
-                for cell, place in [*left.items()]:
-                    if views[number].holds(place) and digits[cell - 1].size * scale >= READABLE:
+                for cell, box in [*left.items()]:
+                    if views[number].holds(box) and digits[cell - 1].size * scale >= READABLE:
                         del left[cell]
             shares.append(1 - len(left) / len(way) if self.settings.results == "shown" else 0.0)
         return shares
-
-    def _place(self, cell: int, one: FarDigit) -> Box:
-        """Where a digit is on the canvas."""
-        left = (cell - 1) % CELLS * self.config.cell + one.left
-        top = (cell - 1) // CELLS * self.config.cell + one.top
-        return left, top, left + one.size, top + one.size
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """Crop each cell on the way, come closer to a digit that is far, answer at the 0.
@@ -336,7 +210,7 @@ class DigitsFar(LookTask):
             return [ShownTurn(self._answered([digits[cell - 1] for cell in way], problem.target))]
         turns, thought, images = [], str(way[0]), 1
         for cell in way:
-            turns.append(ShownTurn(_step(thought, 1, _box(cell))))
+            turns.append(ShownTurn(_step(thought, 1, cell_box(cell))))
             images += 1
             one = digits[cell - 1]
             for box in closer(one, self.config.cell) if one.far else ():
@@ -353,7 +227,7 @@ class DigitsFar(LookTask):
             more = min(int(rng.integers(1, 3)), left)
         others = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
         for cell in rng.permutation(others)[: max(more, 0)]:
-            turns.append(ShownTurn(_step(thought, 1, _box(int(cell)))))
+            turns.append(ShownTurn(_step(thought, 1, cell_box(int(cell)))))
         return [*turns, answer]
 
     def _insists(self, problem: Problem) -> bool:
@@ -365,45 +239,6 @@ class DigitsFar(LookTask):
         """What is said where there are no tools."""
         thought = " ".join(str(one.digit) for one in way)
         return (f"<think>{thought}</think>" if "think" in self.tags else "") + f"<answer>{target}</answer>"
-
-
-def closer(one: FarDigit, cell: int) -> list[tuple[int, int, int, int]]:
-    """The quarters in which a far digit stands, in sixths: of its cell, of that quarter, and so on."""
-    boxes, half = [], SIXTHS // 2
-    for level in range(1, CLOSER + 1):
-        side = cell // 2**level
-        x, y = (place // side % 2 * half for place in (one.left, one.top))
-        boxes.append((x, y, x + half, y + half))
-    return boxes
-
-
-def _framed(left: int, top: int, side: int) -> Box:
-    """The square of the canvas, in pixels, in which a far digit stands."""
-    x, y = left // side * side, top // side * side
-    return x, y, x + side, y + side
-
-
-def _within(part: int, size: int, frame: int, rng: np.random.Generator) -> int:
-    """Where on one axis a digit of ``size`` stands: within a part of its cell, and clear of its frame.
-
-    Parts are in pairs: with a frame, which is around a pair, they begin or end with it.
-    """
-    number, room = int(rng.integers(2 if not frame else 2 ** (CLOSER + 1))), part - size - frame
-    return number * part + (frame if number % 2 == 0 else 0) + int(rng.integers(room + 1))
-
-
-def _box(cell: int) -> tuple[int, int, int, int]:
-    """A cell's box in sixths of the canvas."""
-    side = SIXTHS // CELLS
-    column, row = (cell - 1) % CELLS * side, (cell - 1) // CELLS * side
-    return column, row, column + side, row + side
-
-
-def _corners(side: int) -> list[tuple[float, float]]:
-    """Where the numbers of cells stand in an image of so many pixels a side: in their left upper corners."""
-    cell, half = side / CELLS, (2.5 * (side // 32), 3.5 * (side // 32))
-    places = [divmod(number, CELLS) for number in range(CELLS**2)]
-    return [(column * cell + half[0], row * cell + half[1]) for row, column in places]
 
 
 def _step(thought: str, image: int, box: tuple[int, int, int, int]) -> str:
