@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from selfverify.looking.image_parts import Box
 from selfverify.tasks.digits.canvas import Scans, paste
 
 CELLS = 3
@@ -61,7 +60,7 @@ def draw(digits: Sequence[FarDigit], cell: int, bank: Scans, rng: np.random.Gene
     return pixels
 
 
-def place(number: int, one: FarDigit, cell: int) -> Box:
+def place(number: int, one: FarDigit, cell: int) -> tuple[int, int, int, int]:
     """Where the digit of a cell, numbered from 1, is on the canvas, in pixels."""
     left = (number - 1) % CELLS * cell + one.left
     top = (number - 1) // CELLS * cell + one.top
