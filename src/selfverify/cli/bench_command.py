@@ -10,7 +10,7 @@ import typer
 from pydantic import Field
 
 from selfverify.cli.options import Json, settings_as_options
-from selfverify.cli.printing import figure, print_json, print_table
+from selfverify.cli.printing import figure, print_json, print_table, say
 from selfverify.core.settings import Settings
 from selfverify.looking.look_settings import LookSettings
 
@@ -19,7 +19,13 @@ class BenchCommandSettings(Settings):
     """Which benchmark, by whom, and how it is answered."""
 
     model: str = "builtin:digits"
-    """The model: a folder, `builtin:NAME` or a hub id."""
+    """The model: a folder, `builtin:NAME` or a hub id; with --server its name there."""
+
+    server: str | None = None
+    """An OpenAI-compatible server behind which the model is."""
+
+    timeout: float = Field(300.0, ge=0.1)
+    """With --server: seconds that one answer may take."""
 
     output: Path = Path("runs/bench")
     """The folder for samples and figures."""
@@ -70,6 +76,9 @@ def bench(
     - `selfverify looking bench data/BLINK --split val --model Qwen/Qwen2.5-VL-7B-Instruct`
 
     - `selfverify looking bench data/vstar_bench --format vstar --model FOLDER --max-steps 4 --marks`
+
+    - `selfverify looking bench data/BLINK --split val --server http://127.0.0.1:8000
+      --model Qwen/Qwen2.5-VL-72B-Instruct`
     """
     from selfverify.experiments.looks import bench as benches
     from selfverify.tasks.data_file import DataFile
@@ -85,8 +94,12 @@ def bench(
         settings.device,
         settings.dtype,
         settings.marks,
+        settings.server,
+        settings.timeout,
     )
     rows = benches.bench(how, settings.output)
+    if lost := sum(row.lost for row in rows):
+        say(f"{lost} conversations broke off and are left out; call again to hold them again", "yellow")
     if as_json:
         print_json([asdict(row) for row in rows], indent=None)
         return

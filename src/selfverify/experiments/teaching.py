@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from selfverify.remote.connection import ServerSettings
 from selfverify.rollouts.converse import converse
 from selfverify.rollouts.noted import Message, Noted
 from selfverify.serving.agent_speakers import OnServer, Script, Speaker, hold
+from selfverify.serving.heard_speaker import HeardSpeaker
 from selfverify.tasks.base import Task
 
 AT_ONCE = 16
@@ -107,12 +109,14 @@ class School:
         task: The recipe's task.
         teacher: Who teaches.
         samples: Conversations about each problem.
+        lock: Held while a verifier listens.
     """
 
     recipe: Recipe
     task: Task
     teacher: TeacherSettings
     samples: int = 1
+    lock: Lock = field(default_factory=Lock)
 
     def settings(self) -> dict[str, Any]:
         """All that decides what is said, for a journal's header."""
@@ -194,7 +198,8 @@ class School:
         """One conversation; whatever fails loses it."""
         noted = asked.open(seed)
         try:
-            hold(noted, self._speaker(asked.problem, seed), self.task.limits.turns)
+            speaker = self._heard(self._speaker(asked.problem, seed), asked.problem)
+            hold(noted, speaker, self.task.limits.turns)
         except ConfigError:
             raise
         except SelfVerifyError as error:
@@ -209,6 +214,12 @@ class School:
             return Script([turn.text for turn in turns])
         server = ServerSettings(self.teacher.server, timeout_s=self.teacher.timeout)
         return OnServer(problem, server, self.teacher.fields(seed))
+
+    def _heard(self, speaker: Speaker, problem: Problem) -> Speaker:
+        """A speaker to which the task's verifier listens, where there is one."""
+        with self.lock:  # the first conversation loads it
+            listener = self.task.listener()
+        return speaker if listener is None else HeardSpeaker(speaker, listener, problem, self.lock)
 
     def _by_policy(self, policy: Policy, made: Mapping[int, Asked]) -> dict[int, list[Taught]]:
         """All conversations at once, as rollouts of the policy."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.experiments.looks.bench import BenchRow
+from selfverify.experiments.looks.bench_row import BenchRow
 from selfverify.experiments.looks.look_tables import look_tables
 from selfverify.experiments.looks.published_vts_v import BLINK, GENERAL, TABLE_1, TABLE_2
 

@@ -4,49 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError
+from selfverify.experiments.looks.bench_row import COLUMNS, LEFT_OUT, MARKED, WITH, WITHOUT, BenchRow
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import evaluate_recipe
+from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.tasks.look_questions import INSTRUCTION
 from selfverify.tasks.data_file import DataFile
 
-COLUMNS = ("sub_task", "category")
-"""Columns by which results are divided, the first that a file has: BLINK's, then the others'."""
-LEFT_OUT = ("IQ_Test", "IQ-Test")
-"""BLINK's task that VTS-V leaves out of its 13 and of their mean."""
-WITHOUT, MARKED, WITH = "without looking", "set of mark", "looking"
 BENCH = "bench.json"
-
-
-@dataclass(frozen=True, slots=True)
-class BenchRow:
-    """How one way of answering has done.
-
-    Args:
-        name: `WITHOUT`, `MARKED` or `WITH`.
-        accuracy: Over all questions, with the tasks that are left out of the mean.
-        mean: Over the tasks (macro-average), without `LEFT_OUT`.
-        tasks: Accuracy by task.
-        problems: How many questions there were.
-        steps: Mean steps of a conversation; None where nobody looks.
-        crop_hit: See `crop_hit`; None where the file has no boxes.
-    """
-
-    name: str
-    accuracy: float
-    mean: float
-    tasks: dict[str, float] = field(default_factory=dict)
-    problems: int = 0
-    steps: float | None = None
-    crop_hit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +39,8 @@ class BenchSettings:
         dtype: As of `PolicyConfig`.
         marks: Whether the questions are also answered with numbers on the parts of their images
             (`looking.set_of_mark`), without looking.
+        server: An OpenAI-compatible server behind which the model is; None loads it here.
+        timeout: Seconds that one answer of a server may take.
     """
 
     data: DataFile
@@ -77,6 +53,8 @@ class BenchSettings:
     device: str = "auto"
     dtype: str = "auto"
     marks: bool = False
+    server: str | None = None
+    timeout: float = 300.0
 
 
 def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
@@ -97,17 +75,36 @@ def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
         (WITH, "looking", {"name": "look", "test": test, "look": look}),
     ]
     recipes = [(name, folder, _recipe(settings, task)) for name, folder, task in asked]
-    rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
+    rows = [_row(settings, name, recipe, output / folder) for name, folder, recipe in recipes]
     about = {"data": settings.data.path, "model": settings.model}
     write_json(output / BENCH, about | {"rows": [asdict(row) for row in rows]})
     return rows
+
+
+def _row(settings: BenchSettings, name: str, recipe: Recipe, folder: Path) -> BenchRow:
+    if settings.server is None:
+        return row_of(name, evaluate_recipe(recipe, output=folder))
+    from selfverify.experiments.looks.bench_server import answered_by_server, row_of_server  # needs aiohttp
+
+    teacher = TeacherSettings(
+        server=settings.server,
+        model=settings.model,
+        temperature=settings.temperature,
+        max_tokens=settings.max_new_tokens,
+        timeout=settings.timeout,
+    )
+    return row_of_server(name, answered_by_server(recipe, teacher, folder))
 
 
 def _recipe(settings: BenchSettings, task: dict[str, Any]) -> Recipe:
     return Recipe.model_validate(
         {
             "name": "bench",
-            "policy": {"path": settings.model, "device": settings.device, "dtype": settings.dtype},
+            "policy": {
+                "path": settings.model if settings.server is None else "builtin:digits",
+                "device": settings.device,
+                "dtype": settings.dtype,
+            },
             "task": task,
             "method": {"name": "grpo"},
             "sampling": {"max_new_tokens": settings.max_new_tokens},

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular
-from selfverify.experiments.looks.bench import BENCH, MARKED, WITH, BenchRow
+from selfverify.experiments.looks.bench import BENCH
+from selfverify.experiments.looks.bench_row import MARKED, WITH, BenchRow
 from selfverify.experiments.looks.published_vts_v import (
     BLINK,
     CITED,
