@@ -11,6 +11,7 @@ from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import figure, print_json, print_table
+from selfverify.cli.tables_command import sizes_of
 from selfverify.core.differences import flatten
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
@@ -87,6 +88,7 @@ def evaluate(
     figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories")})
     title = f"{loaded.name}: {model or loaded.policy.path}"
     print_table(("metric", "value"), figures.items(), title)
+    print_table(*by_number(metrics))
     columns, cells, title = by_category(metrics)
     if cells:
         print_table(columns, cells, title, no_wrap=("part", "figure"))
@@ -109,6 +111,14 @@ def fitted_fusion(path: Path) -> Fusion:
             "what a log-probability weighs"
         )
     return found.fusion
+
+
+def by_number(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
+    """The columns, rows and title of the table of accuracies by the number of samples N, as ADPO's tables."""
+    curves = {name: values for name, values in metrics["curves"].items() if values}
+    sizes = [n for n in (1, 2, 4, 8, 12, 16) if n <= metrics["samples_per_problem"]]
+    rows = [[n, *(values[n - 1] for values in curves.values())] for n in sizes]
+    return ["N", *curves], rows, "accuracy by the number of samples; `selfverify tables` adds intervals"
 
 
 def by_category(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
@@ -251,9 +261,7 @@ def matrix(
         raise ConfigError(f"--server {min(taken)}: a model has this name")
     if {"majority", "none"} & (named.keys() | servers.keys()):
         raise ConfigError("a model cannot be called majority or none: those are rows of the table")
-    counts = [int(size) if size.strip().isdecimal() else 0 for size in settings.sizes.split(",")]
-    if min(counts) < 1:
-        raise ConfigError(f"--sizes {settings.sizes}: whole numbers above 0, with commas between them")
+    counts = sizes_of(settings.sizes)
     from selfverify.experiments.recipe import load_recipe
 
     loaded = load_recipe(settings.recipe, override or [])

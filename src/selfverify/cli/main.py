@@ -21,6 +21,7 @@ from selfverify.cli.serve_command import serve
 from selfverify.cli.solve_command import solve
 from selfverify.cli.spinning import spin_briefly
 from selfverify.cli.study_command import study
+from selfverify.cli.tables_command import tables
 from selfverify.cli.train_commands import merge, quickstart, train
 from selfverify.core.errors import SelfVerifyError
 from selfverify.core.files import reason_of
@@ -69,7 +70,7 @@ app = typer.Typer(
 for _command in (quickstart, train, plan, solve, serve, calibrate, matrix):
     app.command()(_command)
 app.command(name="eval")(evaluate)
-for _command in (report, study, methods, recipes, merge):
+for _command in (report, study, tables, methods, recipes, merge):
     app.command()(_command)
 app.add_typer(data_commands.app, name="data")
 app.add_typer(agent_commands.app, name="agent")

@@ -24,7 +24,7 @@ from selfverify.evaluation.statistics import (
 )
 from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.selection.rules import Floats, box_iou
-from selfverify.selection.strategies import STRATEGIES
+from selfverify.selection.strategies import STRATEGIES, Strategy
 from selfverify.selection.subsets import blocks, mixtures
 from selfverify.tasks.base import EVERY, Metric, Task
 
@@ -155,7 +155,13 @@ class Choices:
             expected.present[rows] = (share * known).sum(-1)
 
 
-def choices(table: SampleTable, task: Task, problems: Mapping[str, Problem]) -> Choices:
+def choices(
+    table: SampleTable,
+    task: Task,
+    problems: Mapping[str, Problem],
+    among: Sequence[Strategy] = tuple(STRATEGIES.values()),
+    sizes: Sequence[int] | None = None,
+) -> Choices:
     """Expected components of what each strategy chooses, for N = 1..G.
 
     Strategies that need scores are left out where there are none. Components are `CORRECT`, `EVERY`, each
@@ -166,20 +172,22 @@ def choices(table: SampleTable, task: Task, problems: Mapping[str, Problem]) -> 
         table: The samples.
         task: Measures boxes that votes made (`Task.answer_parts`).
         problems: The problems by id; their images are not needed.
+        among: The strategies.
+        sizes: The numbers N of candidates; None is all.
     """
     count, total = table.correct.shape
     candidates = table.candidates(table.headline)
     if candidates.boxes is None and task.kind == "continuous":
         candidates = replace(candidates, boxes=np.full((count, total, 4), np.nan))  # not one could be read
     scored = not np.isnan(candidates.score).all()
-    strategies = [s for s in STRATEGIES.values() if scored or s.needs != "score"]
+    strategies = [s for s in among if scored or s.needs != "score"]
     stored = table.rewards | {CORRECT: table.correct, EVERY: np.ones_like(table.correct)}
     result = Choices(count)
     for block in blocks(count):
         part = candidates.rows(block)
         chosen = {
             (strategy.figure, n): mixture
-            for n in range(1, total + 1)
+            for n in sizes or range(1, total + 1)
             for strategy, mixture in zip(strategies, mixtures(strategies, part, n), strict=True)
         }
         parts = {name: values[block].copy() for name, values in stored.items()}

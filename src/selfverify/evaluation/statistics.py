@@ -8,7 +8,7 @@ problems are compared under the same draws, which removes the spread that hard a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -51,6 +51,37 @@ def percentile_interval(values: Floats) -> list[float] | None:
 def bootstrap_interval(statistic: Statistic, problems: int) -> list[float] | None:
     """Return the 95 % percentile bootstrap interval over problems; None where the statistic is undefined."""
     return percentile_interval(draws(statistic, problems))
+
+
+def ratio_draws(above: ArrayLike, below: ArrayLike, seed: int = 0) -> tuple[Floats, Floats]:
+    """K ratios of sums over problems, and their values on `DRAWS` draws of the problems.
+
+    Args:
+        above: ``[P, K]``.
+        below: ``[P, K]``.
+        seed: Decides the draws; `draws` has those of 0.
+
+    Returns:
+        ``[K]`` and ``[DRAWS, K]``; NaN where the lower sum is 0.
+    """
+    above, below = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
+    weights = _draw(np.random.default_rng(seed), len(above))
+    return ratio(above.sum(0), below.sum(0)), ratio(weights @ above, weights @ below)
+
+
+def pooled_draws(by_seed: Sequence[Floats]) -> Floats:
+    """The mean over training seeds on draws of problems and seeds, both drawn again.
+
+    Args:
+        by_seed: For each of K seeds the values ``[DRAWS]`` of a figure on the same draws of problems.
+
+    Returns:
+        ``[DRAWS]``; with one seed its own values.
+    """
+    values = np.stack([*by_seed])
+    seeds = _draw(np.random.default_rng(1), len(values)) / len(values)
+    mean: Floats = (seeds.T * values).sum(0)
+    return mean
 
 
 def seeds_interval(values: ArrayLike, clusters: ArrayLike | None = None) -> list[float]:

@@ -18,6 +18,7 @@ from selfverify.core.journal import read_rows
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.version import __version__
 from selfverify.data.verdicts import read_verdicts
 from selfverify.evaluation.answerers import Answerer
 from selfverify.evaluation.evaluate import evaluate
@@ -290,7 +291,8 @@ def _train(
         weights = policy.whole(policy.fingerprint)
         ranks.on_first(lambda: _after_training(folder, recipe, exam, weights))
         after = measure(policy, exam, recipe, folder / "samples-after.jsonl", "after", progress("after"))
-        found = {"before": before, "after": after, "settings": recipe.model_dump(mode="json")}
+        settings = recipe.model_dump(mode="json")
+        found = {"before": before, "after": after, "settings": settings, "version": __version__}
         ranks.on_first(lambda: write_json(folder / "metrics.json", found))
     return folder
 
@@ -366,7 +368,7 @@ def _evaluate(recipe: Recipe, settings: PolicyConfig, folder: Path, fusion: Fusi
     policy = make_answerer(settings)
     task = recipe_task(recipe, measured=True)
     summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path, fusion=fusion)
-    found = {"after": summary, "settings": recipe.model_dump(mode="json")}
+    found = {"after": summary, "settings": recipe.model_dump(mode="json"), "version": __version__}
 
     def write() -> None:
         write_gallery(task, recipe.evaluation, folder / "gallery", GALLERY_PROBLEMS)

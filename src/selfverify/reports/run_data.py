@@ -67,6 +67,7 @@ class _Metrics(BaseModel):
     before: _Summary | None = None
     after: _Summary | None = None
     settings: dict[str, Any] | None = None
+    version: str | None = None
 
 
 class _Shown(BaseModel):

@@ -19,6 +19,7 @@ from typing import Any
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.folder_lock import only_writer
+from selfverify.core.version import __version__
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.run import build, measure, train
 from selfverify.learner.progress import TrainingProgress
@@ -47,7 +48,8 @@ def work(folder: Path, before: Path | None = None) -> None:
         policy, task, _ = build(recipe)
         report = partial(shown.on_phase, "before")
         summary = measure(policy, task, recipe, folder / "samples.jsonl", "before", report)
-    write_json(folder / "metrics.json", {"before": summary, "settings": recipe.model_dump(mode="json")})
+    settings = recipe.model_dump(mode="json")
+    write_json(folder / "metrics.json", {"before": summary, "settings": settings, "version": __version__})
 
 
 def main(arguments: list[str]) -> int:
