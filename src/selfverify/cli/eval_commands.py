@@ -85,10 +85,12 @@ def evaluate(
     if as_json:
         print_json(metrics)
         return
-    figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories")})
+    figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories", "curves")})
     title = f"{loaded.name}: {model or loaded.policy.path}"
     print_table(("metric", "value"), figures.items(), title)
-    print_table(*by_number(metrics))
+    columns, cells, title = by_number(metrics)
+    if cells:
+        print_table(columns, cells, title)
     columns, cells, title = by_category(metrics)
     if cells:
         print_table(columns, cells, title, no_wrap=("part", "figure"))
@@ -115,8 +117,8 @@ def fitted_fusion(path: Path) -> Fusion:
 
 def by_number(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
     """The columns, rows and title of the table of accuracies by the number of samples N, as ADPO's tables."""
-    curves = {name: values for name, values in metrics["curves"].items() if values}
-    sizes = [n for n in (1, 2, 4, 8, 12, 16) if n <= metrics["samples_per_problem"]]
+    curves = {name: values for name, values in (metrics.get("curves") or {}).items() if values}
+    sizes = [n for n in (1, 2, 4, 8, 12, 16) if n <= metrics.get("samples_per_problem", 0)]
     rows = [[n, *(values[n - 1] for values in curves.values())] for n in sizes]
     return ["N", *curves], rows, "accuracy by the number of samples; `selfverify tables` adds intervals"
 

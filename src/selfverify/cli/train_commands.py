@@ -94,7 +94,6 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
         return
     from selfverify.core import ranks
     from selfverify.core.events import EVENTS_FILE, read_events, story
-    from selfverify.experiments.looks.train_stopping import train_stopping
     from selfverify.experiments.run import start_processes
     from selfverify.experiments.run import train as run_train
     from selfverify.learner.progress import TrainingProgress
@@ -112,6 +111,8 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
         if loaded.stopping is not None:
             if settings.replay is not None:
                 raise ConfigError("--replay: a run that makes its own pairs has no rollouts to replay")
+            from selfverify.experiments.looks.train_stopping import train_stopping
+
             run = train_stopping(loaded, settings.resume, shown.on_step, shown.on_phase)
         else:
             run = run_train(
