@@ -224,6 +224,11 @@ def test_faults_in_overrides(good: Path, override: str, expected: str) -> None:
     assert expected in refusal(good, override)
 
 
+def test_what_measures_takes_a_model_behind_a_server(good: Path) -> None:
+    path = "http://127.0.0.1:8000#org/model"
+    assert load_recipe(str(good), [f"policy.path={path}"]).policy.path == path
+
+
 def test_vllm_starts_from_no_gguf_file(good: Path, tmp_path: Path) -> None:
     """Nor from an adapter on one: it reads the folder itself."""
     packed, adapter = tmp_path / "packed.gguf", tmp_path / "adapter"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from selfverify.core.episode_settings import EpisodeConfig
 from selfverify.core.errors import FileError
 from selfverify.core.files import naming
-from selfverify.core.policy_settings import PolicyConfig, is_saved_model
+from selfverify.core.policy_settings import PolicyConfig, is_saved_model, is_served
 from selfverify.core.sampling_settings import SamplingConfig
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _vllm_faults(policy: PolicyConfig) -> list[str]:
 
 
 def _model_path_faults(path: str) -> list[str]:
-    if path.startswith("builtin:"):
+    if path.startswith("builtin:") or is_served(path):
         return []
     try:
         with naming(path):
