@@ -1,0 +1,69 @@
+"""Evaluation through a real vLLM server: what is measured there is what is measured here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from selfverify.cli.main import app
+from selfverify.evaluation.store import StoredSample, find_store, read_samples
+from with_vllm.conftest import Serving
+
+NAMES = ("here", "there")
+
+
+def run(*words: str) -> str:
+    """What a command prints."""
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def measured(output: Path, *overrides: str) -> list[StoredSample]:
+    run("eval", "quickstart", "policy.device=cpu", *overrides, "--output", str(output))
+    return sorted(read_samples(find_store(output))[1], key=lambda sample: sample.problem)
+
+
+def test_greedy_samples_are_those_of_the_policy(vllm_server: Serving, tmp_path: Path) -> None:
+    """Text, verdict, score and log-probability of 32 problems with images."""
+    same = ["evaluation.problems=32", "evaluation.samples=1", "evaluation.temperature=0"]
+    own = measured(tmp_path / "own", *same)
+    there = measured(tmp_path / "there", *same, f"policy.path={vllm_server.url}#m")
+    for ours, theirs in zip(own, there, strict=True):
+        assert ours.text == f"{theirs.text}<|im_end|>"
+        for name in ("problem", "key", "correct", "rewards", "tokens", "finish", "seed"):
+            assert getattr(ours, name) == getattr(theirs, name)
+        assert theirs.scores["sampled"] == ours.scores["sampled"]
+        assert theirs.scores["soft"] == pytest.approx(ours.scores["soft"], abs=1e-3)
+        assert theirs.logprob == pytest.approx(ours.logprob, abs=1e-3)
+
+
+def test_it_answers_and_judges_in_a_matrix(vllm_server: Serving, tmp_path: Path) -> None:
+    """Beside the same model here, which reads in the server's words the scores that the server has told."""
+    models = ["here=builtin:digits", f"there={vllm_server.url}#m"]
+    sets = ["evaluation.problems=16", "evaluation.samples=4", "policy.device=cpu"]
+    run("matrix", *models, *[f"--set={each}" for each in sets], "--sizes", "1,4", "--output", str(tmp_path))
+    told = [sample.scores["soft"] for sample in read_samples(tmp_path / "there.jsonl")[1]]
+    by = {name: json.loads((tmp_path / f"there-by-{name}.json").read_text())["scores"] for name in NAMES}
+    assert len(told) == 64 and told == pytest.approx(by["here"], abs=1e-3)
+    # A server judges in a turn of its own, which this model has not been taught: it answers once more.
+    assert all(0 <= score <= 1 for score in by["there"] if score is not None)
+    assert sum(score is not None for score in by["there"]) >= 48
+    cells = json.loads((tmp_path / "matrix.json").read_text())["cells"]
+    assert {(cell["generator"], cell["verifier"]) for cell in cells} >= {(a, b) for a in NAMES for b in NAMES}
+
+
+def test_it_filters_data(vllm_server: Serving, tmp_path: Path) -> None:
+    """Each problem by its own four samples, some of which are right."""
+    kept = tmp_path / "kept.jsonl"
+    words = ["--problems", "12", "--samples", "4", "--output", str(kept), "--json"]
+    verdicts = json.loads(run("data", "filter", "quickstart", f"policy.path={vllm_server.url}#m", *words))
+    assert sorted(verdict["index"] for verdict in verdicts) == [*range(12)]
+    for verdict in verdicts:
+        right = verdict["samples"].get("1", 0)
+        assert sum(verdict["samples"].values()) == 4
+        assert verdict["dropped"] == {0: "all wrong", 4: "all right"}.get(right, "")
+    assert 8 <= sum(verdict["samples"].get("1", 0) for verdict in verdicts) <= 40
