@@ -88,7 +88,7 @@ def test_a_task_brings_its_verifier(load_policy: Callable[..., Policy]) -> None:
 
 @pytest.mark.parametrize("stop", ["after:1", "after:2"])
 def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Policy], stop: str) -> None:
-    """r(τ) is that of what is left, read anew; the tokens are those of the answers that `compare` takes."""
+    """r(τ) is that of what is left, read anew; what is left is what `compare` takes for it."""
     policy, verifier = load_policy(), adapted(load_policy)
     task = far(stop=stop, on_stop="skip", max_steps=3)
     teach(policy, task)
@@ -98,6 +98,13 @@ def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Po
     sampling = SamplingConfig(group_size=2, max_new_tokens=48)
     groups = converse(policy, task, problems, [5, 6, 7, 8], sampling, listener=listener).groups
     kept = int(stop[-1]) - 1
+    if kept:
+        # What is left is what ends looking one step before, with that step's tool.
+        run = far(stop=f"after:{kept}", max_steps=3)
+        others = converse(policy, run, problems, [5, 6, 7, 8], sampling).groups
+        assert [t.tokens for g in groups for t in g.trajectories] == [
+            t.tokens for g in others for t in g.trajectories
+        ]
     # Without a look it is what `evaluation.looked` asks where there was none.
     unseen = asked_anew(problems[0], [("", [{"type": "text", "text": "Answer."}], [])], "user", "")
     [whole], [prompt] = policy.encode([unseen]), policy.encode(problems[:1])

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from PIL import Image
@@ -55,10 +55,14 @@ LOOKS = [vts("The sign?", (200, 100, 600, 500)), vts("Closer.", (250, 0, 500, 50
 
 
 def talked(
-    folder: Path, texts: Sequence[str], deltas: Sequence[float | None] = (), rule: StopRule | None = None
+    folder: Path,
+    texts: Sequence[str],
+    deltas: Sequence[float | None] = (),
+    rule: StopRule | None = None,
+    on_stop: Literal["run", "skip"] = "run",
 ) -> LookTrace:
     """A trace in which a model says these texts about an image of 400 x 200 pixels; places in thousandths."""
-    looking = LookingTask(FreeQuestion(), LookSettings(tools=["crop"]))
+    looking = LookingTask(FreeQuestion(), LookSettings(tools=["crop"], on_stop=on_stop))
     problem = Problem("street", user_turn("Until when?"), [Image.new("RGB", (400, 200), (90, 120, 160))])
     episode = looking.look(problem)
     episode.rule = rule or episode.rule
@@ -71,7 +75,10 @@ def talked(
         delta = deltas[turn] if turn < len(deltas) else None
         values = {} if delta is None else {"log_ratio": delta, "log_ratio_plan": 0.0}
         reply = episode.reply(Said(text, [1], Finish.STOP, turn, values))
-        messages.append({"role": "assistant", "content": text})
+        if reply.takes_back:
+            del messages[-1]
+        else:
+            messages.append({"role": "assistant", "content": text})
         if reply.done:
             break
         shown = iter(written_images(keep, reply.images))
@@ -132,6 +139,18 @@ def test_delta_r_stands_against_epsilon(
         assert second["zone"] == pytest.approx(zone) and (first["inside"], second["inside"]) == (False, True)
     assert film["why"].endswith(why)
     assert [frame["stopped"] for frame in film["frames"]] == [False, True]
+
+
+def test_a_step_that_was_taken_back(tmp_path: Path) -> None:
+    """Its Δr is told where it ended looking; the step before it has its own."""
+    trace = talked(tmp_path, LOOKS, (2.0, -0.25), Verified("absolute", 0.5), on_stop="skip")
+    film = film_of_trace(trace, Pictures(tmp_path / IMAGES))
+    [frame] = film["frames"]
+    assert frame["gauge"]["delta"] == "+2.00" and not frame["gauge"]["inside"] and frame["stopped"]
+    assert film["why"] == (
+        "The verifier stopped it after step 1: |Δr| of the next step, which was taken back, is below ε, "
+        "\u22120.25 and 0.50."
+    )
 
 
 @pytest.mark.parametrize(

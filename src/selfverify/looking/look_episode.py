@@ -164,7 +164,9 @@ class LookEpisode(AnswerOnce):
         if not self.steps:
             # A message of a tool would answer no call.
             return Reply(self.settings.answer_now, takes_back=True)
-        self.steps[-1].stopped, self.steps[-1].dropped_delta_r = "rule", dropped.delta_r
+        last = self.steps[-1]
+        last.stopped, last.dropped_delta_r = "rule", dropped.delta_r
+        last.rule, last.epsilon = dropped.rule, dropped.epsilon
         reply = self._reply([*words, _text(f"\n{self.settings.answer_now}")], [*images])
         reply.takes_back = True
         return reply

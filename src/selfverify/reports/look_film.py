@@ -235,11 +235,14 @@ def _why(final: Mapping[str, Any] | None, answered: bool, lost: str) -> str:
         return "The model answered at first sight."
     at = f"after step {final['step']}"
     if final["stopped"] == "rule":
+        taken = final.get("dropped_delta_r")
+        if is_finite(taken):
+            final = {**final, "delta_r": taken}
         if len(values := _measured(final)) == 2:
             test = "|Δr|" if final.get("rule") == "absolute" else "Δr"
-            return (
-                f"The verifier stopped it {at}: {test} is below ε, {_signed(values[0])} and {values[1]:.2f}."
-            )
+            which = " of the next step, which was taken back," if is_finite(taken) else ""
+            figures = f"{_signed(values[0])} and {values[1]:.2f}"
+            return f"The verifier stopped it {at}: {test}{which} is below ε, {figures}."
         return f"Its rule stopped it {at}."
     if final["stopped"] in WHY:
         return f"It was stopped {at}: {WHY[final['stopped']]}."
