@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
 import json
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -20,8 +22,9 @@ from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.connection import ServerSettings
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
+from selfverify.serving.callers import Caller
 from selfverify.serving.counters import Metrics
-from selfverify.serving.key_settings import digests
+from selfverify.serving.key_settings import ClientKey, digests
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start, upstream_of
 from selfverify.serving.tracing import Tracing
@@ -289,3 +292,22 @@ def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = N
                 return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
 
     return asyncio.run(main())
+
+
+def key(name: str, **limits: Any) -> ClientKey:
+    """A key that is its own name with ``-key`` behind it."""
+    digest = hashlib.sha256(f"{name}-key".encode()).hexdigest()
+    return ClientKey.model_validate({"name": name, "sha256": digest, **limits})
+
+
+def frozen(caller: Caller) -> Caller:
+    """A caller for whom no time passes."""
+    for bucket in (caller.requests, caller.tokens):
+        if bucket is not None:
+            bucket._clock = partial(float, bucket._at)
+    return caller
+
+
+def bearer(name: str) -> dict[str, str]:
+    """The header with which a key is sent."""
+    return {"Authorization": f"Bearer {name}-key"}

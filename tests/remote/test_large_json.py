@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from selfverify.remote import large_json
-from selfverify.remote.large_json import characters, put_back, read_large, write_large
+from selfverify.remote.large_json import put_back, read_large, text_bytes, write_large
 
 PARTS = st.sampled_from(["data:", '"', "\\", "A", "é", "\n", "\x7f", "😀", ": ", "1"])
 TEXTS = st.lists(PARTS, max_size=9).map("".join)
@@ -80,5 +80,6 @@ def test_long_texts_are_written_in_steps() -> None:
     assert max(map(len, pieces)) <= 12 and b"".join(pieces) == to_json(value)
 
 
-def test_characters() -> None:
-    assert characters({"a": ["bc", {"d": "efg"}], "h": 1, "i": None, "j": ("k",)}) == 6
+def test_bytes_of_texts() -> None:
+    assert text_bytes({"a": ["bc", {"d": "efg"}], "h": 1, "i": None, "j": ("k",)}) == 6
+    assert text_bytes("é") == 2 and text_bytes("\ud800") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +16,16 @@ from selfverify.core.errors import ConfigError
 from selfverify.remote.usage import Usage
 from selfverify.serving.api_errors import ApiError, error_response
 from selfverify.serving.app import Gateway
-from selfverify.serving.callers import MOST_CALLERS, Caller, Callers, Grant
+from selfverify.serving.callers import MOST_CALLERS, Callers, Grant
+from selfverify.serving.foreseen import Foreseen
 from selfverify.serving.key_settings import ClientKey, digests
 from selfverify.serving.log_lines import JsonFormatter
 from selfverify.serving.request_record import RequestRecord
 from selfverify.serving.serve_settings import GatewaySettings, ServeSettings
 from selfverify.serving.server import open_gateway
-from serving_servers import Body, FakeUpstream, post, question, served
+from serving_servers import Body, FakeUpstream, bearer, frozen, key, post, question, served
 
 LIMITS = ("limit", "remaining", "reset")
-
-
-def key(name: str, **limits: Any) -> ClientKey:
-    """A key that is its own name with ``-key`` behind it."""
-    digest = hashlib.sha256(f"{name}-key".encode()).hexdigest()
-    return ClientKey.model_validate({"name": name, "sha256": digest, **limits})
-
-
-def frozen(caller: Caller) -> Caller:
-    """A caller for whom no time passes."""
-    for bucket in (caller.requests, caller.tokens):
-        if bucket is not None:
-            bucket._clock = partial(float, bucket._at)
-    return caller
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {name}-key"}
 
 
 def test_callers_are_found() -> None:
@@ -61,7 +43,8 @@ def spent(usage: Usage | None, candidates: int | None = None, left: bool = False
     """What is left of 100 requests and 10,000 tokens after a question for eight candidates of 100 tokens."""
     caller = frozen(Callers([key("a", requests_per_minute=100, tokens_per_minute=10_000)], None).find("a"))
     grant = Grant(caller)
-    grant.ask(8, lambda: ["x" * 400], 100)
+    grant.ask(8)
+    grant.set_aside(lambda: Foreseen(100, 900))
     assert caller.requests is not None and caller.tokens is not None
     assert (round(caller.requests.left), round(caller.tokens.left)) == (92, 9100)
     grant.settle(RequestRecord(usage=usage, candidates=candidates), left)
@@ -87,6 +70,8 @@ def test_who_leaves_pays_what_nobody_counted() -> None:
     assert spent(lost, left=True) == (8, 900)
     assert spent(Usage(), left=True) == (8, 900)
     assert spent(lost) == (8, 140)  # with the prompt, which nobody counted
+    often = Usage(prompt_tokens=30, calls=3, uncounted_prompts=2, estimated_tokens=7)
+    assert spent(often) == (8, 30 + 2 * 100 + 7)
     assert spent(Usage(prompt_tokens=30, candidate_tokens=40, calls=1), left=True) == (8, 70)
 
 
@@ -94,15 +79,15 @@ def test_a_budget_is_never_exceeded_by_what_is_set_aside() -> None:
     callers = Callers([key("a", budget_tokens=1000)], None)
     caller, budget = callers.find("a"), callers.budgets["a"]
     first, second = Grant(caller), Grant(caller)
-    first.ask(6, list, 100)
+    first.set_aside(lambda: Foreseen(0, 600))
     with pytest.raises(ApiError, match="may take 600 of the 1,000 tokens left") as caught:
-        second.ask(5, list, 100)
+        second.set_aside(lambda: Foreseen(0, 500))
     assert (caught.value.status, caught.value.retry_after) == (429, 1)
     first.settle(RequestRecord(usage=Usage(candidate_tokens=700, calls=1)), False)
     with pytest.raises(ApiError, match="this request may take 500 tokens, and 300 of this key's") as caught:
-        second.ask(5, list, 100)
+        second.set_aside(lambda: Foreseen(0, 500))
     assert (caught.value.code, caught.value.retry_after) == ("insufficient_quota", None)
-    second.ask(3, list, 100)
+    second.set_aside(lambda: Foreseen(0, 300))
     second.settle(RequestRecord(usage=Usage(candidate_tokens=300, calls=1)), False)
     assert (budget.spent, budget.held) == (1000, 0)
     with pytest.raises(ApiError, match="the 1,000 tokens of this key are used up"):
@@ -144,7 +129,7 @@ def test_candidates_count() -> None:
 
 def test_tokens_count() -> None:
     """A question for eight candidates costs 10 + 8 * 7; in debt nobody is heard."""
-    settings = GatewaySettings(keys=[key("a", tokens_per_minute=100), key("b")])
+    settings = GatewaySettings(keys=[key("a", tokens_per_minute=150), key("b")])
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[Any]:
         frozen(gateway.entrance.callers.find("a"))
@@ -156,8 +141,8 @@ def test_tokens_count() -> None:
 
     fake = FakeUpstream()
     first, second, third, other = served(fake, use, settings)
-    assert first[0] == 200 and first[1]["x-ratelimit-remaining-tokens"] == "34"
-    assert second[0] == 200 and second[1]["x-ratelimit-remaining-tokens"] == "17"
+    assert first[0] == 200 and first[1]["x-ratelimit-remaining-tokens"] == "84"
+    assert second[0] == 200 and second[1]["x-ratelimit-remaining-tokens"] == "67"
     assert third[0] == 429 and "tokens a minute" in third[2]["error"]["message"]
     assert other[0] == 200 and not [name for name in other[1] if name.lower().startswith("x-ratelimit")]
     assert len(fake.seen) == 3
@@ -198,13 +183,13 @@ def test_a_stream_has_the_headers() -> None:
             return [response.headers[f"x-ratelimit-{name}-{kind}"] for kind in kinds for name in LIMITS]
 
     found = served(FakeUpstream(), use, settings)
-    assert found == ["20", "12", "24s", "9000", "6950", "13.667s"]  # 2 and 8 * 256 tokens are set aside
+    assert found == ["20", "12", "24s", "9000", "6680", "15.467s"]  # 8 * (34 + 256) tokens are set aside
 
 
 def test_a_budget_outlives_the_gateway(tmp_path: Path) -> None:
-    """66 tokens a question, for which 162 are set aside; the fourth one may take more than is left."""
+    """66 tokens a question, for which 8 * (34 + 20) are set aside; the fourth may take too much."""
     usage = tmp_path / "usage.sqlite"
-    settings = GatewaySettings(keys=[key("a", budget_tokens=300)], key_usage=usage)
+    settings = GatewaySettings(keys=[key("a", budget_tokens=570)], key_usage=usage)
     body = question(best_of={"n": 8}, max_tokens=20)
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> Any:
@@ -214,7 +199,7 @@ def test_a_budget_outlives_the_gateway(tmp_path: Path) -> None:
     assert [status for status, _, _ in found] == [200, 200, 200]
     status, _, reply = served(FakeUpstream(), use, settings)
     assert (status, reply["error"]["code"]) == (429, "insufficient_quota")
-    assert "102 of this key's 300" in reply["error"]["message"]
+    assert "372 of this key's 570" in reply["error"]["message"]
 
 
 def test_names_are_logged_and_keys_are_not(caplog: pytest.LogCaptureFixture) -> None:

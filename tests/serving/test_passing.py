@@ -18,7 +18,7 @@ from selfverify.serving.counters import Metrics
 from selfverify.serving.local import Local
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
-from serving_servers import Body, FakeUpstream, Loop, post, served
+from serving_servers import Body, FakeUpstream, Loop, bearer, frozen, key, post, served
 
 ODD = b'{ "data":[{"embedding":"AAAAPw==","z":1.0e2}],"usage":{"prompt_tokens":3} }'
 EVENTS = (b'data: {"choices": [{"index":0,"text":"1"}],  "z":1.0e2}', b'event: x\ndata: {"choices": []}')
@@ -44,6 +44,22 @@ def asked(fake: FakeUpstream, path: str, body: Body, **more: Any) -> tuple[int, 
 
 def text(**more: Any) -> Body:
     return {"model": "m", "prompt": "7+2=", **more}
+
+
+def test_each_prompt_counts_as_a_request() -> None:
+    settings = GatewaySettings(keys=[key("a", requests_per_minute=20)])
+
+    async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[str]:
+        frozen(gateway.entrance.callers.find("a"))
+        left = []
+        for prompt in ([5] * 1000, ["x", "y"], [[5] * 9, [6] * 9, [7]]):
+            body = text(prompt=prompt, n=2)
+            async with session.post(f"{url}/completions", json=body, headers=bearer("a")) as response:
+                assert response.status == 200
+                left.append(response.headers["x-ratelimit-remaining-requests"])
+        return left
+
+    assert served(FakeUpstream(), use, settings) == ["18", "14", "8"]
 
 
 @pytest.mark.parametrize("path", ["completions", "embeddings"])
@@ -100,6 +116,11 @@ def test_python(servers: Loop) -> None:
         ({"model": "m@bo8", "prompt": "x"}, 400, "model", "nothing is chosen"),
         (text(n=65), 400, "n", "at most 64"),
         (text(best_of=65), 400, "best_of", "at most 64"),
+        (text(prompt=["x"] * 65), 400, "prompt", "at most 64"),
+        (text(prompt=["x"] * 33, n=2), 400, "prompt", "33 prompts make 66 candidates"),
+        (text(prompt=[1, *["x"] * 64]), 400, "prompt", "at most 64"),
+        (text(prompt=[[1]] * 22, best_of=3), 400, "prompt", "at most 64"),
+        (text(prompt=None, prompt_embeds=["AA=="] * 65), 400, "prompt", "at most 64"),
         (text(messages=[{"content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1"}}]}]),
          400, "messages.0.content.0.image_url", "chat/completions"),
         (text(audio_url="http://10.0.0.1"), 400, "audio_url", "chat/completions"),

@@ -28,6 +28,12 @@ class ServerSampler:
         self.client = client
         self.one_by_one = Lacking()
         """Models whose server ignored or refused ``n``."""
+        self._several = Lacking(after=1)
+        """Models of which several candidates came at once: they do not lack ``n``."""
+
+    def takes_n(self, model: str, separate: bool = False) -> bool:
+        """Whether a model was seen to give several candidates for one reading of its prompt."""
+        return not separate and model in self._several and model not in self.one_by_one
 
     async def draw(
         self,
@@ -96,10 +102,7 @@ class ServerSampler:
             return error
         for found in read_choices(reply, usage, most=_most(body))[:n]:
             deliver(found)
-        if len(reply["choices"]) > 1:
-            self.one_by_one.has(str(body.get("model")))
-        elif not reply["dropped"]:
-            self.one_by_one.odd(str(body.get("model")))
+        self._saw(str(body.get("model")), len(reply["choices"]), whole=not reply["dropped"])
         return None
 
     async def _separately(
@@ -165,11 +168,17 @@ class ServerSampler:
                 share(begun_ones, usage.add(counted, written), _most(body))
             elif begun:
                 usage.lost(written)
-        if len(growing) > 1:
-            self.one_by_one.has(str(body.get("model")))
-        elif fault is None and set(growing) == {0}:
-            self.one_by_one.odd(str(body.get("model")))
+        self._saw(str(body.get("model")), len(growing), whole=fault is None and set(growing) == {0})
         return fault
+
+    def _saw(self, model: str, candidates: int, whole: bool) -> None:
+        """Remember how many came where several were asked for; ``whole``: none of them was left out."""
+        if candidates > 1:
+            self.one_by_one.has(model)
+            self._several.odd(model, sure=True)
+        elif whole:
+            self.one_by_one.odd(model)
+            self._several.has(model)
 
 
 def _seeded(body: Mapping[str, Any], place: int) -> dict[str, Any]:

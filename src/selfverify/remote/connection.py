@@ -19,7 +19,7 @@ from selfverify.remote.chat_wire import (
     refusal,
 )
 from selfverify.remote.in_turn import LARGE, in_turn
-from selfverify.remote.large_json import characters
+from selfverify.remote.large_json import text_bytes
 
 try:
     import aiohttp
@@ -113,7 +113,7 @@ class Connection:
         url = self.base / path
         if body is None:
             response = await self._session.get(url, headers=headers)
-        elif characters(body) <= LARGE:
+        elif text_bytes(body) <= LARGE:
             response = await self._session.post(url, data=encoded(body), headers=headers)
         else:
             pieces = await in_turn(encoded_pieces, body)

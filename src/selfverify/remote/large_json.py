@@ -72,13 +72,13 @@ def put_back(value: Any, taken: Mapping[str, str]) -> Any:
     return value
 
 
-def characters(value: Any) -> int:
-    """Return how many characters all strings have together that are values."""
+def text_bytes(value: Any) -> int:
+    """Return how many bytes all strings have together that are values, in UTF-8."""
     if isinstance(value, str):
-        return len(value)
+        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, Mapping):
-        return sum(map(characters, value.values()))
-    return sum(map(characters, value)) if isinstance(value, list | tuple) else 0
+        return sum(map(text_bytes, value.values()))
+    return sum(map(text_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def write_large(value: Any) -> list[bytes]:

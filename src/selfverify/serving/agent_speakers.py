@@ -13,9 +13,13 @@ from selfverify.core.errors import ServerError
 from selfverify.core.message_content import BETWEEN, content_parts
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
+from selfverify.looking.visual_budget import estimated_tokens_of
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import ServerSettings, server_url
 from selfverify.remote.messages import image_url, openai_messages
+from selfverify.remote.prompt_size import prompt_tokens
+from selfverify.remote.server_replies import text_of
+from selfverify.remote.usage import Usage, estimated_tokens
 from selfverify.tasks.strict_json import read_json
 from selfverify.tasks.tool_calls import read_calls
 
@@ -86,15 +90,20 @@ class OnServer(Speaker):
         problem: What is asked; its tools are offered.
         server: Where the server is.
         fields: The request's other fields: model, temperature, ``max_tokens``, seed.
+        usage: Counts what its turns cost, each of which reads all that was said and shown before.
 
     Raises:
         ConfigError: The address is none.
     """
 
-    def __init__(self, problem: Problem, server: ServerSettings, fields: dict[str, Any]) -> None:
+    def __init__(
+        self, problem: Problem, server: ServerSettings, fields: dict[str, Any], usage: Usage | None = None
+    ) -> None:
         server_url(server.url)
         self.server, self.fields, self.tools = server, fields, problem.tools
         self.messages = openai_messages(problem)
+        self.usage = Usage() if usage is None else usage
+        self._visual = sum(map(estimated_tokens_of, problem.images))
         self._named: list[str] = []
         """The ids of the calls in the last message."""
         self._before = [*self.messages], self._named
@@ -111,6 +120,7 @@ class OnServer(Speaker):
         words = "\n".join(part["text"] for part in parts if part["type"] == "text")
         for name in self._named:
             self.messages.append({"role": "tool", "tool_call_id": name, "content": words})
+        self._visual += sum(map(estimated_tokens_of, reply.images))
         shown = [{"type": "image_url", "image_url": {"url": image_url(image)}} for image in reply.images]
         told = [] if self._named else [{"type": "text", "text": words}]
         if told + shown:
@@ -179,8 +189,11 @@ class OnServer(Speaker):
         if self.tools:  # an empty list is refused by some servers
             body["tools"] = self.tools
         async with OpenAIClient(self.server) as client:
-            choice: dict[str, Any] = (await client.chat(body))["choices"][0]
-            return choice
+            reply = await client.chat(body, self.usage.lost)
+        choice: dict[str, Any] = reply["choices"][0]
+        said, prompt = estimated_tokens(text_of(choice["message"].get("content"))), prompt_tokens(body)
+        self.usage.add(reply.get("usage"), said, prompt=prompt + self._visual)
+        return choice
 
 
 def hold(episode: Episode, speaker: Speaker, turns: int) -> Ending:

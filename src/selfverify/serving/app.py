@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -28,6 +29,7 @@ from selfverify.serving.completions import chunks, completion, figures, piece_of
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ROOM, Entrance, told
 from selfverify.serving.field_names import KNOWN, refuse_misspelt
+from selfverify.serving.foreseen import foreseen_of_choosing, foreseen_of_verifying
 from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
@@ -183,11 +185,14 @@ class Gateway:
         most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
         if settings.n > most:
             raise invalid_value(param, f"at most {most} candidates may be asked for")
-        request[GRANT].ask(settings.n, lambda: without_images(asked.messages), asked.most_tokens)
+        request[GRANT].ask(settings.n)
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         if chosen is not None:
             refuse_misspelt(raw, known)
-        return await self._ask(request, raw, asked, model, settings, deadline), chosen is not None
+        ask = await self._ask(request, raw, asked, model, settings, deadline)
+        passes = chosen is None and self.backend.passes_on() and ask.look is None
+        request[GRANT].set_aside(partial(foreseen_of_choosing, self.backend, ask, passes))
+        return ask, chosen is not None
 
     async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
         """Answer without selection: with what the server says, as it came."""
@@ -348,7 +353,7 @@ class Gateway:
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         _, asked = await request[ROOM].read_as(request, VerifyRequest)
         answers = asked.answers
-        request[GRANT].ask(len(answers), lambda: without_images(asked.messages))
+        request[GRANT].ask(len(answers))
         model, _ = split_model(asked.model)
         self.served.check(model)
         pictures, messages = await self._take(request, asked.messages, deadline)
@@ -356,6 +361,7 @@ class Gateway:
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = Ask(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self._check(ask)
+        request[GRANT].set_aside(partial(foreseen_of_verifying, ask, answers))
         request[RECORD].asks(ask.model, ask.usage)
         try:
             async with asyncio.timeout_at(deadline):

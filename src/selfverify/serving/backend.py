@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # they import aiohttp, which `selfverify solve` does without,
     from selfverify.looking.looking_task import LookingTask
     from selfverify.serving.request_images import Picture
 
+ASSUMED_TOKENS = 256
+"""The tokens that are set aside for a candidate where nobody says a maximum."""
 
 Events = AsyncGenerator[tuple[bytes, dict[str, Any]], None]
 """A streamed chat completion: the events as a model server sends them, and the chunks in them."""
@@ -122,11 +124,15 @@ class Backend(ABC):
         name: ``local`` or ``upstream``.
         default_verifier: The verifier where a request names none.
         strict: Whether answers have to be in tags to be read, if the format was asked for.
+        assumed_tokens: How long a candidate is taken to be at most where a request does not say.
+        keeps_conversations: Whether a turn reads only what is new in its conversation.
     """
 
     name: str
     default_verifier: str
     strict: bool
+    assumed_tokens: int = ASSUMED_TOKENS
+    keeps_conversations: bool = False
 
     async def __aenter__(self) -> Self:
         """Open what the backend needs."""
@@ -188,6 +194,14 @@ class Backend(ABC):
             ServerError: The server failed.
         """
         raise NotImplementedError
+
+    @abstractmethod
+    def readings(self, ask: Ask) -> int:
+        """Return how often a question is read at most while its candidates are drawn."""
+
+    @abstractmethod
+    def judgings(self, ask: Ask) -> int:
+        """Return how often a candidate is read at most, with its question, while it is judged."""
 
     @abstractmethod
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:

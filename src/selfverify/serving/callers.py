@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
-from selfverify.remote.large_json import characters
 from selfverify.serving.api_errors import ApiError
+from selfverify.serving.foreseen import Foresee
 from selfverify.serving.key_ledger import Budget, Ledger
 from selfverify.serving.key_settings import ClientKey
 from selfverify.serving.rate_limits import Bucket
 from selfverify.serving.request_record import RequestRecord
 
 MOST_CALLERS = 10_000
-
-ASSUMED_TOKENS = 256
-"""The tokens that are set aside for a candidate where the request says no maximum."""
 
 
 class Caller:
@@ -82,36 +78,44 @@ class Grant:
         self.requests, self.prompt, self.tokens = 0, 0, 0
         self._take(1, 0)
 
-    def ask(self, candidates: int, prompt: Callable[[], Any], most_tokens: int | None = None) -> None:
-        """Take what a question may need: its candidates, and tokens for them and for the prompt.
-
-        Args:
-            candidates: The candidates, or the answers to verify.
-            prompt: Returns the prompt, whose tokens are estimated: four characters each.
-            most_tokens: The most tokens of a candidate, if the request says so.
+    def ask(self, candidates: int) -> None:
+        """Take the candidates of a question, or the answers to verify.
 
         Raises:
-            ApiError: The caller may not ask for so much now.
+            ApiError: The caller may not ask for so many now.
         """
         self._give_back()
-        if self.caller.tokens is not None or self.caller.budget is not None:
-            self.prompt = characters(prompt()) // 4
-        each = ASSUMED_TOKENS if most_tokens is None else most_tokens
-        self._take(max(1, candidates), self.prompt + candidates * each)
+        self._take(max(1, candidates), 0)
+
+    def set_aside(self, foresee: Foresee) -> None:
+        """Take the tokens that a question may need, where those of its caller are limited.
+
+        Raises:
+            ApiError: The caller may not take so many now.
+        """
+        if self.caller.tokens is None and self.caller.budget is None:
+            return
+        requests, foreseen = self.requests, foresee()
+        self._give_back()
+        self.prompt = foreseen.prompt
+        self._take(requests, foreseen.most)
 
     def settle(self, record: RequestRecord, left: bool) -> None:
         """Take what it was in the end, instead: the candidates that were drawn, the tokens that were used.
 
-        Where nobody counted the prompt, its estimate counts. A client that ``left`` pays what was set aside,
-        where nobody says what its request cost.
+        A prompt that nobody counted counts by its estimate, each time that it was read. A client that
+        ``left`` pays what was set aside, where nobody says what its request cost.
         """
         usage, drawn, spent = record.usage, record.candidates, 0
         if usage is not None:
             spent = usage.prompt_tokens + usage.candidate_tokens + usage.verification_tokens
+            uncounted = usage.uncounted_prompts * self.prompt + usage.estimated_tokens
             if left and not (usage.complete and usage.calls):
-                spent = max(spent, self.tokens)
-            elif usage.calls and not usage.prompt_tokens:
+                spent = max(spent + uncounted, self.tokens)
+            elif usage.calls and not (usage.prompt_tokens or uncounted):
                 spent += self.prompt
+            else:
+                spent += uncounted
         requests = self.requests if drawn is None else min(self.requests, max(1, drawn))
         self._give_back()
         self.caller.take(requests, spent)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import NoneType
-from typing import Any
+from typing import Any, TypeGuard
 
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
@@ -15,6 +15,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
+from selfverify.remote.prompt_size import prompt_tokens
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing
 from selfverify.serving.batching import Batcher, Job
@@ -58,6 +59,7 @@ class Local(Backend):
     name = "local"
     default_verifier = "soft"
     strict = True
+    keeps_conversations = True
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Local(Backend):
     ) -> None:
         self.policy = policy
         self.model = model
-        self.max_tokens = max_tokens
+        self.max_tokens = self.assumed_tokens = max_tokens
         self.verifiers: dict[str, Verifier] = {
             "inline": Inline(),
             "soft": Soft(policy),
@@ -117,6 +119,14 @@ class Local(Backend):
 
     def _tokens(self, body: Mapping[str, Any]) -> int:
         return int(body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens)
+
+    def readings(self, ask: Ask) -> int:
+        """See `Backend`: each batch reads the prompt."""
+        return ask.best_of.most_draws
+
+    def judgings(self, ask: Ask) -> int:
+        """See `Backend`."""
+        return int(_reads_again(self.verifiers.get(ask.best_of.verifier or self.default_verifier)))
 
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
         """See `Backend`. The same seed gives the candidates that `selfverify solve` draws with it."""
@@ -165,8 +175,10 @@ class Local(Backend):
             return ServerError(str(error), 500, "model_failed")
         written = sum(reply.tokens for reply in replies)
         ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
-        if not isinstance(verifier, (Inline, Soft, NoneType)):
-            ask.usage.complete = False  # verifiers do not say what they read and write
+        if _reads_again(verifier):  # it does not say what it reads and writes
+            ask.usage.complete = False
+            ask.usage.uncounted_prompts += len(replies)
+            ask.usage.estimated_tokens += written
         for reply in replies:
             drawing.arrived(reply)
             drawing.ready(reply)
@@ -209,7 +221,7 @@ class Local(Backend):
         """See `Backend`. The answers are judged as if the model had written them."""
         name = ask.best_of.verifier or "judge"
         verifier = self.verifiers.get(name)
-        if verifier is None or isinstance(verifier, (Inline, Soft)):
+        if not _reads_again(verifier):
             text = f"{name!r} reads only what the model wrote itself; leave it out, or name a judge"
             raise invalid_value("verifier", text)
         rows = [given_answer(text) for text in answers]
@@ -219,11 +231,18 @@ class Local(Backend):
         except DataError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from None
         ask.usage.lost()
+        ask.usage.uncounted_prompts += len(answers)
+        ask.usage.estimated_tokens += prompt_tokens({"input": answers})
         return list(scores)
 
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
         return [{"id": self.model, "object": "model", "created": 0, "owned_by": "selfverify"}]
+
+
+def _reads_again(verifier: Verifier | None) -> TypeGuard[Verifier]:
+    """Whether a verifier reads a question and its candidates again, to judge them."""
+    return not isinstance(verifier, (Inline, Soft, NoneType))
 
 
 def _in_loop(write: Callable[[str], None]) -> Callable[[str], None]:

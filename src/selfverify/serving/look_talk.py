@@ -12,7 +12,7 @@ from selfverify.looking.look_episode import LookEpisode
 from selfverify.looking.looking_task import LookingTask
 from selfverify.remote.connection import ServerSettings
 from selfverify.remote.server_replies import Completion, read_text
-from selfverify.remote.usage import estimated_tokens
+from selfverify.remote.usage import Usage, estimated_tokens
 from selfverify.serving.agent_speakers import AwaitedSpeaker, OnServer, hold
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.heard_speaker import HeardSpeaker
@@ -48,6 +48,7 @@ def look_once(
     lock: Lock,
     over: Callable[[], bool] = lambda: False,
     tell: OnStep | None = None,
+    usage: Usage | None = None,
 ) -> Looked:
     """Hold one conversation.
 
@@ -59,12 +60,13 @@ def look_once(
         lock: Held while a verifier listens.
         over: Whether nobody waits for it any more; it then breaks off before the next turn.
         tell: Told of each step.
+        usage: Counts what it costs, turn by turn.
 
     Raises:
         DataError: An image cannot be looked at.
         ServerError: The server cannot be reached or refuses, or nobody waits.
     """
-    look, speaker = looking.look(asked), OnServer(asked, server, fields)
+    look, speaker = looking.look(asked), OnServer(asked, server, fields, usage)
     try:
         with lock:  # the first conversation loads the verifier
             listener = looking.listener()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -16,6 +17,7 @@ from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Backend, Events
 from selfverify.serving.callers import GRANT
 from selfverify.serving.entrance import ROOM
+from selfverify.serving.foreseen import foreseen_of_passing
 from selfverify.serving.incoming import refuse_any_address
 from selfverify.serving.protocol import split_model
 from selfverify.serving.request_record import RECORD, RequestRecord
@@ -40,13 +42,18 @@ class PassedRequest(BaseModel):
     """OpenAI's own: the texts that are written, of which the likeliest are returned."""
     max_tokens: int | None = Field(None, ge=0, le=MOST_TOKENS)
     prompt: Any = None
+    prompt_embeds: Any = None
+    """vLLM's own: further prompts."""
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts there are: a list of numbers is one, and any other list has one in each place."""
+        return max(_prompts_in(self.prompt) + _prompts_in(self.prompt_embeds), 1)
 
     @property
     def texts(self) -> int:
-        """How many texts are written: so many for each prompt, of which there may be a list."""
-        prompt = self.prompt
-        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        return max(self.n or 1, self.best_of or 1) * (len(prompt) if several else 1)
+        """How many texts are written for the prompts."""
+        return self.prompts * max(self.n or 1, self.best_of or 1)
 
 
 class Passing:
@@ -92,8 +99,9 @@ class Passing:
         raw, asked = await request[ROOM].read_as(request, PassedRequest)
         body, usage = self._body(raw, asked, path), Usage()
         request[RECORD].asks(str(body["model"]), usage)
-        written = asked.max_tokens if may_stream else 0  # embeddings write nothing
-        request[GRANT].ask(asked.texts, lambda: [raw.get("prompt"), raw.get("input")], written)
+        texts = asked.texts if may_stream else 0  # embeddings write nothing
+        request[GRANT].ask(texts)
+        request[GRANT].set_aside(partial(foreseen_of_passing, raw, texts, asked.max_tokens))
         if asked.stream and may_stream:
             return await self.copy(request, self.backend.stream(body, usage, deadline, path), usage, deadline)
         found = await self.reply(request, self.backend.post(path, body, usage, deadline), usage, deadline)
@@ -143,11 +151,21 @@ class Passing:
         if suffix and "plain" not in suffix:
             text = f"nothing is chosen at /v1/{path}; ask for {model!r} without a suffix"
             raise invalid_value("model", text)
+        most = self.settings.most_samples
         for name, count in (("n", asked.n), ("best_of", asked.best_of)):
-            if count is not None and count > self.settings.most_samples:
-                raise invalid_value(name, f"at most {self.settings.most_samples} candidates may be asked for")
+            if count is not None and count > most:
+                raise invalid_value(name, f"at most {most} candidates may be asked for")
+        if path == "completions" and asked.texts > most:
+            text = f"{asked.prompts} prompts make {asked.texts} candidates; at most {most} may be asked for"
+            raise invalid_value("prompt", text)
         refuse_any_address(raw)
         return raw | {"model": model}
+
+
+def _prompts_in(given: Any) -> int:
+    if not isinstance(given, list):
+        return int(given is not None)
+    return 1 if all(isinstance(item, int | float) for item in given) else len(given)
 
 
 async def _copy_events(stream: EventStream, events: Events, deadline: float, record: RequestRecord) -> None:

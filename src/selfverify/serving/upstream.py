@@ -17,7 +17,7 @@ from selfverify.remote.chat_wire import CHAT, Passed
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
 from selfverify.remote.lacking import Lacking
-from selfverify.remote.large_json import characters
+from selfverify.remote.large_json import text_bytes
 from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion, without_score
@@ -112,6 +112,18 @@ class Upstream(Backend):
             if begun:
                 usage.add(counted, said // 4)
 
+    def readings(self, ask: Ask) -> int:
+        """See `Backend`: a server that ignores ``n`` reads the question for each candidate."""
+        return ask.best_of.most_draws if self.sampler.takes_n(ask.model, self.separate) else ask.best_of.n
+
+    def judgings(self, ask: Ask) -> int:
+        """See `Backend`. A score is read in two calls."""
+        verifier = ask.best_of.verifier or self.default_verifier
+        if judge_of(verifier, ask.model) is not None:
+            return 1
+        reads = verifier == "soft" or verifier.partition(":")[0] == "fused"
+        return 2 if reads and ask.model not in self.reader.unable else 0
+
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
 
@@ -190,22 +202,27 @@ class Upstream(Backend):
         over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
         messages, faults = with_places(ask.body["messages"]), list[Exception]()
 
-        def held(number: int) -> Looked:
+        def held(number: int, usage: Usage) -> Looked:
             seed = {} if "seed" not in fields else {"seed": int(fields["seed"]) + number}
             pictures = [picture.decode() for picture in ask.pictures]
             asked = look.asked(Problem(ask.id or "request", messages, pictures))
             tell = None if ask.looked is None else partial(ask.looked, number)
-            return look_once(look, asked, server, fields | seed, self.listening, over.is_set, tell)
+            return look_once(look, asked, server, fields | seed, self.listening, over.is_set, tell, usage)
 
         async def one(number: int) -> None:
+            usage = Usage()
             async with places:
                 try:
-                    looked = await asyncio.to_thread(held, number)
+                    looked = await asyncio.to_thread(held, number, usage)
+                except asyncio.CancelledError:
+                    usage.lost()  # the turn that is still going on, which reads the question at least
+                    usage.uncounted_prompts += 1
+                    raise
                 except (ApiError, SelfVerifyError) as error:
-                    ask.usage.lost()
                     faults.append(error)
                     return
-            ask.usage.lost(looked.reply.tokens)
+                finally:
+                    ask.usage.take_in(usage)
             about = {"looks": [*looked.steps], "conversation": number}
             reply = Completion(text=looked.last, tokens=looked.reply.tokens, about=about)
             written = drawing.arrived(reply)
@@ -260,9 +277,9 @@ class Upstream(Backend):
 
 
 def _said(chunk: Mapping[str, Any]) -> int:
-    """Return the characters of what a chunk or a reply says; where nobody counts, four are a token."""
+    """Return the bytes of what a chunk or a reply says; where nobody counts, four are a token."""
     choices = chunk.get("choices")
-    return characters(
+    return text_bytes(
         [
             [choice.get("text"), choice.get("delta"), choice.get("message")]
             for choice in (choices if isinstance(choices, list) else ())
