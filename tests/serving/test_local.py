@@ -20,6 +20,7 @@ from sampled_threads import sampled_threads
 from selfverify.policy.policy import Policy
 from selfverify.policy.voice import Voice
 from selfverify.remote.connection import ServerSettings
+from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf, Choosing
 from selfverify.serving.counters import Metrics
@@ -213,7 +214,9 @@ def test_sampling_does_not_wait_for_a_judges_server(policy: Policy, writes: list
     def gate() -> int | None:
         return None if go.is_set() else 503
 
-    judge = ServerJudge(ServerSettings(servers.upstream(slow), tries=1000, wait_s=0.02), "m", "judge:far")
+    judge = ServerJudge(
+        ModelOnServer(ServerSettings(servers.upstream(slow), tries=1000, wait_s=0.02), "m"), "judge:far"
+    )
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> tuple[int, Body]:
         url = f"{url}/chat/completions"
@@ -470,8 +473,8 @@ def test_a_judge_behind_a_server(policy: Policy, writes: list[str], servers: Loo
         write=lambda body, i: f"<score>{0.9 if '9' in body['messages'][1]['content'] else 0.1}</score>",
         knows_logprobs=False,
     )
-    there = ServerJudge(ServerSettings(servers.upstream(fake)), "m", "there")
-    gone = ServerJudge(ServerSettings("http://127.0.0.1:9", tries=1), "m", "gone")
+    there = ServerJudge(ModelOnServer(ServerSettings(servers.upstream(fake)), "m"), "there")
+    gone = ServerJudge(ModelOnServer(ServerSettings("http://127.0.0.1:9", tries=1), "m"), "gone")
     judges = {"there": there, "gone": gone}
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> list[tuple[int, Body]]:
