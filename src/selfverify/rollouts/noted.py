@@ -34,6 +34,8 @@ class Noted(EpisodeAround):
         super().__init__(inner)
         self.keep = keep
         self.messages: list[Message] = [*asked]
+        self._before = len(self.messages)
+        """How many there were before something was shown last."""
         self.cuts: list[list[list[Any]]] = []
         """For each turn of the policy its channels, as `Reply.cuts` has them."""
         self.finish: Finish | None = None
@@ -56,8 +58,7 @@ class Noted(EpisodeAround):
         self.messages.append({"role": "assistant", "content": said.text})
         reply = super().reply(said)
         if reply.takes_back:
-            # With what was shown before it; nothing was before the first turn.
-            del self.messages[-2 if self.cuts else -1 :]
+            del self.messages[self._before :]
             self._note(reply)
             return reply
         self.cuts.append([[*cut] for cut in reply.cuts or [(self.channel, 0)]])
@@ -75,6 +76,7 @@ class Noted(EpisodeAround):
         if reply.images and self.keep is None:
             raise DataError("it shows images, and files of conversations hold text")
         content = noted_content(content_parts(reply.content), reply.images, self.keep)
+        self._before = len(self.messages)
         self.messages.append({"role": reply.role, "content": content})
 
 

@@ -82,8 +82,10 @@ def test_rows_worked_by_hand() -> None:
     assert made["rows"]["no-tools"]["visual_tokens"] == 16 and made["rows"]["no-tools"]["steps"] == 0
     assert "crop_hit" not in made["rows"]["no-tools"]
     assert made["rows"]["no-tools"]["behind_verifier"]["mean"] == made["over_no_tools"]
-    low, high = made["rows"]["signed"]["interval"]
-    assert low < 0.75 < high
+    intervals = made["rows"]["signed"]["intervals"]
+    assert intervals["accuracy"][0] < 0.75 < intervals["accuracy"][1]
+    assert intervals["steps"][0] < 7 / 4 < intervals["steps"][1] and set(intervals) <= set(own)
+    assert set(made["rows"]["no-tools"]["intervals"]) == {"accuracy", "steps", "visual_tokens"}
     shown = table_of(made)
     assert shown.count("\n") == len(made["rows"]) + 1 and "| signed | 75.0 |" in shown
 
