@@ -12,6 +12,7 @@ middle of an image that shows it readably, where `builtin:digits` cuts images in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -29,6 +30,7 @@ from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_stopping import LookStopping
 from selfverify.looking.look_task import LookTask, limits_of
 from selfverify.looking.set_of_mark import with_numbers
+from selfverify.looking.stop_rules import After
 from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
 from selfverify.looking.tasks.far_canvas import (
     CELLS,
@@ -55,8 +57,23 @@ from selfverify.tasks.base import (
 from selfverify.tasks.coordinates import Size
 from selfverify.tasks.digits.canvas import digit_bank, finish
 
+LONGEST_WANDER = 3
+"""Looks at most behind the 0 in a demonstration."""
 READABLE = 4.5
 """Pixels of a digit's side as it is shown from which on it can be read (`benchmarks/far_digits.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """When a model is told to answer, whatever it wants.
+
+    Args:
+        steps: After how many steps.
+        refused: Whether the teacher tries to answer before.
+    """
+
+    steps: int
+    refused: bool
 
 
 class DigitsFar(LookTask):
@@ -166,9 +183,9 @@ class DigitsFar(LookTask):
         """See `LookTask`."""
         split, seed, index = problem.meta["made_of"]
         originals = [self.canvas(split, seed, index + (self.settings.results == "swapped"))]
-        settings = self.settings
-        if self._insists(problem):
-            settings = settings.model_copy(update={"terminate": "refuse"})
+        settings, rule = self.settings, self.stopping.rule
+        if told := self._told(problem):
+            settings, rule = settings.model_copy(update={"terminate": "refuse"}), After(told.steps)
         return LookEpisode(
             problem,
             self.tags,
@@ -176,7 +193,7 @@ class DigitsFar(LookTask):
             self.toolbox,
             settings,
             _sixths,
-            self.stopping.rule,
+            rule,
             originals,
             self.tokens_of,
         )
@@ -201,9 +218,10 @@ class DigitsFar(LookTask):
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """Crop each cell on the way, come closer to a digit that is far, answer at the 0.
 
-        Thoughts say what is seen: the digit, or ``?`` where it is too small. As often as `wander` says, other
-        cells are looked at between the 0 and the answer; their thoughts stay with the 0. Without tools the
-        digits on the way are named, as `think` says, before the answer.
+        Thoughts say what is seen: the digit, or ``?`` where it is too small; behind the 0 they say the 0 and
+        its cell. As often as `wander` says, other cells are looked at between the 0 and the answer. Where the
+        model is `told` when to answer, it looks on until then, and may try to answer before. Without tools
+        the digits on the way are named, as `think` says, before the answer.
         """
         way, digits = self.scene(*problem.meta["made_of"])
         if self.config.tools == "none":
@@ -217,23 +235,30 @@ class DigitsFar(LookTask):
                 turns.append(ShownTurn(_step("?", images, box)))
                 images += 1
             thought = str(one.digit)
-        answer = ShownTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")
-        left, more = self.settings.max_steps - len(turns), 0
-        if self._insists(problem):
-            if left > 0:
+        found = f"{thought} {problem.target}"
+        answer = ShownTurn(f"<think>{found}</think><answer>{problem.target}</answer>")
+        told, wander = self._told(problem), self.config.wander
+        more = 0
+        if told:
+            more = told.steps - len(turns)
+            if told.refused:
                 turns.append(answer)
-            more = left - 1
-        elif self.config.wander and rng.random() < self.config.wander:
-            more = min(int(rng.integers(1, 3)), left)
+                more -= 1
+        elif wander and rng.random() < wander:
+            more = min(int(rng.integers(1, LONGEST_WANDER + 1)), self.settings.max_steps - len(turns))
         others = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
-        for cell in rng.permutation(others)[: max(more, 0)]:
-            turns.append(ShownTurn(_step(thought, 1, cell_box(int(cell)))))
+        for cell in rng.permutation(others)[:more]:
+            turns.append(ShownTurn(_step(found, 1, cell_box(int(cell)))))
         return [*turns, answer]
 
-    def _insists(self, problem: Problem) -> bool:
-        """Whether an answer before the last look is refused."""
-        insist = self.config.insist
-        return insist > 0 and bool(problem_rng(*problem.meta["made_of"], 3).random() < insist)
+    def _told(self, problem: Problem) -> Told | None:
+        """When the model is told to answer, for a share of the problems."""
+        rng = problem_rng(*problem.meta["made_of"], 3)
+        if rng.random() >= self.config.told:
+            return None
+        looks = problem.meta["looks"]
+        steps = min(looks + int(rng.integers(LONGEST_WANDER + 1)), self.settings.max_steps)
+        return Told(steps, steps >= looks + 2 and bool(rng.random() < 0.5))
 
     def _answered(self, way: Sequence[FarDigit], target: int) -> str:
         """What is said where there are no tools."""

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from selfverify.looking.look_settings import Results
-from selfverify.looking.tasks.far_canvas import CELLS, CLOSER, FRAME
+from selfverify.looking.tasks.far_canvas import CLOSER, FRAME
 from selfverify.tasks.base import TaskConfig
 
 
@@ -29,15 +29,15 @@ class DigitsFarConfig(TaskConfig):
         0.0,
         ge=0,
         le=1,
-        description="How many demonstrations, as a share, look on after the 0 was seen: at one or two other "
-        "cells.",
+        description="How many demonstrations, as a share, look on after the 0 was seen: at one to three "
+        "other cells.",
     )
-    insist: float = Field(
+    told: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="In how many problems, as a share, the model is refused an answer before the last look; "
-        "it is shown to look at other cells then.",
+        description="In how many problems, as a share, the model is told to answer with the look that shows the "
+        "0 or one of three behind it, and may not before; for demonstrations.",
     )
     noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
     max_steps: int = Field(9, ge=1, le=32, description="Looks after which the model is told to answer.")
@@ -94,9 +94,4 @@ class DigitsFarConfig(TaskConfig):
                 raise ValueError(f"{wrong[0]} needs tools to look with, and tools is none")
         elif self.think == "none":
             raise ValueError("think: none needs tools: none; who looks says why")
-        if self.insist and self.max_steps > CELLS**2 + 1:
-            raise ValueError(
-                f"insist: there are {CELLS**2} cells to look at, and an answer may be refused once; set "
-                f"max_steps to {CELLS**2 + 1} or less"
-            )
         return self
