@@ -138,6 +138,9 @@ def test_a_model_is_told_when_to_answer() -> None:
         if ending.rewards["tool_errors"]:
             assert texts[looks] == texts[-1] and steps >= looks + 2
     assert more == {0, 1, 2, 3} and refusals == {0, 1}
+    held_out = task.problem("test", 0, 0)
+    episode = task.look(held_out)
+    assert episode.settings == task.settings and episode.rule == task.stopping.rule
     some = make_task("digits-far", told=0.3)
     assert isinstance(some, DigitsFar)
     stopped = [bool(taught(some, index)[0].ending().turns[-2]["stopped"]) for index in range(60)]

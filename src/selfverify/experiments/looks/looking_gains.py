@@ -188,7 +188,7 @@ def compared(
         for name, measured in found.items():
             rows.setdefault(name, []).append(measured)
     say(f"{UNTAUGHT}: {BEGINNING}")
-    untaught = _recipe(seeds[0].reasoner, fewer, f"policy.path={BEGINNING}", "task.told=0")
+    untaught = _recipe(seeds[0].reasoner, fewer, f"policy.path={BEGINNING}")
     # A rule or a number of steps that some seed lacks is no row.
     rows = {name: few for name, few in rows.items() if len(few) == len(seeds)}
     rows[UNTAUGHT] = [_answered(untaught, study / "untaught.jsonl")]

@@ -252,9 +252,10 @@ class DigitsFar(LookTask):
         return [*turns, answer]
 
     def _told(self, problem: Problem) -> Told | None:
-        """When the model is told to answer, for a share of the problems."""
-        rng = problem_rng(*problem.meta["made_of"], 3)
-        if rng.random() >= self.config.told:
+        """When the model is told to answer, for a share of the training problems."""
+        split, seed, index = problem.meta["made_of"]
+        rng = problem_rng(split, seed, index, 3)
+        if split != "train" or rng.random() >= self.config.told:
             return None
         looks = problem.meta["looks"]
         steps = min(looks + int(rng.integers(LONGEST_WANDER + 1)), self.settings.max_steps)
