@@ -36,8 +36,8 @@ class DigitsFarConfig(TaskConfig):
         0.0,
         ge=0,
         le=1,
-        description="In how many training problems, as a share, the model is told to answer with the look that "
-        "shows the 0 or one of three behind it, and may not before.",
+        description="In how many training problems, as a share, the model is told to answer at the look "
+        "that shows the 0 or at one of three behind it, and may not before.",
     )
     noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
     max_steps: int = Field(9, ge=1, le=32, description="Looks after which the model is told to answer.")
