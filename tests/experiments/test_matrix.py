@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tests.evaluation.test_verifier_pairs import generator
 from tests.samples import sample, write_samples
+from tests.serving_servers import FakeUpstream, Loop, tagged
+from tests.verifiers.test_reward_model import saved
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
@@ -29,7 +31,9 @@ def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> No
     recipe = load_recipe("quickstart", [*small, "policy.device=cpu"])
     said: list[str] = []
     cells = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
-    assert said == ["a answers", "a judges the answers of a"]
+    assert said == [
+        "a answers", "a judges the answers of a", "a gave no answer of a a score: it has no rows there"
+    ]  # fmt: skip
     assert [(c.n, c.verifier) for c in cells] == [(1, "none"), (2, "majority")]
     scores = tmp_path / "a-by-a.json"
     written = scores.stat().st_mtime_ns
@@ -64,6 +68,29 @@ def test_one_model_is_in_memory(tiny_folder: Path, tmp_path: Path, monkeypatch: 
     assert most == [6, 1]
 
 
+def test_a_reward_model_and_a_server(tmp_path: Path) -> None:
+    """A served model answers, a reward model of other makers judges; nothing is made twice."""
+    folder, loop = saved(tmp_path / "rm"), Loop()
+    try:
+        fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
+        models = {"far": f"{loop.upstream(fake)}#m"}
+        small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
+        recipe, output = load_recipe("quickstart", small), tmp_path / "out"
+        rewarding = {"rm": str(folder)}
+        run = {"sizes": (1, 4), "reward_models": rewarding, "say": lambda _: None}
+        cells = run_matrix(models, recipe, output, **run)  # type: ignore[arg-type]
+        assert {(c.verifier, c.n) for c in cells} >= {("none", 1), ("majority", 4)}
+        record = json.loads((output / "matrix.json").read_text())
+        assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
+        assert "| far | rm |" in (output / "matrix.md").read_text()
+        scores = json.loads((output / "far-by-rm.json").read_text())
+        assert scores["settings"]["judge"].startswith("reward model ") and len(scores["scores"]) == 12
+        asked = len(fake.seen)
+        assert run_matrix(models, recipe, output, **run) == cells and len(fake.seen) == asked  # type: ignore[arg-type]
+    finally:
+        loop.close()
+
+
 def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
     """Shuffled samples of two problems, one unreadable: every score is that of its own answer."""
     task = make_task("digits-pick")
@@ -81,7 +108,7 @@ def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
         assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-6))
     for row, score in zip(rows, straight, strict=True):
         row.scores["judge"] = score
-    assert {c.verifier for c in matrix({"g": rows}, ["judge"], sizes=(1, 2))} == {
+    assert {c.verifier for c in matrix({"g": rows}, ["judge"], task, sizes=(1, 2))} == {
         "none", "majority", "judge"
     }  # fmt: skip
 
@@ -102,6 +129,12 @@ def run(*words: str) -> tuple[int, str]:
         (["a=x", "--server", "http://h#m"], "--server is NAME=URL#MODEL"),
         (["a=x", "--server", "a=http://h#m"], "a model has this name"),
         (["a=x", "--strategy", "bst"], "no strategy"),
+        (["a=x", "--reward-model", "r"], "--reward-model is NAME=FOLDER"),
+        (
+            ["a=x", "--server", "r=http://h#m", "--reward-model", "r=x"],
+            "--reward-model r: a model has this name",
+        ),
+        (["a=x", "--reward-model", "r=nowhere"], "config.json and weights in safetensors"),
     ],
 )
 def test_bad_requests(words: list[str], complaint: str) -> None:

@@ -227,6 +227,10 @@ class MatrixSettings(Settings):
     server: list[str] = []
     """More verifiers: NAME=URL#MODEL, a model behind an OpenAI-compatible server; repeatable."""
 
+    reward_model: list[str] = []
+    """More verifiers: NAME=FOLDER, a reward model (a sequence classifier with one label) for problems without
+    images; repeatable."""
+
     output: Path = Path("runs/matrix")
     """The folder for samples, scores and the table."""
 
@@ -254,14 +258,12 @@ def matrix(
         path and name.replace("-", "").replace("_", "").isalnum() for name, path in named.items()
     ):
         raise ConfigError(f"models are given as NAME=MODEL, each name once, not {' '.join(models)}")
-    servers = dict(part.partition("=")[::2] for part in settings.server)
-    if len(servers) != len(settings.server) or not all(
-        address and name.replace("-", "").replace("_", "").isalnum() for name, address in servers.items()
-    ):
-        raise ConfigError(f"--server is NAME=URL#MODEL, each name once, not {' '.join(settings.server)}")
-    if taken := servers.keys() & named.keys():
-        raise ConfigError(f"--server {min(taken)}: a model has this name")
-    if {"majority", "none"} & (named.keys() | servers.keys()):
+    servers = _named_verifiers("--server", "NAME=URL#MODEL", settings.server)
+    rewarding = _named_verifiers("--reward-model", "NAME=FOLDER", settings.reward_model)
+    for option, others in (("--server", servers), ("--reward-model", rewarding)):
+        if taken := others.keys() & (named.keys() | (servers.keys() if others is rewarding else set())):
+            raise ConfigError(f"{option} {min(taken)}: a model has this name")
+    if {"majority", "none"} & (named.keys() | servers.keys() | rewarding.keys()):
         raise ConfigError("a model cannot be called majority or none: those are rows of the table")
     counts = sizes_of(settings.sizes)
     from selfverify.experiments.recipe import load_recipe
@@ -282,9 +284,20 @@ def matrix(
         form="ask" if settings.ask else "continue",
         fusion=fusion,
         servers=servers,
+        reward_models=rewarding,
         say=lambda text: typer.echo(text, err=True),
     )
     typer.echo((settings.output / "matrix.md").read_text(encoding="utf-8"))
+
+
+def _named_verifiers(option: str, form: str, given: list[str]) -> dict[str, str]:
+    """Return what an option gives by name."""
+    found = dict(part.partition("=")[::2] for part in given)
+    if len(found) != len(given) or not all(
+        place and name.replace("-", "").replace("_", "").isalnum() for name, place in found.items()
+    ):
+        raise ConfigError(f"{option} is {form}, each name once, not {' '.join(given)}")
+    return found
 
 
 def report(

@@ -31,6 +31,13 @@ ALL = "all"
 AGENTS = ("SR", "Sub-SR", "ROR")
 """AndroidLab's figures that are shares of all problems."""
 
+LABELS = {
+    "accuracy": "acc", "box_giou": "box gIoU", "box_ciou": "box cIoU", "box_acc@0.5": "ACC",
+    "mask_giou": "gIoU", "mask_ciou": "cIoU", "type_accuracy": "Type", "grounding_accuracy": "Grounding",
+    "step_success": "SR", "delta": "Δ", "0->1": "M₀→₁", "1->0": "M₁→₀",
+}  # fmt: skip
+"""The papers' names of figures."""
+
 
 class FigurePlace(NamedTuple):
     """Where a figure stands.

@@ -137,11 +137,13 @@ class SampleTable:
         return self.rewards.get(name, np.full(self.correct.shape, np.nan))
 
     def candidates(self, score: str) -> Candidates:
-        """The samples as candidates ``[P, G]`` with the scores of that name.
+        """The samples as candidates ``[P, G]`` with the scores of that name, of which there may be none.
 
         Boxes have no clusters yet; `Candidates.take` makes them.
         """
-        return Candidates(self.keys, self.scores[score], self.boxes, self.correct)
+        values = self.scores.get(score)
+        values = np.full(self.correct.shape, np.nan) if values is None else values
+        return Candidates(self.keys, values, self.boxes, self.correct)
 
 
 def _targets(problems: Sequence[str], target_boxes: Boxes | None) -> Floats | None:

@@ -9,14 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from selfverify.core.errors import DataError
+from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import MOST_VALUES, Columns
-from selfverify.evaluation.metrics import HEADLINE, Boxes, SampleTable, accuracy
-from selfverify.evaluation.statistics import bootstrap_interval, mean_statistic
+from selfverify.evaluation.by_size import LABELS, SIZES, figures_by_size
+from selfverify.evaluation.metrics import SampleTable
+from selfverify.evaluation.statistics import (
+    Statistic,
+    auc_statistic,
+    average_precision_statistic,
+    bootstrap_interval,
+    on_all,
+    percentile_interval,
+)
 from selfverify.evaluation.store import StoredSample
-
-SIZES = (1, 4, 8, 12)
-"""The numbers of samples in the paper's tables."""
-ALL = "all"
+from selfverify.tasks.base import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,8 @@ class Cell:
         verifier: The scores that the choice is made by; ``majority``, or ``none`` for a single sample.
         n: The number of candidates per problem.
         category: The category of problems, ``COLUMN: VALUE``, or ``all``.
-        accuracy: The mean over the category's problems, and over the size-n subsets of the samples.
+        figure: ``accuracy``, or one of the task's own figures.
+        value: Over the category's problems, on average over the size-n subsets of the samples.
         interval: A 95 % bootstrap interval over problems.
         problems: The number of problems.
     """
@@ -37,19 +44,44 @@ class Cell:
     verifier: str
     n: int
     category: str
-    accuracy: float
+    figure: str
+    value: float
     interval: list[float] | None
     problems: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How well a verifier tells a generator's right answers from its wrong ones.
+
+    Args:
+        generator: The model that wrote the answers.
+        verifier: The scores.
+        auc: The area under the ROC curve over all samples; None without both right and wrong ones.
+        auc_interval: 95 %, over problems.
+        ap: The average precision over all samples.
+        ap_interval: 95 %, over problems.
+        scored: The share of the samples that have a score.
+    """
+
+    generator: str
+    verifier: str
+    auc: float | None
+    auc_interval: list[float] | None
+    ap: float | None
+    ap_interval: list[float] | None
+    scored: float
 
 
 def matrix(
     samples: Mapping[str, Sequence[StoredSample]],
     verifiers: Sequence[str],
+    task: Task,
+    problems: Mapping[str, Problem] | None = None,
     *,
     sizes: Sequence[int] = SIZES,
     strategy: str = "best",
     categories: Columns | None = None,
-    target_boxes: Boxes | None = None,
 ) -> list[Cell]:
     """Return all cells of the table. Sizes beyond a generator's number of samples are left out.
 
@@ -57,70 +89,91 @@ def matrix(
         samples: The samples by generator, all of the same problems, with a score from every verifier.
         verifiers: Names of scores in `StoredSample.scores`. A generator without any score of a verifier has
             no row.
+        task: Its figures are given, or accuracy where it has none.
+        problems: The problems by id, which tasks whose answers are boxes need.
         sizes: Numbers of candidates per problem.
         strategy: The strategy that uses the scores; the paper takes the best.
         categories: Which problems, in the order of the first generator's samples, belong to each value of
             each column; there are cells for each of them, ``COLUMN: VALUE``, and of all problems.
-        target_boxes: The true boxes by problem id, for tasks whose answers are boxes.
 
     Raises:
         DataError: Generators answered different problems.
     """
-    problems: list[str] | None = None
+    order: list[str] | None = None
     cells: list[Cell] = []
     for generator, rows in samples.items():
-        order = problems and _known(problems, rows, generator)
-        table = SampleTable.from_samples(rows, order, target_boxes)
-        problems = table.problems
-        parts = {ALL: np.ones(len(problems), dtype=bool)}
-        for column, values in (categories or {}).items():
-            parts |= {f"{column}: {value}": mask for value, mask in values.items() if len(values) > 1}
-        for n in sizes:
-            if n > table.correct.shape[1]:
-                continue
-            rows_of_n = [("none", "first", HEADLINE)]
-            if n > 1:
-                rows_of_n = [("majority", "majority", HEADLINE), *((v, strategy, v) for v in verifiers)]
-            for verifier, chooser, score in rows_of_n:
-                found = accuracy(table, chooser, n, score)
-                if found is None:
-                    continue
-                for part, mask in parts.items():
-                    own = found[mask]
-                    interval = bootstrap_interval(mean_statistic(own), len(own))
-                    cells.append(
-                        Cell(generator, verifier, n, part, float(own.mean()), interval, int(mask.sum()))
-                    )
+        order = order or list(dict.fromkeys(sample.problem for sample in rows))
+        if other := {sample.problem for sample in rows} ^ set(order):
+            raise DataError(
+                f"generator {generator} answered other problems than the first: {sorted(other)[:3]}"
+            )
+        own: dict[int, list[Cell]] = {}
+        for verifier, chooser in [("majority", "majority"), *((name, strategy) for name in verifiers)]:
+            found = figures_by_size(
+                rows, task, problems or {}, [chooser],
+                sizes=sizes if verifier == "majority" else [n for n in sizes if n > 1],
+                headline=verifier, columns=categories, order=order,
+            )  # fmt: skip
+            for place, (value, drawn) in found.drawn().items():
+                if not np.isnan(value):
+                    by = "none" if place.n == 1 else verifier
+                    interval, count = percentile_interval(drawn), found.counts[place.category]
+                    cell = Cell(generator, by, place.n, place.category, place.figure, value, interval, count)
+                    own.setdefault(place.n, []).append(cell)
+        cells += [cell for n in sorted(own) for cell in own[n]]
     return cells
 
 
-def _known(problems: list[str], rows: Sequence[StoredSample], generator: str) -> list[str]:
-    other = {sample.problem for sample in rows} ^ set(problems)
-    if other:
-        raise DataError(f"generator {generator} answered other problems than the first: {sorted(other)[:3]}")
-    return problems
+def judgings(samples: Mapping[str, Sequence[StoredSample]], verifiers: Sequence[str]) -> list[Judging]:
+    """Return how well each verifier judges the answers of each generator, whatever is chosen by it."""
+    found = []
+    for generator, rows in samples.items():
+        table = SampleTable.from_samples(rows, target_boxes=None, headline="soft")
+        count = len(table.problems)
+
+        def measured(statistic: Statistic, count: int = count) -> tuple[float | None, list[float] | None]:
+            value = on_all(statistic, count)
+            return (None, None) if np.isnan(value) else (value, bootstrap_interval(statistic, count))
+
+        for verifier in verifiers:
+            score = table.scores.get(verifier, np.full(table.correct.shape, np.nan))
+            auc = measured(auc_statistic(score, table.correct))
+            ap = measured(average_precision_statistic(score, table.correct))
+            found.append(Judging(generator, verifier, *auc, *ap, float((~np.isnan(score)).mean())))
+    return found
 
 
-def as_markdown(cells: Sequence[Cell]) -> str:
-    """Return the paper's layout: a block per number of samples, a row per pair, a column per category.
+def as_markdown(cells: Sequence[Cell], judged: Sequence[Judging] = ()) -> str:
+    """Return the paper's layout: a block per number of samples, a row per pair, a column per figure.
 
-    Columns of more than `MOST_VALUES` values are left out.
+    Categories of more than `MOST_VALUES` values are left out. A table below says how well verifiers judge.
     """
     every = list(dict.fromkeys(cell.category for cell in cells))
     values = Counter(name.partition(": ")[0] for name in every)
     categories = [name for name in every if values[name.partition(": ")[0]] <= MOST_VALUES]
-    lines = [
-        f"| N | generator | verifier | {' | '.join(categories)} |",
-        "|" + " --- |" * (3 + len(categories)),
+    figures = list(dict.fromkeys(cell.figure for cell in cells))
+    columns = [(category, figure) for category in categories for figure in figures]
+    heads = [
+        category if len(figures) == 1 else f"{category} {LABELS.get(figure, figure)}"
+        for category, figure in columns
     ]
-    by_row: dict[tuple[int, str, str], dict[str, str]] = {}
+    lines = [f"| N | generator | verifier | {' | '.join(heads)} |", "|" + " --- |" * (3 + len(columns))]
+    by_row: dict[tuple[int, str, str], dict[tuple[str, str], str]] = {}
     for cell in sorted(cells, key=lambda cell: cell.n):
-        shown = f"{100 * cell.accuracy:.1f}"
-        if cell.interval:
-            shown += f" ({100 * cell.interval[0]:.1f} to {100 * cell.interval[1]:.1f})"
-        by_row.setdefault((cell.n, cell.generator, cell.verifier), {})[cell.category] = shown
+        row = by_row.setdefault((cell.n, cell.generator, cell.verifier), {})
+        row[cell.category, cell.figure] = _percent(cell.value, cell.interval)
     for (n, generator, verifier), row in by_row.items():
-        lines.append(
-            f"| {n} | {generator} | {verifier} | {' | '.join(row.get(c, '–') for c in categories)} |"
-        )
+        shown = " | ".join(row.get(column, "–") for column in columns)
+        lines.append(f"| {n} | {generator} | {verifier} | {shown} |")
+    if judged:
+        lines += ["", "| generator | verifier | AUC | AP | answers with a score |", "|" + " --- |" * 5]
+        for one in judged:
+            figured = [(one.auc, one.auc_interval), (one.ap, one.ap_interval), (one.scored, None)]
+            shown = " | ".join("–" if value is None else _percent(value, i) for value, i in figured)
+            lines.append(f"| {one.generator} | {one.verifier} | {shown} |")
     return "\n".join(lines) + "\n"
+
+
+def _percent(value: float, interval: Sequence[float] | None) -> str:
+    shown = f"{100 * value:.1f}"
+    return f"{shown} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else shown

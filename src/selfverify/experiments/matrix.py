@@ -17,11 +17,12 @@ from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.evaluation.breakdown import columns_of
+from selfverify.evaluation.by_size import SIZES
 from selfverify.evaluation.evaluate import evaluate
-from selfverify.evaluation.held_out import HeldOut, target_boxes
+from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples
-from selfverify.evaluation.verifier_pairs import SIZES, Cell, as_markdown, matrix
+from selfverify.evaluation.verifier_pairs import Cell, as_markdown, judgings, matrix
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
@@ -29,6 +30,7 @@ from selfverify.selection.fusion import Fusion
 from selfverify.tasks.base import Judged, Task
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Form, Judge
+from selfverify.verifiers.reward_model import RewardModel, reward_identity
 
 Say = Callable[[str], None]
 
@@ -43,6 +45,7 @@ def run_matrix(
     form: Form = "continue",
     fusion: Fusion | None = None,
     servers: Mapping[str, str] | None = None,
+    reward_models: Mapping[str, str] | None = None,
     say: Say = print,
 ) -> list[Cell]:
     """Measure every model as generator and as verifier, on the recipe's task and evaluation settings.
@@ -62,6 +65,7 @@ def run_matrix(
             ``NAME+logprob``.
         servers: More verifiers by name, models behind OpenAI-compatible servers as ``URL#MODEL``. They judge
             and answer nothing.
+        reward_models: More verifiers by name, folders of sequence classifiers with one label.
         say: Gets a line about each piece of work before it begins.
 
     Returns:
@@ -69,14 +73,15 @@ def run_matrix(
 
     Raises:
         ConfigError: There is no model, the models write places in different units, a server's address is
-            none, or the folder cannot be made.
+            none, the folder cannot be made, or a reward model is none or cannot read the problems.
         ServerError: A server failed on all answers of a batch.
     """
     task = make_task(recipe.task.name, **recipe.task.options)
     config = recipe.evaluation
     make_output_folder(output)
     behind = {name: _server_judge(address, name) for name, address in (servers or {}).items()}
-    held = _Held(models, recipe)
+    rewarding = {name: reward_identity(path) for name, path in (reward_models or {}).items()}
+    held = _Held(models, recipe, reward_models or {})
     weights: dict[str, str] = {}
     samples: dict[str, list[StoredSample]] = {}
     spaces: set[tuple[int, int]] = set()
@@ -91,12 +96,14 @@ def run_matrix(
         say(f"{name} answers")
         weights[name], samples[name], made = _answer(held.answerer(name), recipe, output / f"{name}.jsonl")
         problems = problems or made
-    for judge in [*models, *behind]:
+    judges = [*models, *behind, *rewarding]
+    known = weights | {name: verifier.name for name, verifier in behind.items()} | rewarding
+    for judge in judges:
         for name in models:
             say(f"{judge} judges the answers of {name}")
             file = output / f"{name}-by-{judge}.json"
             settings = {
-                "judge": weights[judge] if judge in models else behind[judge].name,
+                "judge": known[judge],
                 "samples": weights[name],
                 "form": form,
                 "task": recipe.task.model_dump(mode="json"),
@@ -116,54 +123,72 @@ def run_matrix(
                 sample.scores[judge] = score
                 if fusion is not None:
                     sample.scores[f"{judge}+logprob"] = fusion.of(score, sample.logprob)
-    judges = [*models, *behind]
+    every = [*judges, *(f"{name}+logprob" for name in judges if fusion is not None)]
     cells = matrix(
         samples,
-        [*judges, *(f"{name}+logprob" for name in judges if fusion is not None)],
+        every,
+        task,
+        {problem.id: problem for problem in problems},
         sizes=sizes,
         strategy=strategy,
         categories=columns_of([_groupings(problem) for problem in problems]),
-        target_boxes=target_boxes(task, problems),
     )
+    judged = judgings(samples, every)
+    for one in judged:
+        if one.scored == 0:
+            say(f"{one.verifier} gave no answer of {one.generator} a score: it has no rows there")
     record: dict[str, Any] = {
         "strategy": strategy,
         "form": form,
         "task": task.name,
         "cells": [asdict(c) for c in cells],
+        "judging": [asdict(one) for one in judged],
     }
     if fusion is not None:
         record["fusion"] = asdict(fusion)
     write_json(output / "matrix.json", record)
-    write_text(output / "matrix.md", as_markdown(cells))
+    write_text(output / "matrix.md", as_markdown(cells, judged))
     return cells
 
 
 class _Held:
     """The one model that is in memory."""
 
-    def __init__(self, models: Mapping[str, str], recipe: Recipe) -> None:
+    def __init__(self, models: Mapping[str, str], recipe: Recipe, rewarding: Mapping[str, str]) -> None:
         if len(models) == 0:
             raise ConfigError("the matrix needs at least one model, as NAME=PATH")
-        self.models, self.recipe = models, recipe
-        self._name, self._answerer = "", list[Policy | ServedAnswerer]()
+        self.models, self.recipe, self.rewarding = models, recipe, rewarding
+        self._name, self._held = "", list[Policy | ServedAnswerer | RewardModel]()
 
     def answerer(self, name: str) -> Policy | ServedAnswerer:
         """Return a model, which takes the place of the one before."""
-        if name != self._name:
-            self._answerer.clear()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            self._answerer.append(make_answerer(self.recipe.policy.for_model(self.models[name])))
-            self._name = name
-        return self._answerer[0]
+        found = self._take(name, lambda: make_answerer(self.recipe.policy.for_model(self.models[name])))
+        assert not isinstance(found, RewardModel)
+        return found
 
     def judge(self, name: str, form: Form) -> Verifier:
         """Return a model as a judge; one behind a server is asked in a turn of its own."""
+        if name in self.rewarding:
+            device = self.recipe.policy.device
+            found = self._take(name, lambda: RewardModel.load(self.rewarding[name], name, device))
+            assert isinstance(found, RewardModel)
+            return found
         answerer = self.answerer(name)
         if isinstance(answerer, ServedAnswerer):
             return _server_judge(self.models[name], name)
         return Judge(answerer, name, form)
+
+    def _take(
+        self, name: str, load: Callable[[], Policy | ServedAnswerer | RewardModel]
+    ) -> Policy | ServedAnswerer | RewardModel:
+        if name != self._name:
+            self._held.clear()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self._held.append(load())
+            self._name = name
+        return self._held[0]
 
     def space(self, task: Task, name: str) -> tuple[int, int]:
         """Return the space in which a model writes places in some image."""

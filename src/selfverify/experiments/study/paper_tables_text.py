@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.evaluation.by_size import ALL, TURNS
+from selfverify.evaluation.by_size import ALL, LABELS, TURNS
 from selfverify.experiments.markdown_tables import grid
 from selfverify.experiments.study.paper_tables import Figure, PaperTables
 from selfverify.selection.strategies import STRATEGIES
 
-LABELS = {
-    "accuracy": "acc", "box_giou": "box gIoU", "box_ciou": "box cIoU", "box_acc@0.5": "ACC",
-    "mask_giou": "gIoU", "mask_ciou": "cIoU", "type_accuracy": "Type", "grounding_accuracy": "Grounding",
-    "step_success": "SR", "delta": "Δ", "0->1": "M₀→₁", "1->0": "M₁→₀",
-}  # fmt: skip
-"""The papers' names of figures."""
 _SIGNED = ("delta",)
 _NOT_BETTER = ("0->1", "1->0")
 
