@@ -721,6 +721,8 @@ ADDRESS = "http://169.254.169.254/latest"
         ({"type": "text", "text": "x", "uuid": "1", "image_url": {"url": ADDRESS}}, "remote_content_refused"),
         ({"type": "input_image", "image_url": "data:image/png;base64,"}, "remote_content_refused"),
         ({"type": "new", "anything": {"url": ADDRESS}}, "remote_content_refused"),
+        ({"type": "image", "source": {"type": "base64", "data": "AA=="}}, "remote_content_refused"),
+        ({"type": "Image_URL", "image_url": {"url": ADDRESS}}, "remote_content_refused"),
         ({"type": "image_url", "image_url": {"url": ADDRESS}}, "remote_image_refused"),
         ({"image_url": {"url": ADDRESS}}, "invalid_value"),
         ("text", "invalid_value"),

@@ -179,6 +179,8 @@ class Gateway:
         """
         model, chosen = best_of(asked, self.settings.best_of)
         self.served.check(model)
+        self.served.check_fields(raw)
+        self.backend.check_fields(raw)
         settings = chosen or BestOf(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
         )

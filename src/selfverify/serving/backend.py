@@ -157,6 +157,13 @@ class Backend(ABC):
             ApiError: The question has such a field.
         """
 
+    def check_fields(self, fields: Mapping[str, Any]) -> None:
+        """Refuse fields of a request, besides its messages, that this backend must not get.
+
+        Raises:
+            ApiError: It has such a field.
+        """
+
     def own_messages(
         self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
     ) -> list[dict[str, Any]]:

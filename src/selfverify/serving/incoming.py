@@ -1,19 +1,14 @@
-"""Prepare the messages of requests: the request for the answer format, the addresses of images."""
+"""Prepare the messages of requests: the request for the answer format, the places of images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from selfverify.core.requests import SCORE_INSTRUCTION
-from selfverify.serving.api_errors import ApiError, invalid_value
+from selfverify.serving.api_errors import invalid_value
 from selfverify.serving.best_of import BestOf
-from selfverify.serving.request_images import Picture, parts_of
-
-_FETCHED = {
-    "url", "uri", "path", "image", "images", "video", "videos", "audios", "file_data", "file_id",
-}  # fmt: skip
-"""Fields that some servers fetch from, besides those that end with ``_url`` or ``_uri``."""
+from selfverify.serving.request_images import Picture
 
 
 def wants_instruction(settings: BestOf, body: Mapping[str, Any]) -> bool:
@@ -103,69 +98,6 @@ def _plain(part: Any, place: str) -> dict[str, Any]:
     if kind == "image_url":
         return {"type": "image"}
     raise invalid_value(place, f"a part of type {kind!r} is not understood by this model")
-
-
-def refuse_addresses(messages: list[dict[str, Any]]) -> None:
-    """Refuse messages with anything that an upstream could fetch, other than the images that were checked.
-
-    Those are in parts of type ``image_url``. Servers know more than OpenAI does: ``video_url``, images
-    without a type, images of a message or inside the result of a tool. Other data may be there as data URLs.
-
-    Raises:
-        ApiError: A message names an address, or holds an image where none is looked for.
-    """
-    for place, part in parts_of(messages):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise invalid_value(place, "a part is an object with a type")
-    for m, message in enumerate(messages):
-        for place, name, value in _named(message, f"messages.{m}"):
-            told = (
-                [value.get("url")]
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, list)
-                else [value]
-            )
-            for given in told:
-                inside = isinstance(given, str) and given.startswith("data:")
-                if given is not None and (
-                    not inside or given.startswith("data:image/") or name == "image_url"
-                ):
-                    text = f"{place}: only images, in parts of type image_url, may have an address"
-                    raise ApiError(400, text, "remote_content_refused", place)
-
-
-def refuse_any_address(body: Mapping[str, Any]) -> None:
-    """Refuse a request with anything that an upstream could fetch, and with images, wherever they are.
-
-    Raises:
-        ApiError: It names an address or holds an image.
-    """
-    for name, value in body.items():
-        if name == "metadata":  # what clients note for themselves
-            continue
-        for place, _, given in _named({name: value}, "", checked=False):
-            if given is not None:
-                text = f"{place[1:]}: images and addresses are taken by /v1/chat/completions only"
-                raise ApiError(400, text, "remote_content_refused", place[1:])
-
-
-def _named(value: Any, place: str, checked: bool = True) -> Iterator[tuple[str, str, Any]]:
-    """Yield place, name and value of every field, however deep, that something may be fetched from.
-
-    Images in the parts of a message's content, which were ``checked``, are left out.
-    """
-    if isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from _named(item, f"{place}.{i}", checked)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            here = f"{place}.{name}"
-            if checked and name == "image_url" == value.get("type"):
-                continue
-            if name in _FETCHED or name.endswith(("_url", "_uri")):
-                yield here, name, inner
-            yield from _named(inner, here, checked and name == "content" and "role" in value)
 
 
 def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

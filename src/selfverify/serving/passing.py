@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from selfverify.core.errors import ServerError
 from selfverify.remote.usage import MOST_TOKENS, Usage
+from selfverify.serving.addresses import refuse_any_address
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Backend, Events
 from selfverify.serving.callers import GRANT
 from selfverify.serving.entrance import ROOM
 from selfverify.serving.foreseen import foreseen_of_passing
-from selfverify.serving.incoming import refuse_any_address
 from selfverify.serving.protocol import split_model
 from selfverify.serving.request_record import RECORD, RequestRecord
 from selfverify.serving.serve_settings import GatewaySettings
@@ -142,6 +142,7 @@ class Passing:
         """
         model, suffix = split_model(asked.model)
         self.served.check(model)
+        self.served.check_fields(raw)
         if not self.backend.passes_on():
             text = (
                 f"/v1/{path} is answered by servers only (selfverify serve --upstream); "

@@ -22,9 +22,10 @@ from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion, without_score
 from selfverify.remote.usage import Usage
+from selfverify.serving.addresses import refuse_addresses, refuse_fields
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing, Events
-from selfverify.serving.incoming import refuse_addresses, with_pictures, with_places
+from selfverify.serving.incoming import with_pictures, with_places
 from selfverify.serving.request_images import Picture
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
@@ -76,6 +77,10 @@ class Upstream(Backend):
         if ask.look is not None and judge_of(ask.best_of.verifier or "", ask.model) is not None:
             text = "candidates that look again have the scores that they write: inline or none"
             raise invalid_value("best_of.verifier", text)
+
+    def check_fields(self, fields: Mapping[str, Any]) -> None:
+        """See `Backend`: nothing beside the messages may have an address."""
+        refuse_fields(fields)
 
     def own_messages(
         self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
