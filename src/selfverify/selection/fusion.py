@@ -43,6 +43,11 @@ class Fusion:
     slope: Annotated[FiniteFloat, Field(gt=0)] | None = None
     intercept: FiniteFloat = 0.0
 
+    @property
+    def is_probability(self) -> bool:
+        """Whether its scores are probabilities."""
+        return self.slope is not None
+
     def __call__(self, score: ArrayLike, logprob: ArrayLike) -> Floats:
         """Return the fused scores of any one shape; NaN where the score or the log-probability is."""
         summed: Floats = np.asarray(score, np.float64) + self.weight * np.asarray(logprob, np.float64)

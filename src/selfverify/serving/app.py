@@ -40,7 +40,7 @@ from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.request_record import RECORD
 from selfverify.serving.responding import Responding
-from selfverify.serving.selecting import Selection, check_verifier, select
+from selfverify.serving.selecting import Selection, check_abstaining, check_verifier, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.served_models import ServedModels
 from selfverify.serving.streaming import REQUEST_ID, EventStream
@@ -266,6 +266,10 @@ class Gateway:
             check_verifier(self.backend, verifier, self.calibration)
         except ConfigError as error:
             raise invalid_value("best_of.verifier", str(error)) from None
+        try:
+            check_abstaining(ask.best_of, verifier, self.calibration)
+        except ConfigError as error:
+            raise invalid_value("best_of.abstain_below", str(error)) from None
         judge = judge_of(ask.best_of.verifier or "", ask.model)
         if judge and self.backend.passes_on() and ask.best_of.verifier != self.settings.best_of.verifier:
             self.served.check(judge, "best_of.verifier")

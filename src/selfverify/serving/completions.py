@@ -81,7 +81,8 @@ def message(selected: Selected, settings: BestOf) -> dict[str, Any]:
     """Return the assistant's message. A withheld answer has a ``refusal`` instead of a content."""
     if selected.abstained:
         sure = selected.choice.confidence if selected.probability is None else selected.probability
-        text = f"No answer is sure enough to be given (confidence {sure or 0.0:.2f})."
+        known = "unknown" if sure is None else f"{sure:.2f}"
+        text = f"No answer is sure enough to be given (confidence {known})."
         return {
             "role": "assistant",
             "content": text if settings.refusal == "content" else None,

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from selfverify.core.errors import ServerError
+from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.server_replies import Completion, Reader, read_text, shown_answer, without_score
 from selfverify.selection.calibration import Calibration
 from selfverify.selection.candidates import Candidate
 from selfverify.selection.choose import Choice, choose
-from selfverify.selection.fusion import fusion_of
+from selfverify.selection.fusion import Fusion, fusion_of
 from selfverify.selection.stopping import is_sure, next_draw
+from selfverify.selection.strategies import STRATEGIES
 from selfverify.serving.backend import Ask, Backend, Drawing, Tell
 from selfverify.serving.best_of import BestOf, Choosing
 
@@ -94,7 +95,12 @@ async def select(
     if not fits or calibration is None or calibration.misfit(use_of(settings, verifier)):
         calibration = None
     selected = [
-        with_probability(choice, candidates[choice.index], calibration, settings.abstain_below)
+        with_probability(
+            with_known_confidence(choice, settings.strategy, fusion),
+            candidates[choice.index],
+            calibration,
+            settings.abstain_below,
+        )
         for choice in rank(candidates, settings, wanted)
     ]
     return Selection(selected, candidates, stopped, missing, verifier, calibration is not None)
@@ -108,6 +114,24 @@ def check_verifier(backend: Backend, verifier: str, calibration: Calibration | N
     """
     fusion = fusion_of(verifier, calibration.fusion if calibration else None)
     backend.check_verifier("soft" if fusion else verifier)
+
+
+def check_abstaining(settings: BestOf, verifier: str, calibration: Calibration | None) -> None:
+    """Refuse to abstain by a confidence that is no probability and that no calibration makes one.
+
+    Raises:
+        ConfigError: The settings ask for that; the message says what to do.
+    """
+    fusion = fusion_of(verifier, calibration.fusion if calibration else None)
+    counts = STRATEGIES[settings.strategy].confidence == "agreement"
+    if settings.abstain_below is None or fusion is None or fusion.is_probability or counts:
+        return
+    if calibration is None or calibration.misfit(use_of(settings, verifier)):
+        text = (
+            f"the scores of verifier {verifier} are no probabilities that could be compared with it; leave "
+            "it out, or use fused with the --calibration that it was fitted with"
+        )
+        raise ConfigError(text)
 
 
 async def _draw_until_sure(
@@ -180,6 +204,18 @@ def rank(candidates: Sequence[Candidate], settings: Choosing, wanted: int) -> li
     taken = {choice.index for choice in choices}
     rest = [i for i in range(len(candidates)) if i not in taken]
     return choices + [choose_from([i]) for i in rest[: wanted - len(choices)]]
+
+
+def with_known_confidence(choice: Choice, strategy: str, fusion: Fusion | None) -> Choice:
+    """Return a choice by fused scores, without a confidence where that is none.
+
+    A sum that is not calibrated is no probability. Where no candidate has a fused score, a vote has chosen
+    instead of the ``strategy``, and its share of votes says nothing of what the fused score would have been.
+    """
+    if fusion is None:
+        return choice
+    summed = not fusion.is_probability and STRATEGIES[choice.strategy].confidence != "agreement"
+    return replace(choice, confidence=None) if summed or choice.strategy != strategy else choice
 
 
 def with_probability(

@@ -26,7 +26,7 @@ from selfverify.serving.entrance import is_loopback
 from selfverify.serving.key_settings import digests
 from selfverify.serving.log_lines import http_logger
 from selfverify.serving.page import digits_example
-from selfverify.serving.selecting import check_verifier
+from selfverify.serving.selecting import check_abstaining, check_verifier
 from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
 from selfverify.serving.tracing import Tracing
 from selfverify.serving.upstream import Upstream
@@ -54,6 +54,10 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         example = digits_example if settings.backend.model == "builtin:digits" else None
     if asked.best_of.verifier is not None:
         check_verifier(backend, asked.best_of.verifier, calibration)
+        try:
+            check_abstaining(asked.best_of, asked.best_of.verifier, calibration)
+        except ConfigError as error:
+            raise ConfigError(f"--abstain-below: {error}") from None
     gate = None
     if settings.looking.look:
         from selfverify.serving.looking_gate import LookGate  # it needs torch

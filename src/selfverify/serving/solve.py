@@ -23,11 +23,12 @@ from selfverify.selection.fusion import FUSED, Fusion
 from selfverify.selection.stopping import sample_adaptively
 from selfverify.serving.best_of import Choosing
 from selfverify.serving.own_replies import reply_of
-from selfverify.serving.selecting import Selection, use_of, with_probability
+from selfverify.serving.selecting import Selection, use_of, with_known_confidence, with_probability
 from selfverify.serving.solve_settings import CandidateSettings, DrawingSettings, SolveSettings
 from selfverify.tasks.answering import SECOND_TURN
 from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier, verify
+from selfverify.verifiers.fused import Fused
 from selfverify.verifiers.make_verifier import make_verifier
 
 OnCandidate = Callable[[Candidate], None]
@@ -145,7 +146,9 @@ def solve(
         return found
 
     candidates, stopped = sample_adaptively(draw, choosing.stopping, choosing.strategy, choosing.options)
-    choice = choose(candidates, choosing.strategy, choosing.options)
+    fusion = verifier.fusion if isinstance(verifier, Fused) else None
+    chosen = choose(candidates, choosing.strategy, choosing.options)
+    choice = with_known_confidence(chosen, choosing.strategy, fusion)
     selected = with_probability(choice, candidates[choice.index], calibration)
     found = Selection([selected], candidates, stopped, 0, verifier.name, calibration is not None)
     correct = bool(trajectories[choice.index].rewards["correct"]) if task.judges else None

@@ -1,0 +1,101 @@
+"""Fused scores that are no probabilities: answers chosen by them have no confidence, and none is withheld."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from selfverify.core.errors import ConfigError
+from selfverify.selection.calibration import Calibration
+from selfverify.selection.fusion import Fusion
+from selfverify.serving.serve_settings import GatewaySettings, ServeSettings
+from selfverify.serving.server import open_gateway, start
+from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, tagged
+
+FITTED = Calibration("temperature", fusion=Fusion(2.0, 3.0, 0.5), fitted_on={"verifier": "fused"})
+
+
+class WithLogprobs(FakeUpstream):
+    """Each candidate is one token of this log-probability; None tells none."""
+
+    logprob: float | None = -2.0
+
+    async def _chat(self, request: Any, body: Body) -> web.StreamResponse:
+        texts = [tagged("9", "0.9") for _ in range(body.get("n", 1))]
+        choices = []
+        for i, text in enumerate(texts):
+            choice: Body = {"index": i, "message": {"role": "assistant", "content": text}}
+            if self.logprob is not None:
+                choice["logprobs"] = {"content": [{"token": text, "logprob": self.logprob}]}
+            choices.append(choice | {"finish_reason": "stop"})
+        return web.json_response({"choices": choices})
+
+
+def ask(
+    best_of: Body, logprob: float | None = -2.0, calibration: Calibration | None = None
+) -> tuple[int, Body]:
+    """Status and JSON of one chat completion."""
+
+    async def main() -> tuple[int, Body]:
+        async with AsyncExitStack() as stack:
+            fake = WithLogprobs()
+            fake.logprob = logprob
+            gateway = quick_gateway(
+                await open_upstream(fake, stack), GatewaySettings(), calibration=calibration
+            )
+            url = f"http://127.0.0.1:{await start(gateway, '127.0.0.1', 0, stack, grace_s=2)}"
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            return await post(session, f"{url}/v1/chat/completions", question(best_of={"n": 3} | best_of))
+
+    return asyncio.run(main())
+
+
+def told(reply: Body) -> Body:
+    """What a reply says of its answer."""
+    found: Body = reply["choices"][0]["verification"]
+    return found
+
+
+def test_a_sum_is_no_confidence() -> None:
+    for strategy in ("best", "weighted"):
+        status, reply = ask({"verifier": "fused:2", "strategy": strategy})
+        assert status == 200 and told(reply)["score"] == pytest.approx(0.9 - 2 * 2.0)
+        assert told(reply)["confidence"] is None and not told(reply)["abstained"]
+    status, reply = ask({"verifier": "fused:2", "strategy": "majority"})
+    assert status == 200 and told(reply)["confidence"] == 1.0  # a share of votes
+
+
+def test_where_nothing_is_known_there_is_no_confidence() -> None:
+    """Whoever counts votes instead says nothing of what the score would have been."""
+    for verifier, calibration in (("fused:2", None), ("fused", FITTED)):
+        status, reply = ask({"verifier": verifier}, None, calibration)
+        assert status == 200 and told(reply)["strategy"] == "majority"
+        assert told(reply)["score"] is None and told(reply)["confidence"] is None
+
+
+def test_a_fitted_sum_is_a_confidence() -> None:
+    status, reply = ask({"verifier": "fused", "abstain_below": 0.5}, calibration=FITTED)
+    sure = 1 / (1 + math.exp(-(3.0 * (0.9 - 4.0) + 0.5)))
+    assert status == 200 and told(reply)["confidence"] == pytest.approx(sure) and told(reply)["abstained"]
+
+
+def test_nothing_is_withheld_by_a_sum() -> None:
+    status, reply = ask({"verifier": "fused:2", "abstain_below": 0.5})
+    assert status == 400 and reply["error"]["param"] == "best_of.abstain_below"
+    assert "fused:2" in reply["error"]["message"] and "leave it out" in reply["error"]["message"]
+    assert ask({"verifier": "fused:2", "abstain_below": 0.5, "strategy": "majority"})[0] == 200
+
+
+def test_the_gateway_does_not_start_with_both() -> None:
+    settings = {
+        "backend": {"upstream": ["http://127.0.0.1:9"]},
+        "gateway": {"best_of": {"verifier": "fused:2", "abstain_below": 0.5}},
+    }
+    with pytest.raises(ConfigError, match=r"--abstain-below: .*fused:2"):
+        open_gateway(ServeSettings.model_validate(settings))
