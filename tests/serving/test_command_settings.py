@@ -40,8 +40,8 @@ def test_solve(fields: dict[str, Any], text: str) -> None:
     ("fields", "text"),
     [
         ({"backend": {}}, "either --model"),
-        ({"backend": {"model": "m", "upstream": ["u"]}}, "either --model"),
-        ({"backend": {"upstream": ["u"], "judge": ["judge:m"]}}, "--judge needs --model"),
+        ({"backend": {"model": "m", "upstream": ["http://u"]}}, "either --model"),
+        ({"backend": {"upstream": ["http://u"], "judge": ["judge:m"]}}, "--judge needs --model"),
         ({"backend": {"upstream": ["a=http://u", "a=http://v"]}}, "two servers are called 'a'"),
         ({"backend": {"model": "m", "separate": True}}, "--separate needs --upstream"),
     ],

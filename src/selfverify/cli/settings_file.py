@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import SETTINGS_FILE, is_marked
+from selfverify.core.settings import SETTINGS_FILE, is_marked, secret_places
 from selfverify.experiments.recipe_errors import complaint, reason
 from selfverify.experiments.recipe_yaml import dump_yaml, read_document
 
@@ -39,7 +39,7 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
         ConfigError: The file cannot be read, or settings do not fit. There is a line for each fault, which
             begins with the file and its line, or with the option that was typed.
     """
-    document = read_document(path, "settings file")
+    document = read_document(path, "settings file", secret_places(model))
     own = file_field(model)
     if own in document.data:
         raise ConfigError(f"{document.place((own,))}: {own}: a settings file names no other; leave this out")

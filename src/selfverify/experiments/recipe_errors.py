@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterator
 from typing import Any, Union, get_args, get_origin
@@ -27,6 +28,9 @@ WORDS = {
     "dict_type": "should be a section of keys and values",
 }
 """Our words for the commonest kinds of pydantic's errors; other errors keep pydantic's words."""
+
+_WITH_USER = re.compile(r"//[^/\s]*@")
+"""An address with a user, who may have a password."""
 
 
 def complaints(
@@ -53,22 +57,29 @@ def complaint(
     """Return the lines of one fault. See `complaints`."""
     inner: Key = tuple(fault["loc"])
     key = (*prefix, *inner)
-    dotted = ".".join(map(str, key)) + about
-    if fault["type"] == "extra_forbidden":
+    dotted, secret = ".".join(map(str, key)) + about, document.is_secret(key)
+    if fault["type"] == "extra_forbidden" and secret:
+        dotted = ".".join(map(str, key[:-1]))  # what stands there as a key may be one
+        said = f"has a key that there is not{_nearest(inner, model, prefix)}"
+    elif fault["type"] == "extra_forbidden":
         said = f"there is no such key{_nearest(inner, model, prefix)}"
     elif fault["type"] == "missing":
         said = "is missing"
     else:
-        said = reason(fault)
+        said = reason(fault, quoted=not secret)
     return [f"{document.place(key)}: {dotted or document.kind}: {line}" for line in said.splitlines()]
 
 
-def reason(fault: ErrorDetails) -> str:
-    """Return what is wrong with a value, as a phrase that follows the value's key."""
+def reason(fault: ErrorDetails, quoted: bool = True) -> str:
+    """Return what is wrong with a value, as a phrase that follows the value's key.
+
+    The value is ``quoted``, unless an address with a password may stand in it.
+    """
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     said = WORDS.get(fault["type"]) or fault["msg"].replace("Input should", "should")
-    return f"{said}, but is {fault['input']!r:.80}"
+    shown = repr(fault["input"])
+    return f"{said}, but is {shown:.80}" if quoted and not _WITH_USER.search(shown) else said
 
 
 def _nearest(key: Key, model: type[BaseModel], prefix: Key) -> str:

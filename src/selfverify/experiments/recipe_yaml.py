@@ -47,11 +47,14 @@ class _DatesAreTexts(VersionedResolver):
 class _NamesLines(SafeConstructor):
     """Says where a value stands that is not what its tag says, as in ``!!int x``."""
 
+    quotes = True
+
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError):
-            problem = f"{node.value!r} is no {str(node.tag).rpartition(':')[2]}"
+            shown = repr(node.value) if self.quotes else "this"
+            problem = f"{shown} is no {str(node.tag).rpartition(':')[2]}"
             raise ConstructorError(problem=problem, problem_mark=node.start_mark) from None
 
 
@@ -114,6 +117,7 @@ class Document:
         lines: The line (from 1) of each key in the file.
         overridden: The override that set each key which does not come from the file.
         kind: What it is, for messages.
+        secret: The sections of which messages quote nothing.
     """
 
     source: str
@@ -121,6 +125,11 @@ class Document:
     lines: dict[Key, int] = field(default_factory=dict)
     overridden: dict[Key, str] = field(default_factory=dict)
     kind: str = "recipe"
+    secret: Sequence[Key] = ()
+
+    def is_secret(self, key: Key) -> bool:
+        """Whether what stands at ``key`` may be a secret."""
+        return _is_within(key, self.secret)
 
     def place(self, key: Key) -> str:
         """Return where ``key``, or else the section around it, was written, such as ``file.yaml:12``."""
@@ -134,8 +143,13 @@ class Document:
         return f"override {inside[0]!r}" if key and inside else self.source
 
 
-def read_document(path: Path, kind: str = "recipe") -> Document:
-    """Return the document in a YAML file, whose top level has to be a mapping. Messages call it a ``kind``.
+def read_document(path: Path, kind: str = "recipe", secret: Sequence[Key] = ()) -> Document:
+    """Return the document in a YAML file, whose top level has to be a mapping.
+
+    Args:
+        path: The file.
+        kind: What messages call it.
+        secret: Sections of which messages quote nothing.
 
     Raises:
         ConfigError: The file cannot be read, is broken YAML, or has a key twice; with file and line.
@@ -148,8 +162,8 @@ def read_document(path: Path, kind: str = "recipe") -> Document:
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read this {kind}: {error}") from None
-    document = Document(str(path), {}, kind=kind)
-    data = _load(text, str(path), document.lines)
+    document = Document(str(path), {}, kind=kind, secret=secret)
+    data = _load(text, str(path), document.lines, secret)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a {kind} is a mapping of keys to values, this is {_kind(data)}")
     document.data = data
@@ -196,14 +210,15 @@ def overridden_name(section: str, overrides: Sequence[str]) -> str | None:
     return None if name is None else str(name)
 
 
-def _load(text: str, source: str, lines: dict[Key, int]) -> Any:
+def _load(text: str, source: str, lines: dict[Key, int], secret: Sequence[Key] = ()) -> Any:
     """Return the plain value of a YAML text, and note the line of every key in ``lines``."""
     yaml = _yaml()
+    yaml.constructor.quotes = not secret
     try:
         node = yaml.compose(text)
         if node is None:
             return None
-        _walk(node, (), source, lines)
+        _walk(node, (), source, lines, secret)
         return yaml.constructor.construct_document(node)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -220,16 +235,19 @@ def _problem(error: MarkedYAMLError) -> str:
         return f"more than {MOST_DEPTH} sections and lists stand inside each other"
     if problem == "but found another document":
         return "a second document begins here; a file is one document"
+    if problem.startswith("found undefined alias"):
+        return "an alias of nothing; a text that begins with * has to be quoted"
     return problem
 
 
-def _walk(node: Node, key: Key, source: str, lines: dict[Key, int]) -> None:
+def _walk(node: Node, key: Key, source: str, lines: dict[Key, int], secret: Sequence[Key]) -> None:
     """Note the line of every key. Refuse a key that stands twice, and aliases that repeat without end."""
+    hides = _is_within(key, secret)
     if len(key) > MOST_DEPTH:
         raise ConfigError(f"{source}:{node.start_mark.line + 1}: a value that contains itself")
     if len(lines) > MOST_VALUES:
         raise ConfigError(f"{source}: more than {MOST_VALUES:,} values, counting what its aliases repeat")
-    _refuse_halves(node, source)
+    _refuse_halves(node, source, hides)
     inner: list[tuple[str | int, Node, int]] = []
     if isinstance(node, SequenceNode):
         inner = [(index, item, item.start_mark.line) for index, item in enumerate(node.value)]
@@ -238,24 +256,30 @@ def _walk(node: Node, key: Key, source: str, lines: dict[Key, int]) -> None:
             if not isinstance(name, ScalarNode) or not str(name.tag).endswith((":str", ":merge")):
                 line = name.start_mark.line + 1
                 shown = repr(name.value) if isinstance(name, ScalarNode) else "a list or a section"
+                shown = "this" if hides else shown
                 raise ConfigError(f"{source}:{line}: {shown} cannot be a key; keys are words")
-            _refuse_halves(name, source)
+            _refuse_halves(name, source, hides)
             inner.append((name.value, value, name.start_mark.line))
     for part, value, line in inner:
         path = (*key, part)
         if path in lines:
-            dotted = ".".join(map(str, path))
+            dotted = ".".join(map(str, key)) + ": a key" if hides else ".".join(map(str, path))
             raise ConfigError(f"{source}:{line + 1}: {dotted} stands twice (first in line {lines[path]})")
         lines[path] = line + 1
-        _walk(value, path, source, lines)
+        _walk(value, path, source, lines, secret)
 
 
-def _refuse_halves(node: Node, source: str) -> None:
+def _refuse_halves(node: Node, source: str, hides: bool) -> None:
     if isinstance(node, ScalarNode) and _NO_TEXT.search(node.value):
+        shown = "this" if hides else f"{node.value!r:.80}"
         raise ConfigError(
-            f"{source}:{node.start_mark.line + 1}: {node.value!r:.80} holds a null character or half of one "
+            f"{source}:{node.start_mark.line + 1}: {shown} holds a null character or half of one "
             "(a lone surrogate), which no name and no path can have"
         )
+
+
+def _is_within(key: Key, sections: Sequence[Key]) -> bool:
+    return any(key[: len(section)] == section for section in sections)
 
 
 def _kind(value: Any) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from selfverify.core.errors import ConfigError, ServerError
+from selfverify.core.server_address import checked_address
 from selfverify.remote.chat_wire import (
     decoded,
     encoded,
@@ -56,7 +57,7 @@ class ServerSettings:
     """
 
     url: str
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 120.0
     tries: int = 3
     wait_s: float = 0.2
@@ -189,13 +190,7 @@ def server_url(url: str) -> URL:
     """Return the address below which the endpoints are.
 
     Raises:
-        ConfigError: It is no http or https address.
+        ConfigError: It is no http or https address, or holds a password.
     """
-    try:
-        found = URL(url)
-    except ValueError as error:
-        raise ConfigError(f"{url!r} is no address of a server: {error}") from None
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"{url!r} is no address of a server; one looks like http://127.0.0.1:8000/v1")
-    path = found.path.rstrip("/")
-    return found.with_path(path or "/v1")
+    found = URL(checked_address(url, "http://127.0.0.1:8000/v1", f"in ${API_KEY_VARIABLE}"))
+    return found if found.path not in ("", "/") else found.with_path("/v1")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from selfverify.core.settings import IN_FILE_ONLY, SETTINGS_FILE, Settings
+from selfverify.core.settings import IN_FILE_ONLY, SECRET, SETTINGS_FILE, Settings
 from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf
 from selfverify.serving.key_settings import ClientKey
@@ -81,6 +81,12 @@ class BackendSettings(Settings):
     def _may_be_one(cls, given: Any) -> Any:
         return [given] if isinstance(given, str) else given
 
+    @field_validator("upstream")
+    @classmethod
+    def _are_addresses(cls, upstream: list[str]) -> list[str]:
+        typed_upstreams(upstream)
+        return upstream
+
     @field_validator("upstreams")
     @classmethod
     def _differ(cls, upstreams: list[UpstreamSettings]) -> list[UpstreamSettings]:
@@ -121,7 +127,7 @@ class GatewaySettings(Settings):
         None, description=f"A file with the keys of clients, one a line; or set ${KEYS_VARIABLE}."
     )
 
-    keys: list[ClientKey] = Field([], json_schema_extra=IN_FILE_ONLY)
+    keys: list[ClientKey] = Field([], json_schema_extra=IN_FILE_ONLY | SECRET)
     """Keys of clients with names and limits of their own, beside those of --api-keys."""
 
     key_usage: Path | None = None

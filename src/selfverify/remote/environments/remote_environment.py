@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.server_address import checked_address
 from selfverify.remote.bounded_reading import read_at_most
 from selfverify.remote.environments import wire
 from selfverify.remote.environments.content import ContentLimits
@@ -269,22 +270,12 @@ class RemoteEnvironment(Environment):
 
 
 def base_url(url: str) -> URL:
-    """Return a server's address without user and password, query and slash at its end.
+    """Return a server's address without a slash at its end.
 
     Raises:
         ConfigError: It is no address, or holds a password: keys are given apart, since addresses are printed.
     """
-    try:
-        found = URL(url)
-    except ValueError as error:
-        raise ConfigError(f"the address of a server of environments is none: {error}") from None
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ConfigError(f"{url[:200]!r} is no address of a server; one looks like http://127.0.0.1:8000")
-    if found.user or found.password or found.query_string:
-        raise ConfigError(
-            f"http://{found.host}: a key does not belong into the address, which is printed; give it as `key`"
-        )
-    return found.with_path(found.path.rstrip("/"))
+    return URL(checked_address(url, "http://127.0.0.1:8000", "as `key`"))
 
 
 def _said(data: Mapping[str, Any]) -> str:
