@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.policy_settings import PolicyConfig
@@ -208,3 +210,28 @@ def test_what_cannot_be_measured_is_refused(loop: Loop) -> None:
         make_answerer(PolicyConfig(path="http://127.0.0.1:9"))
     with pytest.raises(ConfigError, match="needs its weights"):
         Policy.load("http://127.0.0.1:9#m")
+
+
+def test_the_commands(loop: Loop, tmp_path: Path) -> None:
+    """A served model is named by the recipe's setting, or as the model to measure."""
+
+    def run(*words: str) -> tuple[int, str]:
+        shown = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+        return shown.exit_code, shown.output
+
+    address = f"{loop.upstream(FakeUpstream(write=numbered))}#m"
+    small = ["task.name=digits-sum", "evaluation.problems=2", "evaluation.samples=4"]
+    code, text = run("eval", "quickstart", f"policy.path={address}", *small, "--output", str(tmp_path / "a"))
+    assert code == 0 and "accuracy by the number of samples" in text, text
+    code, text = run("eval", address, *small, "--recipe", "quickstart", "--output", str(tmp_path / "b"))
+    assert code == 0 and len(read_samples(tmp_path / "b" / "samples.jsonl")[1]) == 8, text
+    code, text = run("eval", address)
+    assert code == 2 and "--recipe" in text
+    kept = tmp_path / "kept.jsonl"
+    code, text = run(
+        "data", "filter", "quickstart", f"policy.path={address}", *small,
+        "--problems", "3", "--samples", "4", "--output", str(kept),
+    )  # fmt: skip
+    assert code == 0 and "of 3 problems" in text, text
+    code, text = run("train", "quickstart", f"policy.path={address}", f"output={tmp_path / 'run'}")
+    assert code == 2 and "needs its weights" in " ".join(text.split())

@@ -478,7 +478,7 @@ def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch, load_policy: Cal
     with pytest.raises(ConfigError, match=r"pip install 'selfverify\[vllm\]'"):
         require_vllm()
     policy = load_policy()
-    with pytest.raises(ConfigError, match="during training only"):
+    with pytest.raises(ConfigError, match="in training and evaluations"):
         policy.sample(policy.encode([]), SAMPLING, seeds=[])
 
 

@@ -98,7 +98,7 @@ class SamplingConfig(StrictModel):
     engine: Literal["own", "vllm"] = Field(
         "own",
         description="The engine that samples: this library (`own`), or vLLM with the policy's weights. "
-        "Evaluation always samples with `own`.",
+        "Evaluations within a training sample with `own`; `eval`, `matrix` and `data filter` with this one.",
     )
     vllm: VLLMSettings | None = Field(None, description="The settings of vLLM; only with `engine: vllm`.")
 

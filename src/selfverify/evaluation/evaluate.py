@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError, DataError
@@ -44,6 +44,7 @@ def evaluate(
     progress: Progress | None = None,
     extractor: Extractor | None = None,
     fusion: Fusion | None = None,
+    engine: Literal["own", "vllm"] = "own",
 ) -> dict[str, Any]:
     """Measure a policy: pass@1, majority@N, best@N, oracle@N, verification AUC and AP, with intervals.
 
@@ -62,6 +63,7 @@ def evaluate(
         progress: Called after each batch.
         extractor: Reads answers that the rules cannot read, in place of ``config.extractor``.
         fusion: Makes fused scores, whose figures are told beside the others.
+        engine: Samples the answers; with ``vllm`` the policy has to have one (`Policy.engine`).
 
     Returns:
         The summary of `selfverify.evaluation.metrics.summarise`, with the tables named above.
@@ -84,8 +86,10 @@ def evaluate(
         **measured_with(answerer.weights(), task, config, max_new_tokens, describe),
         **({"extractor": extractor.name} if extractor is not None else {}),
         **({IMAGE_BACKEND: backend} if backend else {}),
+        # Its samples depend on no seed, so that they are not mixed with those that do.
+        **({"engine": engine} if engine != "own" else {}),
     }
-    sampling = sampling_of(config, max_new_tokens)
+    sampling = sampling_of(config, max_new_tokens, engine)
     held_out = HeldOut(task, config)
     path = None if store is None else Path(store)
     if path is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from selfverify.core import ranks
 from selfverify.core.errors import ConfigError
@@ -49,13 +49,16 @@ def measured_with(
     }
 
 
-def sampling_of(config: EvaluationConfig, max_new_tokens: int) -> SamplingConfig:
+def sampling_of(
+    config: EvaluationConfig, max_new_tokens: int, engine: Literal["own", "vllm"] = "own"
+) -> SamplingConfig:
     """How an evaluation draws a problem's samples, each turn of at most so many tokens."""
     return SamplingConfig(
         group_size=config.samples,
         temperature=config.temperature,
         top_p=config.top_p,
         max_new_tokens=max_new_tokens,
+        engine=engine,
     )
 
 

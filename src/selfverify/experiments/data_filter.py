@@ -15,6 +15,7 @@ from selfverify.data.verdicts import BROKEN, NOT_COUNTED, Verdict, why_dropped
 from selfverify.evaluation.answerers import AskedProblems
 from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.sweep import Progress, Sweep, make_problems
+from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import recipe_task, start_processes
@@ -59,7 +60,7 @@ class Filter:
         method = make_method(recipe.method.name, **recipe.method.options)
         task.count("train")  # a data file that is missing shows before the model is loaded
         group_size = recipe.sampling.group_size if samples is None else samples
-        sampling = recipe.sampling.model_copy(update={"engine": "own", "group_size": group_size})
+        sampling = recipe.sampling.model_copy(update={"group_size": group_size})
         batch = recipe.evaluation.batch_problems
         return cls(make_answerer(recipe.policy), task, method, sampling, recipe.seed, batch)
 
@@ -111,6 +112,7 @@ class Filter:
             if isinstance(policy, ServedAnswerer)
             else policy.whole(policy.fingerprint),
             "method": {"name": method.name, **method.config.model_dump(mode="json")},
+            **({"engine": sampling.engine} if self._by_vllm else {}),
         }
 
         def sweep_all() -> list[Verdict]:
@@ -119,7 +121,12 @@ class Filter:
                 self._judge(share, sweep)
             return [sweep.rows[index] for index in sorted(sweep.rows)]
 
-        return policy.whole(sweep_all)
+        with measuring_engine(policy, sampling, sampling.temperature):
+            return policy.whole(sweep_all)
+
+    @property
+    def _by_vllm(self) -> bool:
+        return self.sampling.engine == "vllm" and isinstance(self.policy, Policy)
 
     def _judge(self, indices: Sequence[int], sweep: Sweep[Verdict]) -> None:
         policy = self.policy

@@ -23,6 +23,7 @@ from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.verifier_pairs import Cell, as_markdown, judgings, matrix
+from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
@@ -204,7 +205,10 @@ def _answer(
     """Let a model answer. Returns what tells its weights apart, its samples, and the problems in order."""
     # A task of its own, as tasks remember the policy that has told them how it writes places.
     task, config = make_task(recipe.task.name, **recipe.task.options), recipe.evaluation
-    evaluate(answerer, task, config, store, max_new_tokens=recipe.sampling.max_new_tokens)
+    sampling = recipe.sampling
+    engine = sampling.engine if isinstance(answerer, Policy) else "own"
+    with measuring_engine(answerer, sampling, config.temperature):
+        evaluate(answerer, task, config, store, max_new_tokens=sampling.max_new_tokens, engine=engine)
     header, samples = read_samples(store)
     held_out = HeldOut(task, config)
     made = {p.id: p for p in held_out.make(range(held_out.total)).values()}

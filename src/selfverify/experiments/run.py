@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from selfverify.core import ranks
 from selfverify.core.atomic_files import write_json, write_text
@@ -27,6 +27,7 @@ from selfverify.evaluation.shown_problems import write_gallery
 from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import read_samples
 from selfverify.evaluation.talk_figures import timing_file
+from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe, to_yaml
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.experiments.run_folder import held_folder
@@ -196,6 +197,7 @@ def measure(
     when: str,
     progress: Callable[[int, int], None] | None = None,
     fusion: Fusion | None = None,
+    engine: Literal["own", "vllm"] = "own",
 ) -> dict[str, Any]:
     """Evaluate a policy by a recipe's settings. ``when`` names the policy in the header of ``store``."""
     return evaluate(
@@ -207,6 +209,7 @@ def measure(
         max_new_tokens=recipe.sampling.max_new_tokens,
         progress=progress,
         fusion=fusion,
+        engine=engine,
     )
 
 
@@ -345,7 +348,7 @@ def evaluate_recipe(
     output: Path | None = None,
     fusion: Fusion | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a model on a recipe's task.
+    """Evaluate a model on a recipe's task, with the engine of its sampling.
 
     Args:
         recipe: Names the task, and says how to evaluate.
@@ -367,7 +370,10 @@ def evaluate_recipe(
 def _evaluate(recipe: Recipe, settings: PolicyConfig, folder: Path, fusion: Fusion | None) -> dict[str, Any]:
     policy = make_answerer(settings)
     task = recipe_task(recipe, measured=True)
-    summary = measure(policy, task, recipe, folder / "samples.jsonl", settings.path, fusion=fusion)
+    store = folder / "samples.jsonl"
+    engine = recipe.sampling.engine if isinstance(policy, Policy) else "own"
+    with measuring_engine(policy, recipe.sampling, recipe.evaluation.temperature):
+        summary = measure(policy, task, recipe, store, settings.path, fusion=fusion, engine=engine)
     found = {"after": summary, "settings": recipe.model_dump(mode="json"), "version": __version__}
 
     def write() -> None:

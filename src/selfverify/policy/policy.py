@@ -249,7 +249,7 @@ class Policy:
         if sampling.engine == "vllm":
             if self.engine is None:
                 raise ConfigError(
-                    "sampling.engine=vllm: vLLM runs during training only; sample with engine=own"
+                    "sampling.engine=vllm: vLLM runs in training and evaluations; sample with engine=own"
                 )
             return self.engine.sample(prompts, sampling)
         if not prompts:
