@@ -21,6 +21,7 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.entrance import is_loopback, name_of
 from selfverify.serving.serve_settings import GatewaySettings, ListeningSettings
 from selfverify.serving.server import YOUNG_OBJECTS, run_gateway, start
+from selfverify.serving.streaming import EventStream
 from serving_servers import Body, FakeUpstream, open_upstream, post, question, quick_gateway, tagged
 
 
@@ -148,8 +149,53 @@ def test_a_quick_model_is_asked_for_one_reply(monkeypatch: pytest.MonkeyPatch) -
     assert [body.get("stream", False) for body in fake.seen] == [True, False, True, False]
 
 
+class Endless(FakeUpstream):
+    """Streams words, up to 60 MB, and counts what is taken of them."""
+
+    taken = 0
+
+    async def _stream(self, request: web.Request, texts: list[str], fault: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(1000):
+            choice = {"index": 0, "delta": {"content": "word " * 12_000}}
+            await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            self.taken += 60_000
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_a_client_that_does_not_read_stops_the_server(path: str) -> None:
+    """What it does not read is not queued for it: the server's own stream waits."""
+    fake = Endless()
+    assert unread(fake, path, {"model": "m@plain", "stream": True}) == 1
+    assert 0 < fake.taken < 30_000_000
+
+
+def test_a_client_that_does_not_read_an_answer_leaves_it_unsent() -> None:
+    """The events of a long answer that was chosen are made as they are read."""
+    fake = FakeUpstream(write=lambda body, i: "word " * 1_000_000, knows_streams=False)
+    put, most = EventStream._put, 0
+
+    def counted(stream: EventStream, part: bytes) -> None:
+        nonlocal most
+        put(stream, part)
+        most = max(most, stream._queued)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(EventStream, "_put", counted)
+        assert unread(fake, "responses", {"model": "m@bo1", "stream": True}) == 1
+    assert 0 < most < 1_000_000
+
+
 def test_a_client_that_does_not_read_loses_its_slot() -> None:
     fake = FakeUpstream(write=lambda body, i: "x" * 30_000_000)
+    assert unread(fake, "chat/completions", {"model": "m@plain", "stream": True}) == 1
+
+
+def unread(fake: FakeUpstream, path: str, fields: Body) -> float:
+    """How many requests were given up, of one whose reader stalls."""
 
     async def main() -> float:
         async with asyncio.timeout(60), AsyncExitStack() as stack:
@@ -158,8 +204,9 @@ def test_a_client_that_does_not_read_loses_its_slot() -> None:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", int(url.rpartition(":")[2]), limit=1024
             )
-            data = json.dumps(question(stream=True) | {"model": "m@plain"}).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
+            own = {"input": "?"} if path == "responses" else question()
+            data = json.dumps(own | fields).encode()
+            head = f"POST /v1/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
             writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
             await writer.drain()
             await reader.readline()
@@ -169,7 +216,7 @@ def test_a_client_that_does_not_read_loses_its_slot() -> None:
             writer.close()
             return gateway.metrics.cancelled._value.get()
 
-    assert asyncio.run(main()) == 1
+    return asyncio.run(main())
 
 
 def test_nothing_of_a_request_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

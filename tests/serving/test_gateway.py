@@ -121,6 +121,11 @@ def streamed_text(fake: FakeUpstream, body: Body, settings: GatewaySettings) -> 
     [
         (tagged("# Title\n\n1. *one*"), "# Title\n\n1. *one*"),
         ("<think>half of a", ""),
+        ("<Think>.</THINK>\n<Answer>9</ANSWER><Score>0.4</sCORE>", "9"),
+        ("<Answer>9</Answer", "9"),
+        ("<ANSWER>9</ANSW", "9"),
+        ("<Think>half of a", ""),
+        ("9 <Score>0.4</Score>", "9"),
         ("<think>a</think><answer>nine</answer><answer>ten</answer>", "ten"),  # malformed: nobody's answer
         ("no tags at all <score>0.4</score>", "no tags at all"),
     ],

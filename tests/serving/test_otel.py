@@ -29,13 +29,15 @@ TRACED = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
 SECRET = "my-secret"
 
 
-def traced(fake: FakeUpstream, *bodies: Body, **more: Any) -> list[ReadableSpan]:
+def traced(
+    fake: FakeUpstream, *bodies: Body, headers: dict[str, str] = TRACED, **more: Any
+) -> list[ReadableSpan]:
     """The spans of requests, in the order in which they ended."""
     kept = InMemorySpanExporter()
 
     async def use(session: aiohttp.ClientSession, url: str, gateway: Gateway) -> None:
         for body in bodies:
-            await (await session.post(f"{url}/chat/completions", json=body, headers=TRACED)).read()
+            await (await session.post(f"{url}/chat/completions", json=body, headers=headers)).read()
 
     served(fake, use, tracing=OtelTracing(SimpleSpanProcessor(kept)), **more)
     return list(kept.get_finished_spans())
@@ -91,6 +93,33 @@ def test_each_call_has_a_span() -> None:
     assert len(calls) == len(fake.seen) and {above(call) for call in calls} == {number(selection)}
     sent = [headers["traceparent"].split("-")[2] for headers in fake.headers]
     assert sorted(sent) == sorted(map(number, calls))
+
+
+def test_a_trace_that_is_not_sampled() -> None:
+    """It is not sampled here either, and the server is told so: OpenTelemetry's parent-based sampling."""
+    fake = FakeUpstream()
+    unsampled = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+    assert not traced(fake, question(), question() | {"model": "m@plain"}, headers=unsampled)
+    assert len(fake.headers) == 2
+    for headers in fake.headers:
+        assert headers["traceparent"].startswith(f"00-{TRACE}-") and headers["traceparent"].endswith("-00")
+
+
+def test_only_models_that_answer_are_named() -> None:
+    """Whatever a client writes is no attribute, also where it looks like a model's name."""
+    spans = traced(
+        FakeUpstream(), *[question() | {"model": name} for name in ("x-1", "x-2", "m", "x-3@plain")]
+    )
+    named = [str((span.attributes or {}).get("gen_ai.request.model")) for span in spans]
+    assert set(named) == {"None", "m"} and named.count("m") == 2
+
+
+def test_a_model_that_fails_later_is_named() -> None:
+    faults = iter([None, 500, 500])
+    spans = traced(FakeUpstream(fault=lambda body: next(faults)), question(), question(best_of={"n": 1}))
+    calls = [span.attributes or {} for span in spans if span.name == "chat/completions"]
+    assert [call["gen_ai.request.model"] for call in calls] == ["m", "m"]
+    assert calls[1]["http.response.status_code"] == 500
 
 
 def test_without_selection() -> None:

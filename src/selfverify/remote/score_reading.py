@@ -15,7 +15,7 @@ from selfverify.remote.client import REFUSALS, TOP_LOGPROBS, OpenAIClient
 from selfverify.remote.growing import read_choices
 from selfverify.remote.lacking import Lacking
 from selfverify.remote.score_shares import OPENING, ScoreShares, begins_number
-from selfverify.remote.server_replies import Completion
+from selfverify.remote.server_replies import Completion, at_score
 from selfverify.remote.usage import Usage
 
 _PROMPT = {"model", "messages", "tools", "chat_template", "chat_template_kwargs", "mm_processor_kwargs"}
@@ -96,7 +96,7 @@ class ScoreReader:
             None if the server does not say.
         """
         model, shares = str(body["model"]), ScoreShares()
-        head, opened, _ = reply.text.rpartition(OPENING)
+        head, opened, _ = at_score(reply.text)
         if not opened:
             return None
         if _THOUGHTS & reply.rest.keys():  # what the score depends on cannot be sent back

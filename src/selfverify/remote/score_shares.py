@@ -86,7 +86,7 @@ def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
     text, start = "", None
     for place, entry in enumerate(logprobs):
         text += str(entry.get("token", ""))
-        if text.endswith(OPENING):
+        if text[-len(OPENING) :].lower() == OPENING:
             start = place + 1
     if start is None:
         return None

@@ -63,8 +63,10 @@ def read_text(text: str, kind: Kind = "text", strict: bool = False) -> Reading:
 
     A text with an ``<answer>`` tag anywhere has to be well formed, as in training. In a text without one, as
     a model writes it that was never taught the format, everything before the score except a leading
-    ``<think>`` block is the answer; with ``strict`` such a text is unreadable.
+    ``<think>`` block is the answer. Tags may be in any letter case. With ``strict`` tags have to be there, as
+    they are in training.
     """
+    text = text if strict else small_tags(text)
     bare = not strict and "<think" not in text  # some servers keep the thoughts to themselves
     tagged = parse_tagged(text, ("answer", SCORE_TAG) if bare else ("think", "answer", SCORE_TAG))
     if tagged.answer_ok:
@@ -79,16 +81,33 @@ def read_text(text: str, kind: Kind = "text", strict: bool = False) -> Reading:
 
 def without_score(text: str) -> str:
     """Return the text before its last ``<score>``."""
-    head, opened, _ = text.rpartition(OPENING)
+    head, opened, _ = at_score(text)
     return (head if opened else text).strip()
+
+
+def at_score(text: str) -> tuple[str, str, str]:
+    """Return the text before its last ``<score>``, in any letter case, that tag, and the text behind it.
+
+    Without the tag both are empty, as with ``str.rpartition``.
+    """
+    head, opened, _ = small_tags(text).rpartition(OPENING)
+    start, end = len(head), len(head) + len(opened)
+    return text[:start], text[start:end], text[end:]
+
+
+def small_tags(text: str) -> str:
+    """Return the text with its tags in small letters, each where it was."""
+    return _ANY_CASE.sub(lambda found: found[0].lower(), text)
 
 
 def shown_answer(text: str) -> str:
     """Return what a reader wants of a completion: the answer without thoughts, score and tags. Never raises.
 
     A text without tags is the answer. Of one that was cut off inside its answer that much is shown, without
-    the tag that it was cut off in, and nothing of one that was cut off inside its thoughts.
+    the tag that it was cut off in, and nothing of one that was cut off inside its thoughts. Tags may be
+    in any letter case.
     """
+    text = small_tags(text)
     if not any(tag in text for tag in _TAGS):
         return text.strip()  # what looks like a tag that was cut off is the answer's, such as b<a
     shown = without_score(text)
@@ -106,16 +125,18 @@ def _tag(name: str, closing: bool = False) -> str:
     return f"</{name}>" if closing else f"<{name}>"
 
 
+_ANY_CASE = re.compile(f"</?(?:think|answer|{SCORE_TAG})>", re.IGNORECASE | re.ASCII)
 _TAGS = [_tag(name, closing) for name in ("think", "answer", SCORE_TAG) for closing in (False, True)]
 _CUT_TAG = re.compile(
-    "(?:" + "|".join(re.escape(tag[:n]) for tag in _TAGS for n in range(2, len(tag))) + r")\Z"
+    "(?:" + "|".join(re.escape(tag[:n]) for tag in _TAGS for n in range(2, len(tag))) + r")\Z",
+    re.IGNORECASE | re.ASCII,
 )
 """A tag at the end of a text whose last characters did not come any more."""
 
 
 def last_score(text: str) -> float | None:
     """Return the score that a text ends with; None if there is none or it is malformed."""
-    _, opened, rest = text.rpartition(OPENING)
+    _, opened, rest = small_tags(text).rpartition(OPENING)
     written, closed, after = rest.partition(CLOSING)
     return parse_score(written) if opened and closed and not after.strip() else None
 
@@ -168,7 +189,7 @@ def finish_reading(reply: Completion, read: Reader) -> float | None:
 def _answer_tokens(logprobs: Sequence[Mapping[str, Any]]) -> int:
     """Return how many tokens come before those of the score, which is opened last."""
     ends = list(accumulate(len(str(entry.get("token", ""))) for entry in logprobs))
-    head, opened, _ = "".join(str(entry.get("token", "")) for entry in logprobs).rpartition(OPENING)
+    head, opened, _ = at_score("".join(str(entry.get("token", "")) for entry in logprobs))
     return bisect_left(ends, len(head) + len(OPENING)) + 1 if opened else len(logprobs)
 
 

@@ -74,7 +74,7 @@ class Entrance:
                         response = await self._response(request, handler)
                     record.status = response.status
                 finally:
-                    record.model = self.models.told(record)
+                    record.model = self.models.told(record.model, record.answered)
             return response
         except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.cancelled.inc()

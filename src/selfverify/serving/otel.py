@@ -11,7 +11,7 @@ from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.version import __version__
 from selfverify.remote.origin import Origin
 from selfverify.serving.best_of import BestOf
-from selfverify.serving.request_record import RequestRecord, well_formed
+from selfverify.serving.request_record import AnsweredModels, RequestRecord
 from selfverify.serving.tracing import Tracing
 
 try:
@@ -46,10 +46,11 @@ class OtelTracing(Tracing):
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("selfverify", __version__)
+        self._models = AnsweredModels()
 
     def record(self, headers: Mapping[str, str]) -> RequestRecord:
         """See `Tracing`."""
-        return RequestRecord(TracedOrigin(self._tracer, headers))
+        return RequestRecord(TracedOrigin(self._tracer, headers, self._models))
 
     @contextmanager
     def request(
@@ -101,27 +102,35 @@ class OtelTracing(Tracing):
 
 
 class TracedOrigin(Origin):
-    """A request whose calls have spans, which the servers that are called are told of."""
+    """A request whose calls have spans, which the servers that are called are told of.
 
-    def __init__(self, tracer: Tracer, headers: Mapping[str, str]) -> None:
+    Args:
+        tracer: Makes the spans.
+        headers: Sent with every call.
+        models: The models that servers have answered to, which spans may name.
+    """
+
+    def __init__(self, tracer: Tracer, headers: Mapping[str, str], models: AnsweredModels) -> None:
         super().__init__(headers)
         self._tracer = tracer
+        self._models = models
 
     @contextmanager
     def call(self, path: str, model: str | None) -> Iterator[Mapping[str, str]]:
         """See `Origin`. The span is made current for nobody: a stream may be closed by another task."""
-        span = self._tracer.start_span(path, kind=SpanKind.CLIENT)
-        _tell(span, {"gen_ai.request.model": model if well_formed(model) else None})
+        span, answered = self._tracer.start_span(path, kind=SpanKind.CLIENT), False
         try:
             with super().call(path, model) as headers:
                 sent = dict(headers)
                 _W3C.inject(sent, set_span_in_context(span))
                 yield sent
+            answered = True
         except ServerError as error:
             _tell(span, {"http.response.status_code": error.status})
             span.set_status(Status(StatusCode.ERROR))
             raise
         finally:
+            _tell(span, {"gen_ai.request.model": self._models.told(model, answered)})
             span.end()
 
 

@@ -134,11 +134,10 @@ class AnsweredModels:
     def __init__(self) -> None:
         self._names: set[str] = set()
 
-    def told(self, record: RequestRecord) -> str | None:
-        """Return the name of a request's model, if it may be logged."""
-        name = record.model
+    def told(self, name: str | None, answered: bool) -> str | None:
+        """Return a model's name if it may be logged, now that a backend has ``answered`` to it or not."""
         if name is None or not well_formed(name):
             return None
-        if record.answered and len(self._names) < _MOST_MODELS:
+        if answered and len(self._names) < _MOST_MODELS:
             self._names.add(name)
         return name if name in self._names else None

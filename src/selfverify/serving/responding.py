@@ -101,7 +101,7 @@ class Responding:
             outcome = await self.select(request, ask, 1)
         except ApiError as error:
             raise chat.told(error) from None
-        found = self._written(ResponseWriter(asked), ask, outcome, is_chosen)
+        found = await self._written(ResponseWriter(asked), ask, outcome, is_chosen)
         return json_response(found, headers=figures(ask, outcome) if is_chosen else {})
 
     async def _streamed(
@@ -118,7 +118,7 @@ class Responding:
         writer = ResponseWriter(asked, tell)
         passes = not is_chosen and self.backend.passes_on() and ask.look is None
         write = (
-            self._pass(request, writer, ask)
+            self._pass(request, stream, writer, ask)
             if passes
             else self._choose(request, stream, writer, ask, is_chosen)
         )
@@ -155,19 +155,30 @@ class Responding:
         if not is_chosen:
             ask.write = write
         outcome = await self.select(request, ask, 1, tell)
-        self._written(writer, ask, outcome, is_chosen, sent)
+        await self._written(writer, ask, outcome, is_chosen, sent, stream)
 
-    def _written(
-        self, writer: ResponseWriter, ask: Ask, outcome: Selection, is_chosen: bool, sent: int = 0
+    async def _written(
+        self,
+        writer: ResponseWriter,
+        ask: Ask,
+        outcome: Selection,
+        is_chosen: bool,
+        sent: int = 0,
+        stream: EventStream | None = None,
     ) -> dict[str, Any]:
+        """Write an answer, no faster than its ``stream`` is read."""
         head = {"id": writer.response["id"], "created": int(time.time()), "model": ask.model}
         whole = completion(head, ask, outcome)
         choice = whole["choices"][0]
-        writer.say(choice, sent)
+        for _ in writer.say(choice, sent):
+            if stream is not None:
+                await stream.room()
         return writer.end(choice["finish_reason"], ask.usage, more_of(whole, is_chosen))
 
-    async def _pass(self, request: web.Request, writer: ResponseWriter, ask: Ask) -> None:
-        """Write what a server streams, as it comes.
+    async def _pass(
+        self, request: web.Request, stream: EventStream, writer: ResponseWriter, ask: Ask
+    ) -> None:
+        """Write what a server streams, as it comes, but no faster than it is read.
 
         Raises:
             ServerError: It failed, or was not complete in time.
@@ -183,6 +194,7 @@ class Responding:
                     for choice in chunk.get("choices") or ():
                         if isinstance(choice, Mapping) and choice.get("index", 0) == 0:
                             _grow(writer, growing, chunk, choice)
+                    await stream.room()
         except TimeoutError:
             text = "the answer was not complete within the time allowed"
             raise ServerError(text, 504, "timeout") from None
@@ -194,7 +206,8 @@ class Responding:
             "tool_calls": reply.tool_calls,
         }
         written = {"message": message, "finish_reason": reply.finish, "logprobs": {"content": reply.logprobs}}
-        writer.say(written, len(reply.text))
+        for _ in writer.say(written, len(reply.text)):
+            await stream.room()
         writer.end(reply.finish, ask.usage, {})
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from selfverify.remote.usage import Usage
@@ -95,25 +95,31 @@ class ResponseWriter:
         item |= {field: text, "status": "completed"}
         self._tell("response.output_item.done", output_index=place["output_index"], item=item)
 
-    def say(self, choice: Mapping[str, Any], sent: int = 0) -> None:
-        """Write the rest of a chat completion's choice, of whose text ``sent`` characters are written."""
+    def say(self, choice: Mapping[str, Any], sent: int = 0) -> Iterator[None]:
+        """Write the rest of a chat completion's choice, of whose text ``sent`` characters are written, step
+        by step: it yields after each, so that a slow reader can be waited for."""
         message = choice["message"]
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(reasoning, str) and reasoning and not self.output:
             self.write("reasoning_text", reasoning)
+            yield
         for piece in pieces((message.get("content") or "")[sent:]):
             self.write("output_text", piece)
+            yield
         cut = choice.get("finish_reason") in ("length", "content_filter")
         logprobs = (choice.get("logprobs") or {}).get("content") or ()
         self.close("incomplete" if cut else "completed", logprobs)
+        yield
         refusal = message.get("refusal")
         if isinstance(refusal, str) and refusal:
             self.write("refusal", refusal)
             self.close()
+            yield
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             if isinstance(call, Mapping):
                 self.call(call)
+                yield
 
     def end(self, finish: object, usage: Usage, more: Mapping[str, Any]) -> dict[str, Any]:
         """End the response and return it.
