@@ -37,6 +37,23 @@ def asked(path: str, body: Body, **more: Any) -> tuple[int, Body, list[Body]]:
     return status, reply, fake.seen
 
 
+@pytest.mark.parametrize(
+    ("names", "are"),
+    [
+        ("url URL Url image_url imageUrl image-url curl API_BASE apiBase hosts remote_host remoteHost", True),
+        ("REMOTE_HOST remote-host_ db_hostname some_endpoint someEndpoint kv_transfer_params fileID", True),
+        ("ghost hostile endpoints_used temperature paths imagery video_fps urlencode model n user", False),
+    ],
+)
+def test_names(names: str, are: bool) -> None:
+    for name in names.split():
+        found = []
+        with suppress(ApiError):
+            refuse_fields({"x": {name: "y"}})
+            found = [name]
+        assert (not found) == are, name
+
+
 def function(parameters: Any) -> Body:
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
@@ -56,6 +73,9 @@ def function(parameters: Any) -> Body:
         ({"tools": [{"type": "mcp", "serverURL": ADDRESS}]}, "tools.0.serverURL"),
         ({"tools": [function(ELSEWHERE)]}, "tools.0.function.parameters.properties.a.$ref"),
         ({"guided_json": ELSEWHERE}, "guided_json.properties.a.$ref"),
+        ({"guided_json": json.dumps(ELSEWHERE)}, "guided_json"),
+        ({"json_schema": json.dumps(ELSEWHERE)}, "json_schema"),
+        ({"x": json.loads("[" * 180 + '{"url": 1}' + "]" * 180)}, "x" + ".0" * 99 + "...."),
         ({"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "kv_transfer_params"),
         ({"more": [[{"deep": {"remoteHost": "10.0.0.1"}}]]}, "more.0.0.deep.remoteHost"),
         ({"extra_body": {"api_base": ADDRESS}}, "extra_body.api_base"),
@@ -101,6 +121,7 @@ def test_names_in_schemas_and_arguments_are_no_addresses() -> None:
         "tools": [function(SCHEMA)],
         "functions": [{"name": "f", "parameters": SCHEMA}],
         "structured_outputs": {"json": SCHEMA},
+        "json_schema": json.dumps(SCHEMA),
         "metadata": {"url": "http://mine/"},
         "base_url": None,
         "images": [],
@@ -130,6 +151,7 @@ def test_names_in_schemas_and_arguments_are_no_addresses() -> None:
         ({"input": [{"image": "AA=="}]}, "input.0.image"),
         ({"input": [{"content": [IMAGE]}]}, "input.0.content.0.image_url"),
         ({"input": {"Image": "AA=="}}, "input.Image"),
+        ({"input": [{"x": "data:image/png;base64,AA=="}]}, "input.0.x"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.image_url"),
     ],
 )

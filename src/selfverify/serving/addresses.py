@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from selfverify.serving.api_errors import ApiError, invalid_value
@@ -21,8 +20,16 @@ _FETCHED = {
 _LAST = ("url", "urls", "uri", "uris")
 """What the names of such fields end with."""
 
-_LAST_WORDS = {"host", "hosts", "hostname", "hostnames", "endpoint", "endpoints"}
+_LAST_WORDS = ("host", "hosts", "hostname", "hostnames", "endpoint", "endpoints")
 """What they end with as a word of its own: a `ghost` is no host."""
+
+_LAST_WORD = re.compile(
+    r"(?:[^A-Za-z](?i:hosts?|hostnames?|endpoints?)|[a-z](?:Host|Endpoint)[a-z]*)[^A-Za-z0-9]*\Z"
+)
+"""Such a word behind another one."""
+
+_BETWEEN = dict.fromkeys(map(ord, "_-. /:$\t\n"))
+"""What stands between words."""
 
 _SCHEMAS = {
     "schema", "json_schema", "parameters", "guided_json", "json", "format", "input_schema", "output_schema",
@@ -37,6 +44,9 @@ _WITH_SCHEMAS = {
 
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
 """What a validator of a schema may fetch."""
+
+_WRITTEN_REFERENCE = re.compile(r'"(\$(?:dynamic|recursive)?[Rr]ef)"\s*:\s*"(?!#)')
+"""Such a reference in a schema that is written as JSON."""
 
 _READ_HERE = {
     "model", "messages", "prompt", "input", "n", "best_of", "stream", "max_tokens", "max_completion_tokens",
@@ -161,6 +171,8 @@ def _in_field(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
         return
     if name in _SCHEMAS and name in _WITH_SCHEMAS:
         yield from _references(value, name)
+        if isinstance(value, str) and (found := _WRITTEN_REFERENCE.search(value)):
+            yield name, name, found[1]
     else:
         yield from _named(name, value, name, _SCHEMAS if name in _WITH_SCHEMAS else frozenset())
 
@@ -202,25 +214,33 @@ def _references(schema: Any, place: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Yield the strings in a value, as deep as lists go, with their places."""
+    """Yield the strings in a value with their places."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, list):
         for i, item in enumerate(value):
             yield from _texts(item, f"{place}.{i}")
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{place}.{name}")
 
 
-@lru_cache(4096)
 def _is_fetched(name: str) -> bool:
     """Whether something may be fetched from a field of this name, however it is spelt."""
     squashed = _squashed(name)
-    words = re.split(r"[^A-Za-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).strip("_- "))
-    return squashed in _FETCHED or squashed.endswith(_LAST) or words[-1].lower() in _LAST_WORDS
+    if squashed in _FETCHED or squashed.endswith(_LAST):
+        return True
+    if not squashed.endswith(_LAST_WORDS):
+        return False
+    return squashed in _LAST_WORDS or _LAST_WORD.search(name) is not None
 
 
 def _squashed(name: str) -> str:
     """Return a name in small letters, without what stands between its words."""
-    return re.sub(r"[^a-z0-9]", "", unicodedata.normalize("NFKC", name[-_LONG:]).casefold())
+    name = name[-_LONG:]
+    if not name.isascii():
+        name = unicodedata.normalize("NFKC", name).casefold()
+    return name.translate(_BETWEEN).lower()
 
 
 def _refused(place: str, text: str) -> ApiError:

@@ -31,6 +31,7 @@ from selfverify.serving.entrance import ROOM, Entrance, told
 from selfverify.serving.field_names import KNOWN, refuse_misspelt
 from selfverify.serving.foreseen import foreseen_of_choosing, foreseen_of_verifying
 from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
+from selfverify.serving.intake import FEW
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
 from selfverify.serving.passing import Passing
@@ -55,9 +56,6 @@ logger = logging.getLogger("selfverify.serving")
 
 _OURS = {"model", "n", "stream", "stream_options", "best_of", "look"}
 """The fields of a request that the gateway handles itself."""
-
-_FEW = 2**14
-"""The bytes of a request up to which going through its messages takes no millisecond."""
 
 
 class Gateway:
@@ -180,7 +178,10 @@ class Gateway:
         model, chosen = best_of(asked, self.settings.best_of)
         self.served.check(model)
         self.served.check_fields(raw)
-        self.backend.check_fields(raw)
+        if request[ROOM].held <= FEW:
+            self.backend.check_fields(raw)
+        else:
+            await in_turn(self.backend.check_fields, raw)
         settings = chosen or BestOf(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
         )
@@ -255,7 +256,7 @@ class Gateway:
         except TimeoutError:
             raise ServerError("the images were not there within the time allowed", 504, "timeout") from None
         own = self.backend.own_messages
-        if request[ROOM].held <= _FEW:
+        if request[ROOM].held <= FEW:
             return pictures, own(messages, pictures)
         return pictures, await in_turn(own, messages, pictures)
 

@@ -20,6 +20,9 @@ from selfverify.serving.serve_settings import GatewaySettings
 MOST_FIELDS = 256
 """The most fields of a request, which are walked through again and again."""
 
+FEW = 2**14
+"""The bytes of a request up to which going through it takes no millisecond."""
+
 READ_S = 60.0
 """Seconds within which a request's body has to arrive."""
 

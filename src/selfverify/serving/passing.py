@@ -12,6 +12,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from selfverify.core.errors import ServerError
+from selfverify.remote.in_turn import in_turn
 from selfverify.remote.usage import MOST_TOKENS, Usage
 from selfverify.serving.addresses import refuse_any_address
 from selfverify.serving.api_errors import ApiError, invalid_value
@@ -19,6 +20,7 @@ from selfverify.serving.backend import Backend, Events
 from selfverify.serving.callers import GRANT
 from selfverify.serving.entrance import ROOM
 from selfverify.serving.foreseen import foreseen_of_passing
+from selfverify.serving.intake import FEW
 from selfverify.serving.protocol import split_model
 from selfverify.serving.request_record import RECORD, RequestRecord
 from selfverify.serving.serve_settings import GatewaySettings
@@ -97,7 +99,9 @@ class Passing:
     async def _pass(self, request: web.Request, path: str, may_stream: bool) -> web.StreamResponse:
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         raw, asked = await request[ROOM].read_as(request, PassedRequest)
-        body, usage = self._body(raw, asked, path), Usage()
+        is_short, usage = request[ROOM].held <= FEW, Usage()
+        make = partial(self._body, raw, asked, path)
+        body = make() if is_short else await in_turn(make)
         request[RECORD].asks(str(body["model"]), usage)
         texts = asked.texts if may_stream else 0  # embeddings write nothing
         request[GRANT].ask(texts)
