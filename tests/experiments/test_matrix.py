@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from tests.evaluation.test_verifier_pairs import generator
 from tests.samples import sample, write_samples
-from tests.serving_servers import FakeUpstream, Loop, tagged
+from tests.serving_servers import Body, FakeUpstream, Loop, tagged
 from tests.verifiers.test_reward_model import saved
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.errors import ServerError
+from selfverify.core.journal import read_journal
 from selfverify.evaluation.verifier_pairs import matrix
-from selfverify.experiments.matrix import judge_samples, run_matrix
+from selfverify.experiments.matrix import run_matrix
+from selfverify.experiments.matrix_scores import JudgedProblem, judge_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
@@ -35,10 +38,10 @@ def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> No
         "a answers", "a judges the answers of a", "a gave no answer of a a score: it has no rows there"
     ]  # fmt: skip
     assert [(c.n, c.verifier) for c in cells] == [(1, "none"), (2, "majority")]
-    scores = tmp_path / "a-by-a.json"
-    written = scores.stat().st_mtime_ns
+    scores = tmp_path / "a-by-a.jsonl"
+    written = scores.read_bytes()
     again = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
-    assert again == cells and scores.stat().st_mtime_ns == written
+    assert again == cells and scores.read_bytes() == written
     fused = run_matrix(
         {"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), fusion=Fusion(2.0), say=said.append
     )
@@ -83,10 +86,50 @@ def test_a_reward_model_and_a_server(tmp_path: Path) -> None:
         record = json.loads((output / "matrix.json").read_text())
         assert [one["verifier"] for one in record["judging"]] == ["far", "rm"]
         assert "| far | rm |" in (output / "matrix.md").read_text()
-        scores = json.loads((output / "far-by-rm.json").read_text())
-        assert scores["settings"]["judge"].startswith("reward model ") and len(scores["scores"]) == 12
+        header, rows = read_journal(output / "far-by-rm.jsonl", JudgedProblem)
+        assert header["judge"].startswith("reward model ")
+        assert [len(rows[index].scores) for index in range(3)] == [4, 4, 4]
         asked = len(fake.seen)
         assert run_matrix(models, recipe, output, **run) == cells and len(fake.seen) == asked  # type: ignore[arg-type]
+    finally:
+        loop.close()
+
+
+def test_a_judge_that_fails_goes_on(tmp_path: Path) -> None:
+    """What it has judged is stored; nothing is scored as if the server had said nothing."""
+    loop, broken, judged = Loop(), [True], []
+
+    def fault(body: Body) -> int | None:
+        if len(body["messages"]) < 3:
+            return None
+        judged.append(body["messages"][0]["content"])
+        return 403 if broken and len(judged) > 9 else None
+
+    def write(body: Body, i: int) -> str:
+        return "<score>0.5</score>" if len(body["messages"]) == 3 else tagged(f"{i}", f"0.{i}")
+
+    try:
+        fake = FakeUpstream(write=write, fault=fault)
+        models = {"far": f"{loop.upstream(fake)}#m"}
+        more = [
+            "task.name=digits-sum",
+            "evaluation.problems=12",
+            "evaluation.samples=1",
+            "policy.server.tries=1",
+        ]
+        recipe = load_recipe("quickstart", more)
+        with pytest.raises(
+            ServerError, match=r"the judge failed on answer 0 of problem digits-sum/test/0/\d+"
+        ):
+            run_matrix(models, recipe, tmp_path, sizes=(1,), say=lambda _: None)
+        kept = read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]
+        assert len(kept) == 8 and all(row.scores != [None] for row in kept.values())
+        broken.clear()
+        judged.clear()
+        run_matrix(models, recipe, tmp_path, sizes=(1,), say=lambda _: None)
+        assert (
+            len(judged) <= 4 * 3 and len(read_journal(tmp_path / "far-by-far.jsonl", JudgedProblem)[1]) == 12
+        )
     finally:
         loop.close()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,8 @@ import torch
 
 from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.errors import ConfigError
+from selfverify.core.policy_settings import ServedSettings, is_served
 from selfverify.core.problem import Problem
-from selfverify.core.tags import parse_tagged
-from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.by_size import SIZES
 from selfverify.evaluation.evaluate import evaluate
@@ -23,12 +22,13 @@ from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.served_answerer import ServedAnswerer, make_answerer
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.verifier_pairs import Cell, as_markdown, judgings, matrix
+from selfverify.experiments.matrix_scores import FEW, stored_scores
 from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.selection.fusion import Fusion
-from selfverify.tasks.base import Judged, Task
+from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Form, Judge
 from selfverify.verifiers.reward_model import RewardModel, reward_identity
@@ -51,7 +51,7 @@ def run_matrix(
 ) -> list[Cell]:
     """Measure every model as generator and as verifier, on the recipe's task and evaluation settings.
 
-    Writes ``NAME.jsonl`` (samples), ``NAME-by-NAME.json`` (scores that a model gives another's samples),
+    Writes ``NAME.jsonl`` (samples), ``NAME-by-NAME.jsonl`` (scores that a model gives another's samples),
     ``matrix.json`` and ``matrix.md`` to ``output``. A second call goes on: files that the same weights have
     made are not made again. One model is in memory at a time.
 
@@ -75,12 +75,13 @@ def run_matrix(
     Raises:
         ConfigError: There is no model, the models write places in different units, a server's address is
             none, the folder cannot be made, or a reward model is none or cannot read the problems.
-        ServerError: A server failed on all answers of a batch.
+        ServerError: A server failed; what was finished is stored.
     """
     task = make_task(recipe.task.name, **recipe.task.options)
     config = recipe.evaluation
     make_output_folder(output)
-    behind = {name: _server_judge(address, name) for name, address in (servers or {}).items()}
+    how = recipe.policy.server
+    behind = {name: _server_judge(address, name, how) for name, address in (servers or {}).items()}
     rewarding = {name: reward_identity(path) for name, path in (reward_models or {}).items()}
     held = _Held(models, recipe, reward_models or {})
     weights: dict[str, str] = {}
@@ -98,11 +99,11 @@ def run_matrix(
         weights[name], samples[name], made = _answer(held.answerer(name), recipe, output / f"{name}.jsonl")
         problems = problems or made
     judges = [*models, *behind, *rewarding]
-    known = weights | {name: verifier.name for name, verifier in behind.items()} | rewarding
+    known = weights | {name: f"{name} ({address})" for name, address in (servers or {}).items()} | rewarding
     for judge in judges:
         for name in models:
             say(f"{judge} judges the answers of {name}")
-            file = output / f"{name}-by-{judge}.json"
+            file = output / f"{name}-by-{judge}.jsonl"
             settings = {
                 "judge": known[judge],
                 "samples": weights[name],
@@ -110,16 +111,10 @@ def run_matrix(
                 "task": recipe.task.model_dump(mode="json"),
                 "evaluation": config.model_dump(mode="json", exclude={"batch_problems", "score"}),
             }
-            scores = _stored(file, settings)
-            if scores is None:
-                scores = judge_samples(
-                    behind[judge] if judge in behind else held.judge(judge, form),
-                    task,
-                    problems,
-                    samples[name],
-                    config.batch_problems,
-                )
-                write_json(file, {"settings": settings, "scores": scores})
+            served = judge in behind or is_served(models.get(judge, ""))
+            batch = min(config.batch_problems, FEW) if served else config.batch_problems
+            make = partial(_make_judge, judge, behind, held, form)
+            scores = stored_scores(file, settings, make, task, problems, samples[name], batch)
             for sample, score in zip(samples[name], scores, strict=True):
                 sample.scores[judge] = score
                 if fusion is not None:
@@ -176,7 +171,7 @@ class _Held:
             return found
         answerer = self.answerer(name)
         if isinstance(answerer, ServedAnswerer):
-            return _server_judge(self.models[name], name)
+            return _server_judge(self.models[name], name, self.recipe.policy.server)
         return Judge(answerer, name, form)
 
     def _take(
@@ -216,47 +211,17 @@ def _answer(
     return str(header["weights"]), samples, [made[name] for name in order]
 
 
-def _server_judge(address: str, name: str) -> Verifier:
+def _make_judge(name: str, behind: Mapping[str, Verifier], held: _Held, form: Form) -> Verifier:
+    return behind[name] if name in behind else held.judge(name, form)
+
+
+def _server_judge(address: str, name: str, how: ServedSettings) -> Verifier:
     from selfverify.verifiers.server_judge import ServerJudge  # it needs the extra `serve`
 
-    return ServerJudge.of(address, f"{name} ({address})")
+    return ServerJudge.measuring(address, name, how)
 
 
 def _groupings(problem: Problem) -> Mapping[str, Sequence[str]]:
     """The values by column that a problem's figures are broken down by; else which task it is of."""
     found: Mapping[str, Sequence[str]] = problem.meta.get("categories") or {}
     return found or {"task": [problem.id.split("/")[0]]}
-
-
-def _stored(file: Path, settings: Mapping[str, object]) -> list[float | None] | None:
-    """Return the scores that an earlier call has stored under the same settings; None if there are none."""
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        return list(record["scores"]) if record["settings"] == settings else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def judge_samples(
-    judge: Verifier, task: Task, problems: Sequence[Problem], samples: Sequence[StoredSample], batch: int = 64
-) -> list[float | None]:
-    """Return a judge's scores in the order of the samples; None for answers that could not be read."""
-    rows: dict[str, list[int]] = {problem.id: [] for problem in problems}
-    for place, sample in enumerate(samples):
-        rows[sample.problem].append(place)
-    found: list[float | None] = [None] * len(samples)
-    for first in range(0, len(problems), batch):
-        part = problems[first : first + batch]
-        groups = [Group(p, [_trajectory(samples[i], task) for i in rows[p.id]]) for p in part]
-        for problem, scores in zip(part, judge.score(groups), strict=True):
-            for place, score in zip(rows[problem.id], scores, strict=True):
-                found[place] = score
-    return found
-
-
-def _trajectory(sample: StoredSample, task: Task) -> Trajectory:
-    """Make the trajectory that a judge may see: a sample's text up to its score."""
-    start = parse_tagged(sample.text, task.tags).score_start
-    segment = Segment(ANSWER, [], text=sample.text if start is None else sample.text[:start])
-    readable = None if sample.answer is None else Judged(0.0, sample.correct, sample.answer, sample.key)
-    return Trajectory([segment], parsed=readable)

@@ -66,7 +66,12 @@ async def rate(
 
 
 async def rate_all(
-    client: OpenAIClient, model: str, asked: Sequence[tuple[str, Messages, str]], usage: Usage
+    client: OpenAIClient,
+    model: str,
+    asked: Sequence[tuple[str, Messages, str]],
+    usage: Usage,
+    strict: bool = False,
+    at_once: int = AT_ONCE,
 ) -> list[float | None]:
     """Return the scores of answers as `rate` does; None also for an answer on which the server failed.
 
@@ -75,11 +80,14 @@ async def rate_all(
         model: The judge's name on the server.
         asked: Of each answer: its name in the log, its question, and itself.
         usage: Counts what the calls cost.
+        strict: Whether an answer on which the server failed is an error, as where scores are measured.
+        at_once: The most ratings that wait for the server at the same time.
 
     Raises:
-        ServerError: The server failed on all answers.
+        ServerError: The server failed on all answers, or, with ``strict``, on one.
     """
-    room, faults = asyncio.Semaphore(AT_ONCE), list[ServerError]()
+    room, faults = asyncio.Semaphore(at_once), list[ServerError]()
+    failed: list[str] = []
 
     async def one(name: str, messages: Messages, answer: str) -> float | None:
         async with room:
@@ -88,9 +96,14 @@ async def rate_all(
             except ServerError as error:
                 logger.warning("%s: the judge failed (%d, %s)", name, error.status, error.code)
                 faults.append(error)
+                failed.append(name)
                 return None
 
     scores = await asyncio.gather(*[one(*each) for each in asked])
+    if faults and strict:
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        text = f"the judge failed on {failed[0]}{more}: {faults[0]}; the same call goes on"
+        raise ServerError(text, faults[0].status, faults[0].code, faults[0].retry)
     if faults and len(faults) == len(asked):
         raise faults[0]
     return scores

@@ -6,21 +6,31 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from selfverify.core.policy_settings import ServedSettings
 from selfverify.core.trajectory import Group
+from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import AT_ONCE, rate_all
 from selfverify.remote.messages import openai_messages
-from selfverify.remote.model_on_server import BoundedClient, ModelOnServer
+from selfverify.remote.model_on_server import ModelOnServer
 from selfverify.remote.usage import Usage
 from selfverify.verifiers.base import Scores, answers, no_scores
 
 
 @dataclass(frozen=True, slots=True)
 class ServerJudge:
-    """A `Verifier` that asks the server about every answer in a turn of its own (`remote.judge.rate`)."""
+    """A `Verifier` that asks the server about every answer in a turn of its own (`remote.judge.rate`).
+
+    Args:
+        served: The judge.
+        name: What its scores are stored under.
+        at_once: The most ratings that wait for the server at the same time.
+        strict: Whether an answer on which the server failed is an error, as where scores are measured.
+    """
 
     served: ModelOnServer
     name: str = "judge"
     at_once: int = AT_ONCE
+    strict: bool = False
 
     @classmethod
     def of(cls, address: str, name: str) -> ServerJudge:
@@ -31,11 +41,21 @@ class ServerJudge:
         """
         return cls(ModelOnServer.of(address, f"verifier {name}"), name)
 
+    @classmethod
+    def measuring(cls, address: str, name: str, how: ServedSettings) -> ServerJudge:
+        """Make one whose scores are measured: patient, and never without a score where the server failed.
+
+        Raises:
+            ConfigError: The address is not of the form ``URL#MODEL``.
+        """
+        served = ModelOnServer.of(address, f"verifier {name}", how.timeout_s, how.tries)
+        return cls(served, name, how.at_once, strict=True)
+
     def score(self, groups: Sequence[Group]) -> Scores:
         """See `Verifier.score`. Answers that are unreadable, or on which the server failed, have no score.
 
         Raises:
-            ServerError: The server failed on all answers.
+            ServerError: The server failed on all answers, or, where the judge is ``strict``, on one.
         """
         return asyncio.run(self._score(groups))
 
@@ -45,8 +65,8 @@ class ServerJudge:
         asked = [
             (f"answer {g} of problem {groups[b].problem.id}", questions[b], text) for b, g, text in readable
         ]
-        async with BoundedClient(self.served.server, self.at_once) as client:
-            rated = await rate_all(client, self.served.model, asked, Usage())
+        async with OpenAIClient(self.served.server) as client:
+            rated = await rate_all(client, self.served.model, asked, Usage(), self.strict, self.at_once)
         scores = no_scores(groups)
         for (b, g, _), score in zip(readable, rated, strict=True):
             scores[b][g] = score
