@@ -28,8 +28,9 @@ slow: $(VENV)/.stamp-test $(VENV)/.stamp-js $(VENV)/.stamp-docs
 	$(BIN)/python -m pytest -q -m slow
 
 # What takes a real vLLM, here its build for CPUs, in an environment of its own: it needs an older transformers.
+# Tests and servers have one thread each: they wait for one another, and threads that spin would take the cores.
 vllm: $(VLLM)/.stamp
-	$(VLLM)/bin/python -m pytest -q -m slow tests/with_vllm
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -q -m slow tests/with_vllm
 
 # The pages under docs/ as a site in site/index.html; a broken link is an error.
 docs: $(VENV)/.stamp-docs

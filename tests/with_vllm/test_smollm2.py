@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,3 +131,36 @@ def test_soft_scores_are_those_of_the_policy(client: openai.OpenAI, smollm2: Pol
     assert len(opened) >= 4 and len(set(scored.values())) > 1
     expected = {text: expected_score(smollm2, problem, text) for text in scored}
     assert scored == pytest.approx(expected, abs=1e-3)
+
+
+def test_other_ways_to_ask(client: openai.OpenAI, smollm2: Policy) -> None:
+    """OpenAI's Responses API and plain completions give the chat's answer."""
+    problem = question(3, 4, shown=False)
+    best_of = {"best_of": {"n": 1, "instruction": False}}
+    [message] = problem.messages
+    answered = client.responses.create(
+        model="m", input=message["content"], temperature=0.0, max_output_tokens=12, extra_body=best_of
+    )
+    prompt = smollm2.tokenizer.apply_chat_template(
+        problem.messages, tokenize=False, add_generation_prompt=True
+    )
+    completed = client.completions.create(model="m", prompt=prompt, temperature=0.0, max_tokens=12)
+    assert answered.output_text == completed.choices[0].text and "3 + 4 = 7" in answered.output_text
+
+
+def test_answers_of_a_given_form(client: openai.OpenAI) -> None:
+    """Each candidate is JSON of the schema, which decides the vote."""
+    schema = {
+        "type": "object", "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["sum"], "additionalProperties": False,
+    }  # fmt: skip
+    form: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema, "strict": True}}
+    best_of = {"n": 5, "strategy": "majority", "samples": True}
+    asked: dict[str, Any] = {"messages": question(3, 4, shown=False).messages, "max_tokens": MOST}
+    reply: Any = client.chat.completions.create(
+        model="m", **asked, temperature=0.7, response_format=form, extra_body={"best_of": best_of}
+    )
+    said = [json.loads(sample["text"])["sum"] for sample in reply.best_of["samples"]]
+    chosen = json.loads(reply.choices[0].message.content)["sum"]
+    assert len(said) == 5 and all(0 <= number <= 99 for number in said)
+    assert said.count(chosen) == max(map(said.count, said))
