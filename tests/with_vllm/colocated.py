@@ -15,7 +15,7 @@ from selfverify.core.policy_settings import LoraSettings, PolicyConfig
 from selfverify.core.sampling_settings import SamplingConfig, VLLMSettings
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_method, make_task
-from selfverify.experiments.run import learn, train
+from selfverify.experiments.run import evaluate_recipe, learn, train
 from selfverify.policy.policy import Policy
 from selfverify.policy.vllm import VLLMEngine
 
@@ -75,12 +75,25 @@ def agent(folder: Path) -> None:
     train(load_recipe("smartsnap-phone", [f"{key}={value}" for key, value in small.items()]))
 
 
+def evaluated(folder: Path) -> dict[str, Any]:
+    """The figures of an evaluation whose samples vLLM draws."""
+    small = {
+        "sampling.engine": "vllm", "sampling.vllm.max_model_length": 512, "policy.device": "cpu",
+        "evaluation.problems": 32, "evaluation.samples": 4, "evaluation.batch_problems": 16,
+    }  # fmt: skip
+    recipe = load_recipe("quickstart", [f"{key}={value}" for key, value in small.items()])
+    return evaluate_recipe(recipe, output=folder)
+
+
 def main(output: Path, what: str, train_vision: bool) -> None:
     """Write what was found to ``output``: the rows of a run's metrics, or the differences."""
     folder = output.with_suffix("")
     if what == "towers":
         policy = Policy.load("builtin:digits", device="cpu", train_vision=train_vision)
         output.write_text(json.dumps(moved_towers(policy)))
+        return
+    if what == "eval":
+        output.write_text(json.dumps(evaluated(folder)))
         return
     if what == "smartsnap":
         agent(folder)
