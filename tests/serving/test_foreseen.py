@@ -176,6 +176,21 @@ def test_tokens_that_nobody_counts_are_charged(stream: bool, prompt: Any) -> Non
     assert charged(Counts(counts=False), "completions", body)[1] >= 400
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_short_tokens_that_nobody_counts_are_charged(path: str) -> None:
+    """A stream has at least as many tokens as pieces with a text, whatever their length."""
+
+    class Digits(FakeUpstream):
+        async def _stream(self, request: Any, texts: list[str], fault: Any) -> web.StreamResponse:
+            part: Body = {"delta": {"content": "7"}} if path == "chat/completions" else {"text": "7"}
+            event = b"data: " + json.dumps({"choices": [{"index": 0, **part}]}).encode() + b"\n\n"
+            body = event * 200 + b'data: {"choices": [{"index": 0, "delta": {}}]}\n\n' * 50
+            return web.Response(body=body + b"data: [DONE]\n\n", content_type="text/event-stream")
+
+    body = question(stream=True, prompt="7") | {"model": "m@plain"}
+    assert 200 <= charged(Digits(), path, body)[1] < 220
+
+
 def test_embeddings_that_nobody_counts_are_charged() -> None:
     body = {"model": "m", "input": [[5] * 200, [6] * 200]}
     assert charged(Counts(counts=False), "embeddings", body)[1] == 400

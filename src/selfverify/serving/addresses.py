@@ -33,12 +33,13 @@ _BETWEEN = dict.fromkeys(map(ord, "_-. /:$\t\n"))
 
 _SCHEMAS = {
     "schema", "json_schema", "parameters", "guided_json", "json", "format", "input_schema", "output_schema",
+    "inputSchema", "outputSchema", "parameters_json_schema", "returns", "response",
 }  # fmt: skip
 """The names of JSON schemas, whose properties may have any name."""
 
 _WITH_SCHEMAS = {
     "response_format", "tools", "functions", "structured_outputs", "guided_decoding", "guided_json",
-    "json_schema", "format",
+    "json_schema", "format", "nvext", "extra_body",
 }  # fmt: skip
 """The fields of a request that are JSON schemas or hold some."""
 

@@ -107,15 +107,17 @@ class Upstream(Backend):
 
     async def stream(self, body: Mapping[str, Any], usage: Usage, until: float, path: str = CHAT) -> Events:
         """See `Backend`."""
-        counted, begun, said = None, False, 0
+        counted, begun, size, pieces = None, False, 0, 0
         try:
             async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until, path)) as events:
                 async for raw, chunk in events:
-                    counted, begun, said = chunk.get("usage") or counted, True, said + _said(chunk)
+                    said = _said(chunk)
+                    counted, begun = chunk.get("usage") or counted, True
+                    size, pieces = size + said, pieces + (said > 0)
                     yield raw, chunk
         finally:
             if begun:
-                usage.add(counted, said // 4)
+                usage.add(counted, max(size // 4, pieces))  # most servers send each token apart
 
     def readings(self, ask: Ask) -> int:
         """See `Backend`: a server that ignores ``n`` reads the question for each candidate."""
