@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,12 @@ def test_fit_by_hand() -> None:
     assert fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 1.0).epsilon == pytest.approx(0.25)
     assert fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 1.0).steps == pytest.approx(2.0)
     assert fit_epsilon(DELTA, None, "signed", "steps", 2.0).accuracy is None
+    assert fit_epsilon(DELTA, RIGHT, "signed", "within", 0.0) == replace(
+        fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 1.0), target="within", wanted=0.0
+    )
+    third = fit_epsilon(DELTA, RIGHT, "signed", "accuracy", 2 / 3)
+    near = fit_epsilon(DELTA, RIGHT, "signed", "within", 1 / 3)
+    assert (near.epsilon, near.steps) == (third.epsilon, third.steps)
 
 
 @settings(deadline=None)

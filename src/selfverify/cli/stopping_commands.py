@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import Field, model_validator
@@ -11,6 +11,9 @@ from pydantic import Field, model_validator
 from selfverify.cli.options import Json, Overrides, settings_as_options
 from selfverify.cli.printing import bar, figure, print_json, print_table
 from selfverify.core.settings import Settings
+
+if TYPE_CHECKING:
+    from selfverify.looking.stop_calibration import Target as StopTarget
 
 Target = Annotated[
     str,
@@ -59,11 +62,25 @@ class StopTargetSettings(ListenerSettings):
     accuracy: float | None = Field(None, ge=0, le=1)
     """The accuracy that has to be reached, with the fewest steps."""
 
+    within: float | None = Field(None, ge=0, le=1)
+    """How far below the best accuracy of all ε it may be, with the fewest steps."""
+
     @model_validator(mode="after")
     def _one_target(self) -> StopTargetSettings:
-        if (self.steps is None) == (self.accuracy is None):
-            raise ValueError("give one target: --steps, the most on average, or --accuracy, the least")
+        if sum(value is not None for value in (self.steps, self.accuracy, self.within)) != 1:
+            raise ValueError(
+                "give one target: --steps, the most on average; --accuracy, the least; or --within, how far "
+                "it may be below the best"
+            )
         return self
+
+    @property
+    def held(self) -> tuple[StopTarget, float]:
+        """What is to be held."""
+        given: dict[StopTarget, float | None] = {
+            "steps": self.steps, "accuracy": self.accuracy, "within": self.within
+        }  # fmt: skip
+        return next((name, value) for name, value in given.items() if value is not None)
 
 
 @settings_as_options
@@ -85,9 +102,7 @@ def calibrate(
     """
     from selfverify.experiments.looks.capped_looks import calibrate_stopping
 
-    name: Literal["steps", "accuracy"] = "accuracy" if settings.steps is None else "steps"
-    wanted = settings.accuracy if settings.steps is None else settings.steps
-    assert wanted is not None
+    name, wanted = settings.held
     with bar("problems", hidden=as_json) as progress:
         found = calibrate_stopping(_looks(target, settings, overrides), settings.rule, name, wanted, progress)
     if as_json:

@@ -23,6 +23,18 @@ class StoppingConfig(StrictModel):
     rule: Literal["absolute", "signed"] = Field(
         "absolute", description="Where the verifier ends looking: |Δr| < ε, or Δr < ε."
     )
-    steps: float = Field(
-        4.0, ge=1, description="The mean number of steps on validation problems that ε may not exceed."
+    steps: float | None = Field(
+        None, ge=1, description="The mean number of steps on validation problems that ε may not exceed."
     )
+    within: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Without `steps`: how far below the best accuracy of all ε on validation problems it may "
+        "be, with the fewest steps.",
+    )
+
+    @property
+    def target(self) -> tuple[Literal["steps", "within"], float]:
+        """What ε is chosen for."""
+        return ("within", self.within) if self.steps is None else ("steps", self.steps)

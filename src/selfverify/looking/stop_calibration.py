@@ -17,6 +17,8 @@ from selfverify.core.files import read_regular
 
 STOPPING_FILE = "stopping.json"
 Kind = Literal["absolute", "signed"]
+Target = Literal["steps", "accuracy", "within"]
+"""What an ε is chosen for, see `fit_epsilon`."""
 Floats = NDArray[np.float64]
 
 
@@ -27,8 +29,9 @@ class StopCalibration:
     Args:
         rule: ``absolute`` stops where |Δr| < ε, ``signed`` where Δr < ε.
         epsilon: ε, nats.
-        target: What it was chosen for: ``steps`` or ``accuracy``.
-        wanted: The mean number of steps that may not be exceeded, or the accuracy that has to be reached.
+        target: What it was chosen for: ``steps``, ``accuracy`` or ``within``.
+        wanted: The mean number of steps that may not be exceeded; the accuracy that has to be reached; or how
+            far below the best accuracy of all ε it may be.
         steps: The mean number of steps with this ε on the validation problems.
         accuracy: The accuracy there, where it is known.
         problems: How many problems there were.
@@ -40,7 +43,7 @@ class StopCalibration:
 
     rule: Kind
     epsilon: FiniteFloat
-    target: Literal["steps", "accuracy"]
+    target: Target
     wanted: FiniteFloat
     steps: FiniteFloat
     accuracy: FiniteFloat | None
@@ -97,7 +100,7 @@ def fit_epsilon(
     delta_r: ArrayLike,
     correct: ArrayLike | None,
     rule: Kind,
-    target: Literal["steps", "accuracy"],
+    target: Target,
     wanted: float,
     fitted_on: dict[str, Any] | None = None,
     lengths: ArrayLike | None = None,
@@ -106,7 +109,8 @@ def fit_epsilon(
 
     All ε that make a difference are looked at; each lies half-way between two values of Δr (or of |Δr|) at
     which some conversation stops earlier. With ``steps`` the smallest ε is taken that needs at most
-    ``wanted`` steps on average; with ``accuracy`` the largest that reaches it, which has the fewest steps.
+    ``wanted`` steps on average; with ``accuracy`` the largest that reaches it, which has the fewest steps;
+    with ``within`` the largest whose accuracy is at most ``wanted`` below the best.
 
     Args:
         delta_r: ``[N, H]``, see `stop_steps`.
@@ -114,7 +118,7 @@ def fit_epsilon(
             nobody knows.
         rule: See `StopCalibration`.
         target: What is to be held.
-        wanted: The mean number of steps, or the accuracy in [0, 1].
+        wanted: The mean number of steps, or the accuracy or difference of accuracies in [0, 1].
         fitted_on: See `StopCalibration`.
         lengths: See `stop_steps`.
 
@@ -133,10 +137,11 @@ def fit_epsilon(
     there = np.arange(values.shape[1]) < last[:, None]
     if right is not None and np.isnan(right[there]).any():
         raise DataError("there is a step with no verdict on the answer after it")
-    if target == "accuracy" and right is None:
+    if target != "steps" and right is None:
         raise ConfigError("a target of accuracy needs verdicts on the answers after every step")
     epsilons, steps, accuracy = _curve(values, last, right, rule)
-    held = steps <= wanted + 1e-9 if target == "steps" else accuracy >= wanted - 1e-9
+    least = accuracy.max() - wanted if target == "within" else wanted
+    held = steps <= wanted + 1e-9 if target == "steps" else accuracy >= least - 1e-9
     if not held.any():
         best = f"{steps.min():.3f} steps" if target == "steps" else f"an accuracy of {accuracy.max():.3f}"
         raise ConfigError(f"no ε reaches {target} {wanted}; the best of all is {best}")

@@ -59,7 +59,7 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     folder = stages.train_stopping(wanted)
     assert folder == tmp_path / "run" and load_recipe(folder).stopping == wanted.stopping
     assert held.collected[0].policy.lora is None and held.collected[0].task.name == "digits-far"
-    assert held.calibrated == [("builtin:digits", "absolute", "steps", 4.0)]
+    assert held.calibrated == [("builtin:digits", "absolute", "within", 0.01)]
     metrics = folder / "verifier" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2] and lines[0]["loss"] == pytest.approx(0.6931, abs=1e-3)

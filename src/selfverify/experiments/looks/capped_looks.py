@@ -23,7 +23,7 @@ from selfverify.experiments.run_folder import held_folder
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.look_task import LookTask
 from selfverify.looking.looking_task import LookingTask
-from selfverify.looking.stop_calibration import Kind, StopCalibration, fit_epsilon
+from selfverify.looking.stop_calibration import Kind, StopCalibration, Target, fit_epsilon
 from selfverify.looking.stop_figures import StepMeans, StopFigures, step_means, stop_figures
 from selfverify.policy.policy import Policy
 
@@ -154,7 +154,7 @@ class FittedStop:
 def calibrate_stopping(
     looks: CappedLooks,
     rule: Kind,
-    target: Literal["steps", "accuracy"],
+    target: Target,
     wanted: float,
     progress: Progress | None = None,
 ) -> FittedStop:
@@ -164,7 +164,7 @@ def calibrate_stopping(
         looks: Who looks and who listens.
         rule: |Δr| < ε (``absolute``) or Δr < ε (``signed``).
         target: What is to be held.
-        wanted: The mean number of steps, or the accuracy in [0, 1].
+        wanted: See `fit_epsilon`.
         progress: Called after each batch.
 
     Raises:

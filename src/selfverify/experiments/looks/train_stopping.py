@@ -76,7 +76,7 @@ def train_stopping(
         train(_on_pairs(recipe), resume, on_step, on_phase)
         verifier = folder / VERIFIER / MODEL_FOLDER
         looks = CappedLooks(recipe, recipe.policy.path, str(verifier), output=folder / LOOKING)
-        calibrate_stopping(looks, how.rule, "steps", how.steps, _phase(on_phase, "when it has seen enough"))
+        calibrate_stopping(looks, how.rule, *how.target, _phase(on_phase, "when it has seen enough"))
     return folder
 
 
