@@ -35,8 +35,10 @@ from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
 from selfverify.looking.tasks.far_canvas import (
     CELLS,
     CLOSER,
+    QUARTERS,
     SIXTHS,
     FarDigit,
+    Sixths,
     cell_box,
     closer,
     corners,
@@ -218,25 +220,25 @@ class DigitsFar(LookTask):
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """Crop each cell on the way, come closer to a digit that is far, answer at the 0.
 
-        Thoughts say what is seen: the digit, or ``?`` where it is too small; behind the 0 they say the 0 and
-        its cell. As often as `wander` says, other cells are looked at between the 0 and the answer. Where the
-        model is `told` when to answer, it looks on until then, and may try to answer before. Without tools
-        the digits on the way are named, as `think` says, before the answer.
+        Thoughts say what is seen: the digit, or ``?`` where it is too small. As often as `wander` says, the
+        quarters of the 0's cell are looked at before the answer, in vain; these thoughts stay with the 0.
+        Where the model is `told` when to answer, it looks on until then, and may try to answer before.
+        Without tools the digits on the way are named, as `think` says, before the answer.
         """
         way, digits = self.scene(*problem.meta["made_of"])
         if self.config.tools == "none":
             return [ShownTurn(self._answered([digits[cell - 1] for cell in way], problem.target))]
-        turns, thought, images = [], str(way[0]), 1
+        turns, boxes, thought, images, last = list[ShownTurn](), list[Sixths](), str(way[0]), 1, 1
         for cell in way:
             turns.append(ShownTurn(_step(thought, 1, cell_box(cell))))
             images += 1
-            one = digits[cell - 1]
-            for box in closer(one, self.config.cell) if one.far else ():
+            last, one = images, digits[cell - 1]
+            boxes = closer(one, self.config.cell) if one.far else []
+            for box in boxes:
                 turns.append(ShownTurn(_step("?", images, box)))
                 images += 1
             thought = str(one.digit)
-        found = f"{thought} {problem.target}"
-        answer = ShownTurn(f"<think>{found}</think><answer>{problem.target}</answer>")
+        answer = ShownTurn(f"<think>{thought}</think><answer>{problem.target}</answer>")
         told, wander = self._told(problem), self.config.wander
         more = 0
         if told:
@@ -246,9 +248,9 @@ class DigitsFar(LookTask):
                 more -= 1
         elif wander and rng.random() < wander:
             more = min(int(rng.integers(1, LONGEST_WANDER + 1)), self.settings.max_steps - len(turns))
-        others = [cell for cell in range(1, CELLS**2 + 1) if cell not in way]
-        for cell in rng.permutation(others)[:more]:
-            turns.append(ShownTurn(_step(found, 1, cell_box(int(cell)))))
+        others = [box for box in QUARTERS if box not in boxes[:1]]
+        for number in rng.permutation(len(others))[:more]:
+            turns.append(ShownTurn(_step(thought, last, others[number])))
         return [*turns, answer]
 
     def _told(self, problem: Problem) -> Told | None:
@@ -267,7 +269,7 @@ class DigitsFar(LookTask):
         return (f"<think>{thought}</think>" if "think" in self.tags else "") + f"<answer>{target}</answer>"
 
 
-def _step(thought: str, image: int, box: tuple[int, int, int, int]) -> str:
+def _step(thought: str, image: int, box: Sixths) -> str:
     """A step as terse as `read_look_call` takes one."""
     return f"<think>{thought}</think>crop {image} {' '.join(map(str, box))}"
 

@@ -22,7 +22,7 @@ class DigitsFarConfig(TaskConfig):
     near: tuple[int, int] = Field(
         (60, 72), description="Smallest and largest side of a near digit in pixels."
     )
-    far: tuple[int, int] = Field((8, 9), description="Smallest and largest side of a far digit in pixels.")
+    far: tuple[int, int] = Field((9, 10), description="Smallest and largest side of a far digit in pixels.")
     far_share: float = Field(0.4, ge=0, le=1, description="How many of the digits are far, as a share.")
     longest: int = Field(3, ge=1, le=9, description="Cells on the longest way, the 0's included.")
     wander: float = Field(
@@ -30,7 +30,7 @@ class DigitsFarConfig(TaskConfig):
         ge=0,
         le=1,
         description="How many demonstrations, as a share, look on after the 0 was seen: at one to three "
-        "other cells.",
+        "quarters of its cell.",
     )
     told: float = Field(
         0.0,

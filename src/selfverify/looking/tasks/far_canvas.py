@@ -17,6 +17,10 @@ FRAME, FRAME_INK = 4, 0.6
 """Width in pixels and grey of the frame around a far digit, which is as large as the last of these."""
 SIXTHS = 6
 """Places are written in sixths of an image's sides, so that each is one digit."""
+Sixths = tuple[int, int, int, int]
+"""A box in sixths."""
+QUARTERS: Sequence[Sixths] = [(x, y, x + 3, y + 3) for y in (0, 3) for x in (0, 3)]
+"""Those of an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +71,16 @@ def place(number: int, one: FarDigit, cell: int) -> tuple[int, int, int, int]:
     return left, top, left + one.size, top + one.size
 
 
-def closer(one: FarDigit, cell: int) -> list[tuple[int, int, int, int]]:
+def closer(one: FarDigit, cell: int) -> list[Sixths]:
     """The quarters in which a far digit stands, in sixths: of its cell, of that quarter, and so on."""
-    boxes, half = [], SIXTHS // 2
+    boxes = []
     for level in range(1, CLOSER + 1):
-        side = cell // 2**level
-        x, y = (place // side % 2 * half for place in (one.left, one.top))
-        boxes.append((x, y, x + half, y + half))
+        x, y = (place // (cell // 2**level) % 2 for place in (one.left, one.top))
+        boxes.append(QUARTERS[2 * y + x])
     return boxes
 
 
-def cell_box(cell: int) -> tuple[int, int, int, int]:
+def cell_box(cell: int) -> Sixths:
     """A cell's box in sixths of the canvas."""
     side = SIXTHS // CELLS
     column, row = (cell - 1) % CELLS * side, (cell - 1) // CELLS * side
