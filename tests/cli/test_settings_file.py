@@ -100,7 +100,11 @@ MODEL = ["--model", "m"]
         ),
         ("n: 3\n", MODEL, [":1: n: there is no such key; did you mean gateway.best_of.n?"]),
         ("backend:\n", MODEL, [":1: backend: should be a section of keys and values"]),
-        ("backend: {model: m, upstream: u}\n", [], [":1: backend: give either --model"]),
+        (
+            'backend: {model: m, upstream: "http://127.0.0.1:1/v1"}\n',
+            [],
+            [":1: backend: give either --model"],
+        ),
         ("listening: {port: 1}\n", [], ["gateway.yaml: backend: give either --model"]),
         ("a: 1\na: 2\n", [], [":2: a stands twice (first in line 1)"]),
         ("- a\n", [], [": a settings file is a mapping of keys to values, this is a list"]),
