@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfverify.serving.addresses import refuse_addresses, refuse_any_address, refuse_fields
+from selfverify.serving.addresses import _in_field, refuse_addresses, refuse_any_address, refuse_fields
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.serve_settings import GatewaySettings
 from serving_servers import Body, FakeUpstream, data_url, png, post, question, served
@@ -81,7 +81,7 @@ def function(parameters: Any) -> Body:
         ({"extra_body": {"api_base": ADDRESS}}, "extra_body.api_base"),
         ({"url": 5}, "url"),
         ({"url": [None]}, "url"),
-        ({"x" * 500: {"url": ADDRESS}}, "x" * 200 + "..."),
+        ({"x" * 500: {"url": ADDRESS}}, "x" * 199 + "..."),
     ],
 )
 @pytest.mark.parametrize("model", ["m", "m@plain"])
@@ -211,6 +211,13 @@ def test_tools_of_responses() -> None:
     for field in ({"base_url": ADDRESS}, {"more": {"image_url": ADDRESS}}):
         status, reply, seen = asked("responses", {"model": "m", "input": "x", **field})
         assert (status, reply["error"]["code"]) == (400, "remote_content_refused") and not seen
+
+
+def test_places_are_short() -> None:
+    """A long name is not copied for each value below it."""
+    long = "x" * 10**6
+    found = [place for place, _, _ in _in_field(long, [{long: {"url": 1}}] * 3)]
+    assert found == ["x" * 199 + "..."] * 3
 
 
 NAMES = st.sampled_from(["url", "image_url", "type", "content", "schema", "tools", "$ref", "arguments", ""])

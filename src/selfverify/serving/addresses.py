@@ -60,6 +60,9 @@ _ADDRESS = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://\S+\s*\Z|data:[^\s,]{0,200},)"
 _OTHER_DATA = re.compile(r"data:(?!\s*image)", re.IGNORECASE)
 """The beginning of a data URL of no image."""
 
+_MOST_PLACE = 200
+"""The characters of a place that are told. Clients make up the names in it, and each value in it has one."""
+
 _LONG = 64
 """The characters of a name that are looked at, from its end."""
 
@@ -122,7 +125,7 @@ def refuse_any_address(body: Mapping[str, Any]) -> None:
         if _squashed(name) in ("modality", "modalities") and any(
             _squashed(given) != "text" for _, given in _texts(value, name)
         ):
-            raise _refused(name, text)
+            raise _refused(_under("", name)[1:], text)
 
 
 def _refuse_twins(name: str) -> None:
@@ -146,10 +149,10 @@ def _is_inside(name: str, value: Any) -> bool:
 def _in_message(message: Mapping[str, Any], place: str) -> Iterator[tuple[str, str, Any]]:
     """Yield the fetched fields of a message, less the images in its content, which were checked."""
     for name, value in message.items():
-        here = f"{place}.{name}"
+        here = _under(place, name)
         if name == "content" and isinstance(value, list):
             for p, part in enumerate(value):
-                yield from _in_part(part, f"{here}.{p}")
+                yield from _in_part(part, _under(here, p))
         elif name in ("tool_calls", "function_call"):
             yield from _fetched(value, here, skipped={"arguments"})  # names that the client's tools have
         else:
@@ -158,7 +161,7 @@ def _in_message(message: Mapping[str, Any], place: str) -> Iterator[tuple[str, s
 
 def _in_part(part: Mapping[str, Any], place: str) -> Iterator[tuple[str, str, Any]]:
     for name, value in part.items():
-        here = f"{place}.{name}"
+        here = _under(place, name)
         if name == "image_url" == part["type"]:
             others = value.items() if isinstance(value, dict) else ()
             yield from _fetched({k: inner for k, inner in others if k != "url"}, here)
@@ -170,12 +173,13 @@ def _in_field(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     """Yield the fetched fields of a request's field; of JSON schemas only references to elsewhere."""
     if name == "metadata":  # what clients note for themselves
         return
+    place = _under("", name)[1:]
     if name in _SCHEMAS and name in _WITH_SCHEMAS:
-        yield from _references(value, name)
+        yield from _references(value, place)
         if isinstance(value, str) and (found := _WRITTEN_REFERENCE.search(value)):
             yield name, name, found[1]
     else:
-        yield from _named(name, value, name, _SCHEMAS if name in _WITH_SCHEMAS else frozenset())
+        yield from _named(name, value, place, _SCHEMAS if name in _WITH_SCHEMAS else frozenset())
 
 
 def _named(
@@ -192,10 +196,10 @@ def _fetched(
     """Yield place, name and value of every field, however deep, that something may be fetched from."""
     if isinstance(value, list):
         for i, item in enumerate(value):
-            yield from _fetched(item, f"{place}.{i}", schemas, skipped)
+            yield from _fetched(item, _under(place, i), schemas, skipped)
     elif isinstance(value, dict):
         for name, inner in value.items():
-            here = f"{place}.{name}"
+            here = _under(place, name)
             if name in schemas and isinstance(inner, dict):
                 yield from _references(inner, here)
             elif name not in skipped:
@@ -206,12 +210,12 @@ def _references(schema: Any, place: str) -> Iterator[tuple[str, str, Any]]:
     """Yield a JSON schema's references to anything but itself."""
     if isinstance(schema, list):
         for i, item in enumerate(schema):
-            yield from _references(item, f"{place}.{i}")
+            yield from _references(item, _under(place, i))
     elif isinstance(schema, dict):
         for name, inner in schema.items():
             if name in _REFERENCES and isinstance(inner, str) and not inner.startswith("#"):
-                yield f"{place}.{name}", name, inner
-            yield from _references(inner, f"{place}.{name}")
+                yield _under(place, name), name, inner
+            yield from _references(inner, _under(place, name))
 
 
 def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
@@ -220,10 +224,10 @@ def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
         yield place, value
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            yield from _texts(item, f"{place}.{i}")
+            yield from _texts(item, _under(place, i))
     elif isinstance(value, dict):
         for name, inner in value.items():
-            yield from _texts(inner, f"{place}.{name}")
+            yield from _texts(inner, _under(place, name))
 
 
 def _is_fetched(name: str) -> bool:
@@ -244,6 +248,13 @@ def _squashed(name: str) -> str:
     return name.translate(_BETWEEN).lower()
 
 
+def _under(place: str, name: str | int) -> str:
+    """Return the place of what stands in another place; a long one is cut off, as are all places below it."""
+    if len(place) > _MOST_PLACE:
+        return place
+    here = f"{place}.{name[:_MOST_PLACE] if isinstance(name, str) else name}"
+    return here if len(here) <= _MOST_PLACE else f"{here[:_MOST_PLACE]}..."
+
+
 def _refused(place: str, text: str) -> ApiError:
-    place = place if len(place) <= 200 else f"{place[:200]}..."
     return ApiError(400, f"{place}: {text}", "remote_content_refused", place)
