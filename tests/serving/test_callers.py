@@ -44,7 +44,7 @@ def spent(usage: Usage | None, candidates: int | None = None, left: bool = False
     caller = frozen(Callers([key("a", requests_per_minute=100, tokens_per_minute=10_000)], None).find("a"))
     grant = Grant(caller)
     grant.ask(8)
-    grant.set_aside(lambda: Foreseen(100, 900))
+    grant.set_aside(Foreseen(100, 900))
     assert caller.requests is not None and caller.tokens is not None
     assert (round(caller.requests.left), round(caller.tokens.left)) == (92, 9100)
     grant.settle(RequestRecord(usage=usage, candidates=candidates), left)
@@ -79,15 +79,15 @@ def test_a_budget_is_never_exceeded_by_what_is_set_aside() -> None:
     callers = Callers([key("a", budget_tokens=1000)], None)
     caller, budget = callers.find("a"), callers.budgets["a"]
     first, second = Grant(caller), Grant(caller)
-    first.set_aside(lambda: Foreseen(0, 600))
+    first.set_aside(Foreseen(0, 600))
     with pytest.raises(ApiError, match="may take 600 of the 1,000 tokens left") as caught:
-        second.set_aside(lambda: Foreseen(0, 500))
+        second.set_aside(Foreseen(0, 500))
     assert (caught.value.status, caught.value.retry_after) == (429, 1)
     first.settle(RequestRecord(usage=Usage(candidate_tokens=700, calls=1)), False)
     with pytest.raises(ApiError, match="this request may take 500 tokens, and 300 of this key's") as caught:
-        second.set_aside(lambda: Foreseen(0, 500))
+        second.set_aside(Foreseen(0, 500))
     assert (caught.value.code, caught.value.retry_after) == ("insufficient_quota", None)
-    second.set_aside(lambda: Foreseen(0, 300))
+    second.set_aside(Foreseen(0, 300))
     second.settle(RequestRecord(usage=Usage(candidate_tokens=300, calls=1)), False)
     assert (budget.spent, budget.held) == (1000, 0)
     with pytest.raises(ApiError, match="the 1,000 tokens of this key are used up"):

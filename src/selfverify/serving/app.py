@@ -27,7 +27,7 @@ from selfverify.serving.best_of import BestOf
 from selfverify.serving.callers import GRANT
 from selfverify.serving.completions import chunks, completion, figures, piece_of, progress
 from selfverify.serving.counters import Metrics
-from selfverify.serving.entrance import ROOM, Entrance, told
+from selfverify.serving.entrance import ROOM, Entrance, set_aside, told
 from selfverify.serving.field_names import KNOWN, refuse_misspelt
 from selfverify.serving.foreseen import foreseen_of_choosing, foreseen_of_verifying
 from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
@@ -194,7 +194,7 @@ class Gateway:
             refuse_misspelt(raw, known)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
         passes = chosen is None and self.backend.passes_on() and ask.look is None
-        request[GRANT].set_aside(partial(foreseen_of_choosing, self.backend, ask, passes))
+        await set_aside(request, partial(foreseen_of_choosing, self.backend, ask, passes))
         return ask, chosen is not None
 
     async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
@@ -368,7 +368,7 @@ class Gateway:
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = Ask(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self._check(ask)
-        request[GRANT].set_aside(partial(foreseen_of_verifying, ask, answers))
+        await set_aside(request, partial(foreseen_of_verifying, ask, answers))
         request[RECORD].asks(ask.model, ask.usage)
         try:
             async with asyncio.timeout_at(deadline):

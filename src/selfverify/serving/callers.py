@@ -9,7 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from selfverify.serving.api_errors import ApiError
-from selfverify.serving.foreseen import Foresee
+from selfverify.serving.foreseen import Foreseen
 from selfverify.serving.key_ledger import Budget, Ledger
 from selfverify.serving.key_settings import ClientKey
 from selfverify.serving.rate_limits import Bucket
@@ -87,15 +87,18 @@ class Grant:
         self._give_back()
         self._take(max(1, candidates), 0)
 
-    def set_aside(self, foresee: Foresee) -> None:
-        """Take the tokens that a question may need, where those of its caller are limited.
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the tokens of its caller are limited."""
+        return self.caller.tokens is not None or self.caller.budget is not None
+
+    def set_aside(self, foreseen: Foreseen) -> None:
+        """Take the tokens that a question may need.
 
         Raises:
             ApiError: The caller may not take so many now.
         """
-        if self.caller.tokens is None and self.caller.budget is None:
-            return
-        requests, foreseen = self.requests, foresee()
+        requests = self.requests
         self._give_back()
         self.prompt = foreseen.prompt
         self._take(requests, foreseen.most)

@@ -12,11 +12,13 @@ from aiohttp import web
 
 from selfverify.core.errors import ServerError
 from selfverify.remote.bearer_keys import Keys
+from selfverify.remote.in_turn import in_turn
 from selfverify.remote.origin import ORIGIN
 from selfverify.serving.api_errors import ApiError, api_error, error_response
 from selfverify.serving.callers import GRANT, Callers, Grant
 from selfverify.serving.counters import Metrics
-from selfverify.serving.intake import Intake, Room
+from selfverify.serving.foreseen import Foreseen
+from selfverify.serving.intake import FEW, Intake, Room
 from selfverify.serving.log_lines import FIELDS, where
 from selfverify.serving.page import PAGE_PATHS
 from selfverify.serving.request_record import RECORD, AnsweredModels, RequestRecord, request_id
@@ -142,6 +144,17 @@ class Entrance:
         if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
             text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
             raise ApiError(403, text, "host_refused")
+
+
+async def set_aside(request: web.Request, foresee: Callable[[], Foreseen]) -> None:
+    """Take the tokens that a request may need, where those of its caller are limited.
+
+    Raises:
+        ApiError: The caller may not take so many now.
+    """
+    grant = request[GRANT]
+    if grant.counts_tokens:
+        grant.set_aside(foresee() if request[ROOM].held <= FEW else await in_turn(foresee))
 
 
 def _route(request: web.Request) -> str:

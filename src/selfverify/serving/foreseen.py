@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,6 @@ class Foreseen:
 
     prompt: int
     most: int
-
-
-Foresee = Callable[[], Foreseen]
-"""Looks at a request, which takes a while for a long one."""
 
 
 def foreseen_of_choosing(backend: Backend, ask: Ask, passes: bool) -> Foreseen:

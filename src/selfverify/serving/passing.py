@@ -18,7 +18,7 @@ from selfverify.serving.addresses import refuse_any_address
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Backend, Events
 from selfverify.serving.callers import GRANT
-from selfverify.serving.entrance import ROOM
+from selfverify.serving.entrance import ROOM, set_aside
 from selfverify.serving.foreseen import foreseen_of_passing
 from selfverify.serving.intake import FEW
 from selfverify.serving.protocol import split_model
@@ -105,7 +105,7 @@ class Passing:
         request[RECORD].asks(str(body["model"]), usage)
         texts = asked.texts if may_stream else 0  # embeddings write nothing
         request[GRANT].ask(texts)
-        request[GRANT].set_aside(partial(foreseen_of_passing, raw, texts, asked.max_tokens))
+        await set_aside(request, partial(foreseen_of_passing, raw, texts, asked.max_tokens))
         if asked.stream and may_stream:
             return await self.copy(request, self.backend.stream(body, usage, deadline, path), usage, deadline)
         found = await self.reply(request, self.backend.post(path, body, usage, deadline), usage, deadline)
