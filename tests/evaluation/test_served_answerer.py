@@ -118,6 +118,15 @@ def test_what_is_finished_is_kept_and_not_asked_again(loop: Loop, tmp_path: Path
     assert measured(served(loop, FakeUpstream(write=numbered)), None)["curves"] == summary["curves"]
 
 
+def test_a_server_without_probabilities(loop: Loop, tmp_path: Path) -> None:
+    """Soft scores are missing, with the reason; the written ones of the same samples are there."""
+    answerer = served(loop, FakeUpstream(write=numbered, knows_logprobs=False))
+    summary = measured(answerer, tmp_path / "s.jsonl")
+    assert summary["best@4"] is None and "evaluation.score=sampled" in summary["score_missing"]
+    summary = measured(answerer, tmp_path / "s.jsonl", score="sampled")
+    assert summary["best@4"] is not None and "score_missing" not in summary
+
+
 def test_another_server_does_not_go_on(loop: Loop, tmp_path: Path) -> None:
     measured(served(loop, FakeUpstream(write=numbered)), tmp_path / "s.jsonl")
     with pytest.raises(ConfigError, match="weights"):

@@ -195,4 +195,11 @@ def _summary(
     samples = samples if fusion is None else with_fused(samples, fusion)
     known = {problem.id: problem for problem in problems.values()}
     boxes = target_boxes(task, known.values())
-    return summarise(samples, boxes, score) | breakdown(samples, task, known, score) | held_out.left_out()
+    summary = summarise(samples, boxes, score) | breakdown(samples, task, known, score) | held_out.left_out()
+    read = {name for sample in samples for name, value in sample.scores.items() if value is not None}
+    if score not in read and "sampled" in read:
+        summary["score_missing"] = (
+            f"no answer has a {score} score, as the server shows no probabilities of its tokens; "
+            "evaluation.score=sampled counts the written ones, from the same samples"
+        )
+    return summary

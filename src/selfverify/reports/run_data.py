@@ -43,6 +43,7 @@ class _Summary(BaseModel):
     __pydantic_extra__: dict[str, float | dict[str, Any] | None]
 
     score: Literal["soft", "greedy", "sampled"] | None = None
+    score_missing: str | None = None
     problems: int | None = None
     samples_per_problem: int | None = None
     curves: dict[str, list[float] | None] = {}

@@ -215,8 +215,8 @@ def _refuse_chosen(found: Sequence[Completion]) -> None:
 
 def _failed(faults: dict[str, ServerError]) -> ServerError:
     """One error that names the problems."""
-    first, error = next(iter(faults.items()))
-    others = [name for name in faults if name != first]
+    error = next(iter(faults.values()))
+    first, *others = sorted(faults, key=lambda name: (len(name), name))
     named = ", ".join([first, *others[:3]]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
     text = f"the server failed on {named}: {error}; what is finished is stored, and the same call goes on"
     return ServerError(text, error.status, error.code, error.retry, error.retry_after)

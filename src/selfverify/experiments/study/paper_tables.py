@@ -206,11 +206,13 @@ def _add_means(found: PaperTables, drawn: Mapping[tuple[str, str, str], Floats])
 
 def _read(source: RunSource) -> _Measured:
     header, samples = read_samples(find_store(source.store))
+    if not samples:
+        raise DataError(f"{source.store} holds no samples yet: run its evaluation again, which goes on")
     missing = [name for name in ("task", "task_options", *_SAME) if name not in header]
-    if missing or not samples:
-        what = f"its header has no {missing[0]!r}" if missing else "it is empty"
+    if missing:
         raise DataError(
-            f"{source.store}: {what}; it was made with another version, or is no evaluation's: run it again"
+            f"{source.store}: its header has no {missing[0]!r}; it was made with another version, or is no "
+            "evaluation's: run it again"
         )
     return _Measured(source, header, samples)
 
