@@ -90,8 +90,13 @@ async def ask_all(
 
 
 @contextmanager
-def processes(options: argparse.Namespace) -> Iterator[tuple[str, str, psutil.Process]]:
-    """The addresses of model server and gateway, and the gateway's process."""
+def processes(words: int, serve: list[str]) -> Iterator[tuple[str, str, psutil.Process]]:
+    """The addresses of model server and gateway, and the gateway's process.
+
+    Args:
+        words: Of each candidate's reasoning.
+        serve: The gateway's options, of which ``SERVER`` stands for the model server's address.
+    """
     here, cores = Path(__file__).resolve(), sorted(os.sched_getaffinity(0))
     started: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -119,11 +124,11 @@ def processes(options: argparse.Namespace) -> Iterator[tuple[str, str, psutil.Pr
             if other is not None:
                 os.sched_setaffinity(0, {other})
             server_file = here.with_name("fake_model_server.py")
-            launch([str(server_file), str(port_file), str(options.words)], other)
+            launch([str(server_file), str(port_file), str(words)], other)
             port = wait_for(lambda: port_file.read_text() if port_file.is_file() else "")
             server = f"http://127.0.0.1:{port}"
-            command = ["-m", "selfverify", "serve", "--upstream", server, "--port", "0", "-n", str(options.n)]
-            gateway = launch(command, own)
+            given = [server if word == "SERVER" else word for word in serve]
+            gateway = launch(["-m", "selfverify", "serve", "--port", "0", *given], own)
             line = wait_for(lambda: "".join(re.findall(r"(http://\S+)/v1 serves", log.read_text())))
             yield server, line, psutil.Process(gateway.pid)
         finally:
@@ -261,9 +266,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.requests < 3 * options.clients:
         parser.error("--requests: at least three times --clients, or they are never all busy")
-    load = os.getloadavg()[0]
+    load, serve = os.getloadavg()[0], ["--upstream", "SERVER", "-n", str(options.n)]
     with (
-        processes(options) as (server, gateway, process),
+        processes(options.words, serve) as (server, gateway, process),
         asyncio.Runner(loop_factory=loop_factory()) as runner,
     ):
         figures = runner.run(measure(options, server, gateway, process))

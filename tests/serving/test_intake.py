@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -43,6 +44,31 @@ async def post_slowly(
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + begun)
     await writer.drain()
     return reader, writer
+
+
+def test_requests_of_many_values_are_parsed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the event loop: twelve at once would stop it for as long as all of them take."""
+    threads: list[str] = []
+    real = intake.from_json
+    monkeypatch.setattr(
+        intake,
+        "from_json",
+        lambda raw, **more: (threads.append(threading.current_thread().name), real(raw, **more))[1],
+    )
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            _, port = await opened(stack, FakeUpstream(), GatewaySettings())
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            for parts in (1, 2000):
+                content = [{"type": "text", "text": "?"}] * parts
+                body = question() | {"messages": [{"role": "user", "content": content}]}
+                status, _ = await post(session, url, body)
+                assert status == 200
+
+    asyncio.run(main())
+    assert threads[0] == "MainThread" and "large" in threads[-1] and len(threads) == 2
 
 
 def test_many_small_values_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
