@@ -45,28 +45,32 @@ GATEWAYS = {
 """The model's name, and the gateway's options."""
 
 
-def request(model: str, content: Any) -> bytes:
-    """A question."""
-    return json.dumps({"model": model, "messages": [{"role": "user", "content": content}]}).encode()
+def request(model: str, content: Any, number: int) -> bytes:
+    """A question. Its number decides how long the model server takes."""
+    return json.dumps(
+        {"model": model, "seed": number * 100, "messages": [{"role": "user", "content": content}]}
+    ).encode()
 
 
-def with_picture(model: str, side: int) -> bytes:
+def with_picture(model: str, side: int, number: int) -> bytes:
     """A question about a black picture of one bit a pixel."""
     buffer = io.BytesIO()
     Image.new("1", (side, side)).save(buffer, "PNG", optimize=True)
     url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return request(model, [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}])
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
+    return request(model, content, number)
 
 
 def attacks(model: str) -> dict[str, list[bytes]]:
     """The requests of each attack, which are sent at once."""
     lists = b'{"model": "m", "messages": [' + b"[]," * 20_000_000 + b"[]]}"
+    nodes = [{"type": "text", "text": "?", "a": 1}] * 4_700
     return {
         "nothing": [],
-        "pictures": [with_picture(model, 7071)] * 12,
-        "allowed": [with_picture(model, 4470)] * 12,
+        "pictures": [with_picture(model, 7071, number) for number in range(12)],
+        "allowed": [with_picture(model, 4470, number) for number in range(12)],
         "lists": [lists] * 3,
-        "nodes": [request(model, [{"type": "text", "text": "?", "a": 1}] * 4_700)] * 12,
+        "nodes": [request(model, nodes, number) for number in range(12)],
     }
 
 
