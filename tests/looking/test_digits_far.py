@@ -106,7 +106,7 @@ def test_no_digit_is_cut_where_an_image_is_cut_into_tokens(task: DigitsFar) -> N
 
 
 def test_a_demonstration_may_look_on_after_the_0() -> None:
-    """At one to three quarters of the 0's cell; its thoughts stay with the 0, and its answer is right."""
+    """At one to three parts of the 0's cell; its thoughts stay with the 0, and its answer is right."""
     task, more = make_task("digits-far", wander=1.0), set()
     assert isinstance(task, DigitsFar)
     for index in range(20):
@@ -124,10 +124,10 @@ def test_a_demonstration_may_look_on_after_the_0() -> None:
 
 
 def test_a_model_is_told_when_to_answer() -> None:
-    """At the 0 or up to three looks behind it; what it says before is refused, and its teacher looks on."""
+    """At the 0 or at a look behind it; what it says before is refused, and its teacher looks on."""
     task, more, refusals = make_task("digits-far", told=1.0), set(), set()
     assert isinstance(task, DigitsFar)
-    for index in range(40):
+    for index in range(60):
         episode, replies, texts = taught(task, index)
         ending, looks = episode.ending(), episode.problem.meta["looks"]
         steps = len(texts) - 1
@@ -138,7 +138,7 @@ def test_a_model_is_told_when_to_answer() -> None:
         assert {"type": "text", "text": "\nAnswer."} in replies[-2].content
         if ending.rewards["tool_errors"]:
             assert texts[looks] == texts[-1] and steps >= looks + 2
-    assert more == {0, 1, 2, 3} and refusals == {0, 1}
+    assert more >= {*range(7)} and refusals == {0, 1}
     held_out = task.problem("test", 0, 0)
     episode = task.look(held_out)
     assert episode.settings == task.settings and episode.rule == task.stopping.rule

@@ -35,8 +35,8 @@ from selfverify.looking.tasks.digits_far_config import DigitsFarConfig
 from selfverify.looking.tasks.far_canvas import (
     CELLS,
     CLOSER,
-    QUARTERS,
     SIXTHS,
+    SQUARES,
     FarDigit,
     Sixths,
     cell_box,
@@ -60,7 +60,7 @@ from selfverify.tasks.coordinates import Size
 from selfverify.tasks.digits.canvas import digit_bank, finish
 
 LONGEST_WANDER = 3
-"""Looks at most behind the 0 in a demonstration."""
+"""Looks at most behind the 0 in a demonstration that is not told when to answer."""
 READABLE = 4.5
 """Pixels of a digit's side as it is shown from which on it can be read (`benchmarks/far_digits.py`)."""
 
@@ -221,7 +221,7 @@ class DigitsFar(LookTask):
         """Crop each cell on the way, come closer to a digit that is far, answer at the 0.
 
         Thoughts say what is seen: the digit, or ``?`` where it is too small. As often as `wander` says, the
-        quarters of the 0's cell are looked at before the answer, in vain; these thoughts stay with the 0.
+        squares of the 0's cell are looked at before the answer, in vain; these thoughts stay with the 0.
         Where the model is `told` when to answer, it looks on until then, and may try to answer before.
         Without tools the digits on the way are named, as `think` says, before the answer.
         """
@@ -248,7 +248,7 @@ class DigitsFar(LookTask):
                 more -= 1
         elif wander and rng.random() < wander:
             more = min(int(rng.integers(1, LONGEST_WANDER + 1)), self.settings.max_steps - len(turns))
-        others = [box for box in QUARTERS if box not in boxes[:1]]
+        others = [box for box in SQUARES if box not in boxes[:1]]
         for number in rng.permutation(len(others))[:more]:
             turns.append(ShownTurn(_step(thought, last, others[number])))
         return [*turns, answer]
@@ -260,7 +260,7 @@ class DigitsFar(LookTask):
         if split != "train" or rng.random() >= self.config.told:
             return None
         looks = problem.meta["looks"]
-        steps = min(looks + int(rng.integers(LONGEST_WANDER + 1)), self.settings.max_steps)
+        steps = looks + int(rng.integers(max(self.settings.max_steps - looks, 0) + 1))
         return Told(steps, steps >= looks + 2 and bool(rng.random() < 0.5))
 
     def _answered(self, way: Sequence[FarDigit], target: int) -> str:

@@ -30,14 +30,14 @@ class DigitsFarConfig(TaskConfig):
         ge=0,
         le=1,
         description="How many demonstrations, as a share, look on after the 0 was seen: at one to three "
-        "quarters of its cell.",
+        "parts of its cell.",
     )
     told: float = Field(
         0.0,
         ge=0,
         le=1,
         description="In how many training problems, as a share, the model is told to answer at the look "
-        "that shows the 0 or at one of three behind it, and may not before.",
+        "that shows the 0 or at one behind it, and may not before.",
     )
     noise: float = Field(0.1, ge=0, le=0.5, description="Noise of canvas and thumbnail, as a deviation.")
     max_steps: int = Field(9, ge=1, le=32, description="Looks after which the model is told to answer.")

@@ -21,6 +21,8 @@ Sixths = tuple[int, int, int, int]
 """A box in sixths."""
 QUARTERS: Sequence[Sixths] = [(x, y, x + 3, y + 3) for y in (0, 3) for x in (0, 3)]
 """Those of an image."""
+SQUARES: Sequence[Sixths] = [(x, y, x + 3, y + 3) for y in range(4) for x in range(4)]
+"""All that are as large as a quarter."""
 
 
 @dataclass(frozen=True, slots=True)
