@@ -125,7 +125,7 @@ def test_a_demonstration_may_look_on_after_the_0() -> None:
 
 def test_a_model_is_told_when_to_answer() -> None:
     """At the 0 or at a look behind it; what it says before is refused, and its teacher looks on."""
-    task, more, refusals = make_task("digits-far", told=1.0), set(), set()
+    task, more, refusals, tries = make_task("digits-far", told=1.0), set(), set(), set()
     assert isinstance(task, DigitsFar)
     for index in range(60):
         episode, replies, texts = taught(task, index)
@@ -137,8 +137,9 @@ def test_a_model_is_told_when_to_answer() -> None:
         assert ending.turns[-2]["stopped"] in ("rule", "cap") and replies[-1].done
         assert {"type": "text", "text": "\nAnswer."} in replies[-2].content
         if ending.rewards["tool_errors"]:
-            assert texts[looks] == texts[-1] and steps >= looks + 2
-    assert more >= {*range(7)} and refusals == {0, 1}
+            assert texts.count(texts[-1]) == 2 and steps >= looks + 2
+            tries.add(texts.index(texts[-1]) - looks)
+    assert more >= {*range(7)} and refusals == {0, 1} and tries == {0, 1, 2, 3}
     held_out = task.problem("test", 0, 0)
     episode = task.look(held_out)
     assert episode.settings == task.settings and episode.rule == task.stopping.rule

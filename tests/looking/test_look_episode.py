@@ -173,6 +173,16 @@ def test_ending_by_itself(text: str) -> None:
     assert replies[0].done and stopped.ending().rewards["correct"] == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "price", "reward"), [(ANSWER, 0.0, 1), (ANSWER, 0.1, 0.8), (ANSWER, 0.6, 0), ("?", 0.1, 0)]
+)
+def test_steps_have_a_price(answer: str, price: float, reward: float) -> None:
+    """A right answer's reward loses it for each of two steps, and never falls below a wrong one's."""
+    ending = held(looking(step_price=price), crop(), crop(20), answer)[0].ending()
+    assert ending.rewards["answer"] == pytest.approx(reward)
+    assert ending.rewards["correct"] == float(answer == ANSWER)
+
+
 def test_terminate_without_an_answer_is_wrong() -> None:
     """Arguments that do not fit are no answer."""
     episode, replies = held(looking(), call("terminate", answer=5))

@@ -125,7 +125,7 @@ def test_blinks_mean_leaves_one_task_out() -> None:
         return {"accuracy": {"curves": {"pass@1": [value]}}, "problems": 5}
 
     summary = {
-        "problems": 15, "pass@1": 0.5, "metrics": {"steps": {"curves": {"pass@1": [2.5]}}},
+        "problems": 15, "samples": 15, "pass@1": 0.5, "metrics": {"steps": {"curves": {"pass@1": [2.5]}}},
         "categories": {"sub_task": {"Counting": at(0.6), "Jigsaw": at(0.2), "IQ_Test": at(1.0)}},
     }  # fmt: skip
     row = row_of("looking", summary)

@@ -143,3 +143,20 @@ def test_too_few_problems_for_a_leak_test() -> None:
 def test_nothing_makes_no_pairs() -> None:
     none: list[LookTrace] = []
     assert make_pairs(none, Pairing()) == ([], Counter())
+
+
+def test_hasty_pairs(tmp_path: Path) -> None:
+    """Whoever was told to answer and is wrong loses against going on; there are as many as wasteful ones."""
+    first, more = trace(tmp_path, "a", "a crop", "5"), trace(tmp_path, "b", "a crop", "b crop", "5")
+    early = trace(tmp_path, "h", "6", right=False, source="hurried")
+    pairs, dropped = make_pairs([first, more, early], Pairing(wasteful=True))
+    assert [(pair.id, pair.kind) for pair in pairs] == [("a > h", "hasty"), ("a > b", "wasteful")]
+    assert pairs[0].source == "hurried" and len(pairs[0].chosen) > len(pairs[0].rejected) and not dropped
+    # A hasty answer that is right is the better side of a wasteful pair, and of these there is one too many.
+    lucky = trace(tmp_path, "l", "a crop", "7", source="hurried")
+    pairs, dropped = make_pairs([first, more, early, lucky, trace(tmp_path, "c", "d crop", "e", "f", "5")],
+                                Pairing(wasteful=True))  # fmt: skip
+    assert sum(pair.kind == "wasteful" for pair in pairs) == 1
+    assert dropped["there would be more wasteful pairs than of the opposite"] >= 1
+    # Without wasteful pairs nothing leaves, whatever the lengths are.
+    assert [pair.kind for pair in make_pairs([first, early], Pairing())[0]] == ["hasty"]

@@ -99,7 +99,7 @@ def bench(
     )
     rows = benches.bench(how, settings.output)
     if lost := sum(row.lost for row in rows):
-        say(f"{lost} conversations broke off and are left out; call again to hold them again", "yellow")
+        say(f"{lost} conversations broke off, which count as wrong; the log says why", "yellow")
     if as_json:
         print_json([asdict(row) for row in rows], indent=None)
         return

@@ -103,8 +103,8 @@ class BranchSettings(Settings):
     """Who goes on, and how."""
 
     teacher: TeacherSettings
-    way: Literal["branched", "induced"] = "branched"
-    """In earnest, or asked to go on wrongly (the paper's error induction)."""
+    way: Literal["branched", "induced", "hurried"] = "branched"
+    """In earnest, asked to go on wrongly (the paper's error induction), or told to answer at once."""
 
     samples: int = Field(1, ge=1)
     """Conversations from each trace."""

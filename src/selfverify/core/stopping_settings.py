@@ -15,6 +15,12 @@ class StoppingConfig(StrictModel):
     problems: int = Field(1000, ge=1, description="Training problems about which the policy looks.")
     samples: int = Field(4, ge=2, description="Conversations about each, of which pairs are made.")
     temperature: float = Field(1.0, gt=0, description="Of these conversations.")
+    hurried: int = Field(
+        1,
+        ge=0,
+        description="Answers that are asked for in the middle of each right conversation: most are wrong "
+        "before enough was seen, and right with fewer looks behind that.",
+    )
     pairs: Literal["wrong", "wrong+wasteful"] = Field(
         "wrong+wasteful",
         description="`wrong`: right against wrong conversations. `wrong+wasteful`: also two right ones, of "

@@ -187,6 +187,9 @@ class LookEpisode(AnswerOnce):
         all turns, the answer among them.
         """
         made = super().ending()
+        if made.rewards["answer"] > 0:
+            price = self.settings.step_price * len(self.steps)
+            made.rewards["answer"] = max(made.rewards["answer"] - price, 0.0)
         errors = sum(bool(step.error) for step in self.steps)
         made.rewards |= {
             TOOL_CALLS: float(self._called),

@@ -128,6 +128,10 @@ class LookSettings(LookBasics):
     where the task can, what tools make of another problem's images (`swapped`). The latter two tell whether
     what is gained is gained by looking."""
 
+    step_price: float = Field(0.0, ge=0, le=1)
+    """What each step takes off the reward of a right answer, down to 0: for training, so that a policy learns
+    to end looking when it has seen enough."""
+
     errors_in_a_row: int = Field(3, ge=1)
     """Refused, failed or repeated calls in a row after which the model is told to answer."""
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from selfverify.core.journal import STRICT
 from selfverify.looking.traces import LookTrace, Message
 
-Kind = Literal["wrong", "wasteful"]
+Kind = Literal["wrong", "hasty", "wasteful"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Pair:
     Args:
         id: Its name.
         problem: The problem's id.
-        kind: Why the rejected trace is worse: its answer is ``wrong``, or it is right and looked more often
-            (``wasteful``).
+        kind: Why the rejected trace is worse: its answer is ``wrong``; it is wrong because the model was told
+            to answer at once (``hasty``); or it is right and looked more often (``wasteful``).
         source: Who made the rejected trace, see `LookTrace.source`.
         prompt: The question, and the turns and replies that both traces have.
         chosen: What comes behind in the better trace, a turn first and last.
@@ -60,7 +60,8 @@ class Pairing:
         most: Pairs of one problem and kind at most.
         longest_ratio: How many times longer one side may be than the other, in characters of what was said.
         match_lengths: Whether the chosen side is longer as often as the rejected one. Both limits are for
-            pairs of kind ``wrong``: that the other ones are longer is what is wrong with them.
+            pairs of kind ``wrong``: that a hasty one is shorter, and a wasteful one longer, is what is wrong
+            with them. Of these two kinds there are as many, if there are both.
     """
 
     wasteful: bool = False
@@ -85,21 +86,23 @@ def make_pairs(traces: Iterable[LookTrace], how: Pairing) -> tuple[list[Pair], C
     dropped: Counter[str] = Counter()
     for problem in sorted(by_problem):
         right = [t for t in by_problem[problem] if t.correct and t.source != "induced"]
-        wrong = [t for t in by_problem[problem] if not t.correct]
+        wrong = [t for t in by_problem[problem] if not t.correct and t.source != "hurried"]
+        hasty = [t for t in by_problem[problem] if not t.correct and t.source == "hurried"]
         dropped["induced to be wrong, and right"] += sum(
             t.correct and t.source == "induced" for t in by_problem[problem]
         )
         if not right:
-            dropped["no right trace of the problem"] += len(wrong)
+            dropped["no right trace of the problem"] += len(wrong) + len(hasty)
             continue
-        if not wrong and not how.wasteful:
+        if not wrong and not hasty and not how.wasteful:
             dropped["no wrong trace of the problem"] += len(right)
         pairs += _chosen("wrong", [(w, x) for w in right for x in wrong], how, dropped)
+        pairs += _chosen("hasty", [(w, x) for w in right for x in hasty], how, dropped)
         if how.wasteful:
             fewer = [(a, b) for a in right for b in right if len(a.turns) < len(b.turns)]
             pairs += _chosen("wasteful", fewer, how, dropped)
     if how.match_lengths:
-        pairs = matched_lengths(pairs, dropped)
+        pairs = as_hasty_as_wasteful(matched_lengths(pairs, dropped), dropped)
     return pairs, +dropped
 
 
@@ -184,3 +187,21 @@ def matched_lengths(pairs: Sequence[Pair], dropped: Counter[str]) -> list[Pair]:
         side = "chosen" if len(longer) > len(shorter) else "rejected"
         dropped[f"the {side} side would be longer more often"] += len(left_out)
     return [pair for pair in pairs if pair.kind != "wrong" or pair.id not in left_out]
+
+
+def as_hasty_as_wasteful(pairs: Sequence[Pair], dropped: Counter[str]) -> list[Pair]:
+    """Pairs with as many hasty as wasteful ones, else a verifier learns that looks are good, or bad.
+
+    Of the larger kind those leave whose sides have least in common. If one kind is missing, all stay.
+    """
+    kinds: dict[Kind, list[Pair]] = {
+        kind: sorted((p for p in pairs if p.kind == kind), key=lambda p: (-len(p.prompt), p.id))
+        for kind in ("hasty", "wasteful")
+    }
+    fewer = min(map(len, kinds.values()))
+    if not fewer:
+        return [*pairs]
+    left_out = {(kind, pair.id) for kind, few in kinds.items() for pair in few[fewer:]}
+    for kind, _ in left_out:
+        dropped[f"there would be more {kind} pairs than of the opposite"] += 1
+    return [pair for pair in pairs if (pair.kind, pair.id) not in left_out]

@@ -41,7 +41,8 @@ class LookTrace:
         steps: What each step did (`LookStep`).
         finish: How the last turn ended.
         lost: Why it broke off; empty where it did not.
-        source: Who made it: ``sampled``, ``branched`` from another trace, or ``induced`` to be wrong.
+        source: How it was made: ``sampled``, ``branched`` from another trace, ``induced`` to be wrong, or
+            ``hurried`` to an answer.
         category: The problem's.
         task: The task's name.
         told: How many messages were given to who spoke, the question among them.

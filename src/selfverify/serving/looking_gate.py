@@ -68,7 +68,7 @@ class LookGate:
                 raise ApiError(400, f"{name} does not go with look", "unsupported_parameter", name)
         own = self.settings
         try:
-            asked = LookSettings(**{**own.model_dump(), **given})
+            asked = LookSettings.model_validate({**own.model_dump(), **given}, strict=True)
         except ValidationError as error:
             raise invalid(error, "look") from None
         if asked.max_steps > own.max_steps:
@@ -82,6 +82,10 @@ class LookGate:
                 raise invalid_value("look.tools", f"there is no tool {name!r} here; there are {there}")
         if asked.stop == "verifier" and own.verifier is None:
             raise invalid_value("look.stop", "there is no verifier here that could end looking")
+        for name in ("rule", "epsilon"):
+            if asked.stop != "verifier" and given.get(name) is not None:
+                text = f"a verifier goes by it, and looking ends by stop: {asked.stop}; set stop to verifier"
+                raise invalid_value(f"look.{name}", text)
         try:
             task = self.task.looking_by(given)
         except (ConfigError, DataError) as error:

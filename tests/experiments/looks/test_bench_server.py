@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from selfverify.cli.main import app
 from selfverify.core.errors import DataError
 from selfverify.core.policy_settings import LoraSettings
-from selfverify.experiments.looks.bench_server import row_of_server
+from selfverify.experiments.looks.bench import row_of
 from selfverify.experiments.registry import make_task
-from selfverify.experiments.teaching import Lessons, Taught
 from selfverify.policy.policy import Policy
 from serving_servers import Body, FakeUpstream, Loop
 
@@ -76,51 +75,57 @@ def test_a_server_answers(servers: Loop, bench: Bench) -> None:
     assert all(set(row["tasks"]) == {"direct_attributes", "relative_position"} for row in rows)
     assert rows[0]["mean"] == sum(rows[0]["tasks"].values()) / 2 and rows[0]["problems"] == 4
     assert rows[0]["steps"] is None and rows[2]["steps"] == 1.0 and rows[2]["crop_hit"] == 0.5
-    assert {body["model"] for body in fake.seen} == {"m"} and len(fake.seen) == 4 + 4 + 8
+    answered = [body for body in fake.seen if "logprobs" not in body]  # others are refused
+    assert {body["model"] for body in fake.seen} == {"m"} and len(answered) == 4 + 4 + 8
     count = len(fake.seen)
     assert bench.run(address, "--marks")[0] == rows and len(fake.seen) == count
     images = list((bench.output / "looking" / "images").iterdir())
-    assert images and (bench.output / "looking" / "conversations.jsonl").is_file()
+    assert images and (bench.output / "looking" / "samples.jsonl").is_file()
 
 
-def test_lost_conversations_are_held_again(servers: Loop, bench: Bench) -> None:
-    """They are left out and counted; what was said is kept."""
-    failing = [True]
+def test_conversations_that_break_off(servers: Loop, bench: Bench) -> None:
+    """A failing server ends the command, and what is missing is asked for by the next one. A conversation
+    that a server refuses to go on with counts as wrong and is counted; where there are only such, no row."""
+    fault = [500]
     fake = FakeUpstream(
         write=looks_once,
         knows_logprobs=False,
-        fault=lambda body: 400 if failing[0] and len(body["messages"]) > 1 else None,
+        fault=lambda body: fault[0] if len(body["messages"]) > 1 and fault[0] else None,
     )
     address = servers.upstream(fake)
+    with pytest.raises(AssertionError, match=r"the server failed on .*the same call goes on"):
+        bench.run(address)
+    first = sum(len(body["messages"]) == 1 and "action_name" not in str(body) for body in fake.seen)
+    fault[0] = 0
+    (_, looking), shown = bench.run(address)
+    assert looking["lost"] == 0 and looking["problems"] == 4 and "broke off" not in shown.stderr
+    assert first == sum(
+        len(body["messages"]) == 1 and "action_name" not in str(body) for body in fake.seen
+    ), "the questions at first sight are not asked again"
+    fault[0], bench.output = 400, bench.output.with_name("other")
     with pytest.raises(AssertionError, match="no question of the benchmark was answered"):
         bench.run(address)
-    failing[0] = False
-    (without, looking), shown = bench.run(address)
-    assert without["lost"] == looking["lost"] == 0 and looking["problems"] == 4
-    assert "broke off" not in shown.stderr
 
 
 def test_rows_by_hand() -> None:
     """Means are over questions and over tasks; BLINK's IQ test is in the table and not in the mean."""
 
-    def row(index: int, task: str, *right: float, lost: int = 0) -> Lessons:
-        told = [Taught([], {"correct": one, "steps": 2.0 + one}) for one in right]
-        about = {"categories": {"sub_task": [task]}}
-        return Lessons(index, str(index), told + [Taught([], lost="gone")] * lost, about=about)
+    def figure(value: float) -> dict[str, Any]:
+        return {"curves": {"pass@1": [value]}}
 
-    rows = [
-        row(0, "Counting", 1, 0),
-        row(1, "Counting", 1, lost=1),
-        row(2, "IQ_Test", 0),
-        row(3, "Jigsaw", 0),
-    ]
-    rows += [row(4, "Jigsaw", lost=2), Lessons(5, "", unusable="broken")]
-    found = row_of_server("looking", rows)
-    assert found.tasks == {"Counting": 0.75, "IQ_Test": 0.0, "Jigsaw": 0.0} and found.lost == 3
-    assert found.accuracy == (0.5 + 1) / 4 and found.mean == 0.375 and found.problems == 4
-    assert found.steps == (2.5 + 3 + 2 + 2) / 4 and found.crop_hit is None
-    with pytest.raises(DataError, match="was answered: broken"):
-        row_of_server("looking", rows[-1:])
+    tasks = {"Counting": 0.75, "IQ_Test": 0.0, "Jigsaw": 0.25}
+    summary = {
+        "problems": 4, "samples": 8, "pass@1": 0.375, "metrics": {"steps": figure(2.5)},
+        "conversations": {"lost": 0.25},
+        "categories": {"sub_task": {name: {"accuracy": figure(value)} for name, value in tasks.items()}},
+    }  # fmt: skip
+    found = row_of("looking", summary)
+    assert found.tasks == tasks and found.lost == 2 and found.mean == 0.5 and found.accuracy == 0.375
+    assert found.steps == 2.5 and found.crop_hit is None
+    with pytest.raises(DataError, match="all conversations broke off"):
+        row_of("looking", summary | {"conversations": {"lost": 1.0}})
+    with pytest.raises(DataError, match="could be used"):
+        row_of("looking", {"problems": 0})
 
 
 def test_a_verifier_listens(

@@ -103,17 +103,23 @@ def test_lost_answers_are_left_out() -> None:
 
 
 class Study:
-    """Runs of one seed: a reasoner, a verifier with its ε, and a model without tools."""
+    """Runs of one seed: a verifier with its ε, trained from a model that looks, and a model without tools."""
 
     def __init__(self, folder: Path, tiny: Path, load_policy: Callable[..., Policy]) -> None:
         self.folder, self.verifier = folder, folder / "stop" / "verifier" / "model"
-        for name, options in (("far", {}), ("blind", {"tools": "none", "think": "none"})):
+        lora, none = {"rank": 2, "alpha": 4}, {"tools": "none", "think": "none"}
+        ways: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            ("stop", {}, {"policy": {"path": str(folder / "blind" / "model"), "lora": lora}, "stopping": {}}),
+            ("blind", none, {}),
+        ]
+        shutil.copytree(tiny, folder / "blind" / "model")
+        for name, options, more in ways:
             run = folder / name
-            shutil.copytree(tiny, run / "model")
+            run.mkdir(exist_ok=True)
             recipe = far_recipe(
-                policy={"path": str(run / "model")},
                 task={"name": "digits-far", "max_steps": 3, **options},
                 output=str(run),
+                **{"policy": {"path": str(run / "model")}, **more},
             )
             (run / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
         adapted(load_policy).save(self.verifier)
@@ -121,7 +127,7 @@ class Study:
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        named = (("reasoner", "far"), ("verifier", "stop"), ("no-tools", "blind"))
+        named = (("verifier", "stop"), ("no-tools", "blind"))
         return [(name, str(self.folder / run)) for name, run in named]
 
 
@@ -150,7 +156,7 @@ def study(
 
 def test_a_tiny_study(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is measured once; a second call reads it, and another model under a name is refused."""
-    monkeypatch.setattr(looking_gains, "BEGINNING", str(study.folder / "far" / "model"))
+    monkeypatch.setattr(looking_gains, "BEGINNING", str(study.folder / "blind" / "model"))
     assert BEGINNING == "builtin:digits"
     kept = study.folder / "gains"
     calibrated = study.folder / "stop" / "looking" / "looked-validation.jsonl"
@@ -189,9 +195,9 @@ def test_a_tiny_study(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> None:
     """All faults are named at once, one a line."""
-    with pytest.raises(ConfigError, match="no-tools comes 0 times, and reasoner 1 times"):
-        seeds_of(study.folder, study.named[:2])
-    bad = [*study.named[:2], ("no-tools", str(study.folder)), ("looks", str(study.folder / "none"))]
+    with pytest.raises(ConfigError, match="no-tools comes 0 times, and verifier 1 times"):
+        seeds_of(study.folder, study.named[:1])
+    bad = [*study.named[:1], ("no-tools", str(study.folder)), ("looks", str(study.folder / "none"))]
     with pytest.raises(ConfigError) as caught:
         seeds_of(study.folder, bad)
     lines = str(caught.value).splitlines()
@@ -205,6 +211,8 @@ def test_everything_is_looked_for_before_anything_is_measured(study: Study) -> N
         seeds_of(study.folder, [*study.named, ("looks", str(held))])
     for said in ("2 of 5", "blanked there", "/elsewhere"):
         assert said in str(caught.value)
+    with pytest.raises(ConfigError, match="no section `stopping`"):
+        seeds_of(study.folder, [("verifier", str(study.folder / "blind")), study.named[1]])
     (study.verifier / "stopping.json").unlink()
     with pytest.raises(ConfigError, match="no ε beside it"):
         seeds_of(study.folder, study.named)

@@ -20,7 +20,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.collect_looks import INDUCE, branch_looks, collect_looks, transcript
 from selfverify.experiments.looks.judge_looks import judge_looks
-from selfverify.experiments.looks.looks_folder import all_traces
+from selfverify.experiments.looks.looks_folder import Way, all_traces
 from selfverify.experiments.looks.make_sets import make_sets
 from selfverify.experiments.looks.read_pairs import read_pairs
 from selfverify.experiments.registry import make_method, make_task
@@ -95,24 +95,34 @@ def test_traces_are_learnt_as_if_demonstrated(tmp_path: Path, policy: Policy) ->
         assert one.rewards["turns"] == other.rewards["turns"]
 
 
-def test_a_server_goes_on_wrongly_from_the_middle(tmp_path: Path, loop: Loop) -> None:
+@pytest.mark.parametrize(
+    ("way", "asked", "kind", "why"),
+    [
+        ("induced", INDUCE, "wrong, induced", "they were induced to be wrong"),
+        ("hurried", "\nAnswer.", "hasty, hurried", "they were told to answer at once"),
+    ],
+)
+def test_a_server_goes_on_wrongly_from_the_middle(
+    way: Way, asked: str, kind: str, why: str, tmp_path: Path, loop: Loop
+) -> None:
     """It is shown what was shown then, with the request; the trace does not have the request in it."""
     collect_looks(far_recipe(), EXPERT, tmp_path, problems=5)
     url, fake = wrong_server(loop)
     server = TeacherSettings(server=url, model="m")
-    done = branch_looks(far_recipe(), server, tmp_path, "induced")
+    done = branch_looks(far_recipe(), server, tmp_path, way)
     assert (done.traces, done.correct, done.lost) == (5, 0, 0) and len(fake.seen) == 5
     for body in fake.seen:
         *_, last = body["messages"]
-        assert last["role"] == "user" and last["content"][-1]["text"].endswith(INDUCE)
+        assert last["role"] == "user" and last["content"][-1]["text"].endswith(asked)
         images = [p for m in body["messages"] if m["role"] == "user" for p in m["content"]]
         turns = sum(m["role"] == "assistant" for m in body["messages"])
         assert sum(p["type"] == "image_url" for p in images) == turns + 1 >= 2
-    induced = [trace for trace in all_traces(tmp_path) if trace.source == "induced"]
-    assert INDUCE not in json.dumps([trace.messages for trace in induced])
+    induced = [trace for trace in all_traces(tmp_path) if trace.source == way]
+    said = json.dumps([trace.messages for trace in induced])
+    assert len(induced) == 5 and json.dumps(asked)[1:-1] not in said
     assert all(len(trace.cuts) == len(trace.turns) == len(trace.steps) + 1 for trace in induced)
     made = make_sets(tmp_path, Demands(), FREE)
-    assert made.kinds == {"wrong, induced": 5} and made.sft_dropped == {"they were induced to be wrong": 5}
+    assert made.kinds == {kind: 5} and made.sft_dropped == {why: 5}
     for pair in read_pairs(tmp_path):
         assert len(pair.prompt) >= 3 and pair.rejected[-1]["content"].endswith("<answer>0</answer>")
         assert pair.chosen_cuts[-1] == [["answer", 0]] == pair.rejected_cuts[-1]

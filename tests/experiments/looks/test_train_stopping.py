@@ -33,6 +33,7 @@ class Stages:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.collected: list[Recipe] = []
         self.calibrated: list[tuple[Any, ...]] = []
+        self.branched: list[tuple[str, int]] = []
 
         def collect(
             recipe: Recipe, teacher: Any, folder: Path, problems: int, samples: int, **_: Any
@@ -47,7 +48,12 @@ class Stages:
             (Path(looks.verifier) / STOPPING_FILE).write_text("{}")
             self.calibrated.append((looks.model, rule, target, wanted))
 
+        def branch(recipe: Recipe, teacher: Any, folder: Path, way: str, samples: int, **_: Any) -> None:
+            assert teacher.own and self.collected
+            self.branched.append((way, samples))
+
         monkeypatch.setattr(stages, "collect_looks", collect)
+        monkeypatch.setattr(stages, "branch_looks", branch)
         monkeypatch.setattr(stages, "make_sets", lambda *_: Sets(traces=12, sft=6, pairs=6))
         monkeypatch.setattr(stages, "calibrate_stopping", calibrate)
 
@@ -59,6 +65,7 @@ def test_stages_follow_each_other_and_go_on(tmp_path: Path, monkeypatch: pytest.
     folder = stages.train_stopping(wanted)
     assert folder == tmp_path / "run" and load_recipe(folder).stopping == wanted.stopping
     assert held.collected[0].policy.lora is None and held.collected[0].task.name == "digits-far"
+    assert held.branched == [("hurried", 1)]
     assert held.calibrated == [("builtin:digits", "absolute", "within", 0.01)]
     metrics = folder / "verifier" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -13,7 +13,6 @@ from selfverify.core.errors import DataError
 from selfverify.experiments.looks.bench_row import COLUMNS, LEFT_OUT, MARKED, WITH, WITHOUT, BenchRow
 from selfverify.experiments.recipe import Recipe
 from selfverify.experiments.run import evaluate_recipe
-from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
 from selfverify.looking.look_settings import LookSettings
@@ -75,33 +74,20 @@ def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
         (WITH, "looking", {"name": "look", "test": test, "look": look}),
     ]
     recipes = [(name, folder, _recipe(settings, task)) for name, folder, task in asked]
-    rows = [_row(settings, name, recipe, output / folder) for name, folder, recipe in recipes]
+    rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
     about = {"data": settings.data.path, "model": settings.model}
     write_json(output / BENCH, about | {"rows": [asdict(row) for row in rows]})
     return rows
 
 
-def _row(settings: BenchSettings, name: str, recipe: Recipe, folder: Path) -> BenchRow:
-    if settings.server is None:
-        return row_of(name, evaluate_recipe(recipe, output=folder))
-    from selfverify.experiments.looks.bench_server import answered_by_server, row_of_server  # needs aiohttp
-
-    teacher = TeacherSettings(
-        server=settings.server,
-        model=settings.model,
-        temperature=settings.temperature,
-        max_tokens=settings.max_new_tokens,
-        timeout=settings.timeout,
-    )
-    return row_of_server(name, answered_by_server(recipe, teacher, folder))
-
-
 def _recipe(settings: BenchSettings, task: dict[str, Any]) -> Recipe:
+    model = settings.model if settings.server is None else f"{settings.server}#{settings.model}"
     return Recipe.model_validate(
         {
             "name": "bench",
             "policy": {
-                "path": settings.model if settings.server is None else "builtin:digits",
+                "path": model,
+                "server": {"timeout_s": settings.timeout},
                 "device": settings.device,
                 "dtype": settings.dtype,
             },
@@ -122,10 +108,17 @@ def row_of(name: str, summary: Mapping[str, Any]) -> BenchRow:
     """A row of an evaluation's summary.
 
     Raises:
-        DataError: It has no problems.
+        DataError: It has no problems, or no conversation about them came to an end.
     """
     if not summary.get("problems"):
         raise DataError("no question of the benchmark could be used")
+    talks = summary.get("conversations") or {}
+    lost = round(float(talks.get("lost") or 0.0) * int(summary["samples"]))
+    if lost == summary["samples"]:
+        raise DataError(
+            "no question of the benchmark was answered: all conversations broke off, and the log says why; "
+            "delete the folder to begin anew"
+        )
     categories = summary.get("categories") or {}
     column = next((column for column in COLUMNS if column in categories), None)
     found = categories.get(column, {}) if column else {}
@@ -141,6 +134,7 @@ def row_of(name: str, summary: Mapping[str, Any]) -> BenchRow:
         int(summary["problems"]),
         _first(figures, STEPS),
         _first(figures, CROP_HIT),
+        lost,
     )
 
 

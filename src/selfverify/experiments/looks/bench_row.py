@@ -24,7 +24,7 @@ class BenchRow:
         problems: How many questions there were.
         steps: Mean steps of a conversation; None where nobody looks.
         crop_hit: See `crop_hit`; None where the file has no boxes.
-        lost: Conversations with a server that broke off; nothing is said of them.
+        lost: Conversations that broke off, which count as wrong.
     """
 
     name: str

@@ -33,6 +33,8 @@ from selfverify.experiments.run import recipe_task
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.experiments.teaching import Asked, Lessons, School, at_most
 from selfverify.looking.look_prompt import asked_anew
+from selfverify.looking.look_settings import ANSWER_NOW
+from selfverify.looking.look_task import LookTask
 from selfverify.looking.traces import LookTrace, is_image, parts_of
 from selfverify.rollouts.noted import Message, Noted, noted_messages
 from selfverify.rollouts.resumed import Resumed
@@ -130,7 +132,8 @@ def branch_looks(
         recipe: As it was collected with.
         teacher: Who goes on: a server or the recipe's own policy.
         folder: See `looks_folder`; it has ``collected.jsonl``.
-        way: ``branched``: in earnest; ``induced``: it is asked to go on wrongly.
+        way: ``branched``: in earnest; ``induced``: it is asked to go on wrongly; ``hurried``: it is told to
+            answer at once.
         samples: Conversations from each trace.
         most: From so many traces only, the first ones.
         progress: Called after each batch.
@@ -154,6 +157,8 @@ def branch_looks(
     if not parents:
         raise DataError(f"{folder}: no collected trace is right and has a step to go on from")
     school, keep = School(recipe, task, teacher, samples), image_keeper(folder)
+    hurry = f"\n{task.settings.answer_now}" if isinstance(task, LookTask) else ANSWER_NOW
+    words = {"branched": "", "induced": INDUCE, "hurried": hurry}[way]
 
     def ask(index: int) -> Asked:
         row, trace = parents[index]
@@ -161,7 +166,7 @@ def branch_looks(
         rng = np.random.default_rng([recipe.seed, index])
         kept = int(rng.integers(1, len(trace.turns)))
         told = _beginning(trace, kept)
-        shown = go_on_from(problem, told[trace.told :], folder / IMAGES, INDUCE if way == "induced" else "")
+        shown = go_on_from(problem, told[trace.told :], folder / IMAGES, words)
         about = dict(row.about) | {
             "problem": trace.problem, "parent": trace.id, "cuts": trace.cuts[:kept],
             "steps": trace.steps[:kept],

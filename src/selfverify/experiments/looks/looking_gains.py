@@ -1,16 +1,16 @@
 """What looking again is worth, and a verifier that ends it: several seeds on the same test problems.
 
     python -m selfverify.experiments.looks.looking_gains runs/looking-gains docs/results/looking.json \\
-        reasoner=runs/far-0 verifier=runs/stop-0 no-tools=runs/blind-0 larger=runs/larger-0 \\
-        reasoner=runs/far-1 verifier=runs/stop-1 no-tools=runs/blind-1 larger=runs/larger-1
+        verifier=runs/stop-0 no-tools=runs/blind-0 larger=runs/larger-0 \\
+        verifier=runs/stop-1 no-tools=runs/blind-1 larger=runs/larger-1
 
-Every name comes once for each seed, in the seeds' order. ``reasoner`` is the run of a model that looks
-(`cold-start-digits-far`), ``verifier`` that of a model which ends its looking, or that model's folder, with
-``stopping.json``. ``looks`` may name the folder in which `selfverify looking compare` has kept the reasoner's
-conversations about test problems. All other names are arms, runs of models that answer without tools. What is
-missing is measured: the reasoner held to the cap, with results shown, blanked and swapped; the arms; and the
-model from which all began, with tools. Samples stay in the first folder, so that a second call goes on where
-the first one stopped.
+Every name comes once for each seed, in the seeds' order. ``verifier`` is the run of `looking-digits`, or of
+another recipe with a section `stopping`; the model that looks is the one from which it was trained.
+``looks`` may name the folder in which `selfverify looking compare` has kept that model's conversations about
+test problems. All other names are arms, runs of models that answer without tools. What is missing is
+measured: the reasoner held to the cap, with results shown, blanked and swapped; the arms; and the model from
+which all began, with tools. Samples stay in the first folder, so that a second call goes on where the first
+one stopped.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from selfverify.experiments.looks.looking_rows import (
     of_samples,
     table_of,
 )
+from selfverify.experiments.looks.train_stopping import LOOKING
+from selfverify.experiments.looks.train_stopping import VERIFIER as VERIFIER_RUN
 from selfverify.experiments.recipe import RECIPE_FILE, Recipe, load_recipe
 from selfverify.experiments.run import measure, recipe_task
 from selfverify.learner.checkpoint import MODEL_FOLDER
-from selfverify.looking.stop_calibration import STOPPING_FILE, Kind, StopCalibration, fit_epsilon
+from selfverify.looking.stop_calibration import Kind, StopCalibration, fit_epsilon
 from selfverify.policy.policy import Policy
 
-REASONER, VERIFIER, LOOKS = "reasoner", "verifier", "looks"
+VERIFIER, LOOKS = "verifier", "looks"
 BEGINNING = "builtin:digits"
 """The model that all began from; with tools it is the row `UNTAUGHT`."""
 UNTAUGHT = "before fine-tuning"
@@ -59,14 +61,14 @@ class StudySeed:
     """What belongs to one seed.
 
     Args:
-        reasoner: The run's folder.
+        run: The folder of the run that has trained the verifier; its recipe names the reasoner.
         verifier: The model's folder.
         stored: Its calibration.
         looks: The folder of the conversations held to the cap.
         arms: The runs of models without tools, by name.
     """
 
-    reasoner: Path
+    run: Path
     verifier: Path
     stored: StopCalibration
     looks: Path
@@ -81,49 +83,44 @@ def seeds_of(study: Path, named: Sequence[tuple[str, str]]) -> list[StudySeed]:
         named: Names and folders, as on the command line.
 
     Raises:
-        ConfigError: Something is missing, comes more or less often than the reasoner, is calibrated for
+        ConfigError: Something is missing, comes more or less often than the verifier, is calibrated for
             another rule, or holds other conversations; the message has a line for each fault.
     """
     folders: dict[str, list[Path]] = {}
     for name, folder in named:
         folders.setdefault(name, []).append(Path(folder).expanduser())
-    count = len(folders.get(REASONER, ()))
+    count = len(folders.get(VERIFIER, ()))
     faults = [
-        f"{name} comes {len(folders.get(name, ()))} times, and {REASONER} {count} times; each seed needs one"
-        for name in dict.fromkeys([REASONER, VERIFIER, NO_TOOLS, *folders])
+        f"{name} comes {len(folders.get(name, ()))} times, and {VERIFIER} {count} times; each seed needs one"
+        for name in dict.fromkeys([VERIFIER, NO_TOOLS, *folders])
         if not count or len(folders.get(name, ())) != count
     ]
     if faults:
         raise ConfigError("\n".join(faults))
-    arms = [name for name in folders if name not in (REASONER, VERIFIER, LOOKS)]
-    for name in (REASONER, *arms):
+    arms = [name for name in folders if name not in (VERIFIER, LOOKS)]
+    for name in arms:
         for run in folders[name]:
             if not (run / RECIPE_FILE).is_file() or not (run / MODEL_FOLDER).is_dir():
                 faults.append(f"{name}={run}: no run with {RECIPE_FILE} and a trained {MODEL_FOLDER}")
     seeds = []
-    for k in range(count):
-        model = _verifier_in(folders[VERIFIER][k])
+    for k, run in enumerate(folders[VERIFIER]):
+        model = run / VERIFIER_RUN / MODEL_FOLDER
         looks = folders[LOOKS][k] if LOOKS in folders else study / str(k) / "shown"
         try:
+            if load_recipe(run).stopping is None:
+                raise ConfigError("its recipe has no section `stopping`")
             stored = StopCalibration.load(model)
-        except DataError as error:
-            faults.append(f"{VERIFIER}={folders[VERIFIER][k]}: {error}")
+        except (ConfigError, DataError) as error:
+            faults.append(f"{VERIFIER}={run}: {error}")
             continue
         if LOOKS in folders:
             faults += _looks_faults(looks, model)
-        own = {name: folders[name][k] for name in arms}
-        seeds.append(StudySeed(folders[REASONER][k], model, stored, looks, own))
+        seeds.append(StudySeed(run, model, stored, looks, {name: folders[name][k] for name in arms}))
     if len(rules := {seed.stored.rule for seed in seeds}) > 1:
         faults.append(f"the verifiers are calibrated for different rules: {', '.join(sorted(rules))}")
     if faults:
         raise ConfigError("\n".join(faults))
     return seeds
-
-
-def _verifier_in(folder: Path) -> Path:
-    """The model's folder of a verifier's run."""
-    inside = (folder, folder / MODEL_FOLDER, folder / "verifier" / MODEL_FOLDER)
-    return next((path for path in inside if (path / STOPPING_FILE).is_file()), folder)
 
 
 def _looks_faults(folder: Path, verifier: Path) -> list[str]:
@@ -170,7 +167,7 @@ def compared(
     rows: dict[str, list[RowOfSeed]] = {}
     epsilons: list[dict[Kind, float]] = []
     for k, seed in enumerate(seeds):
-        say(f"seed {k}: {seed.reasoner}, held to the cap")
+        say(f"seed {k}: {_reasoner(seed).policy.path}, held to the cap")
         journal = seed.looks / CAP_FILE.format(split="test")
         if seed.looks == study / str(k) / "shown":
             _capped(seed, seed.looks, "shown", problems).hold("test")
@@ -184,11 +181,11 @@ def compared(
             found[taken], found[f"{taken}, self-stop"] = others[seed.stored.rule], others["self-stop"]
         for name, run in seed.arms.items():
             say(f"seed {k}: {name}")
-            found[name] = _answered(_recipe(run, problems), study / str(k) / f"{name}.jsonl")
+            found[name] = _answered(_arm(run, problems), study / str(k) / f"{name}.jsonl")
         for name, measured in found.items():
             rows.setdefault(name, []).append(measured)
     say(f"{UNTAUGHT}: {BEGINNING}")
-    untaught = _recipe(seeds[0].reasoner, fewer, f"policy.path={BEGINNING}")
+    untaught = _reasoner(seeds[0], fewer, f"policy.path={BEGINNING}")
     # A rule or a number of steps that some seed lacks is no row.
     rows = {name: few for name, few in rows.items() if len(few) == len(seeds)}
     rows[UNTAUGHT] = [_answered(untaught, study / "untaught.jsonl")]
@@ -202,38 +199,47 @@ def _check_samples(study: Path, seeds: Sequence[StudySeed]) -> None:
     """Look whether samples that are kept are those of the models as they are now, before any is drawn."""
     faults = []
     for k, seed in enumerate(seeds):
-        kept: dict[Path, tuple[Path, type[Any]]] = {
-            study / str(k) / shown / CAP_FILE.format(split="test"): (seed.reasoner, LookedProblem)
-            for shown in ("shown", *TAKEN)
+        reasoner = _reasoner(seed).policy.path
+        kept: dict[Path, tuple[str, type[Any]]] = {
+            folder / CAP_FILE.format(split="test"): (reasoner, LookedProblem)
+            for folder in (seed.looks, *(study / str(k) / taken for taken in TAKEN))
         }
-        kept |= {study / str(k) / f"{name}.jsonl": (run, StoredProblem) for name, run in seed.arms.items()}
-        if (named := seed.looks / CAP_FILE.format(split="test")) not in kept:
-            kept[named] = seed.reasoner, LookedProblem
-        weights: dict[Path, str] = {}
-        for path, (run, row) in kept.items():
+        kept |= {
+            study / str(k) / f"{name}.jsonl": (str(run / MODEL_FOLDER), StoredProblem)
+            for name, run in seed.arms.items()
+        }
+        weights: dict[str, str] = {}
+        for path, (model, row) in kept.items():
             if not path.is_file():
                 continue
-            if run not in weights:
-                weights[run] = Policy.load(str(run / MODEL_FOLDER)).fingerprint()
+            if model not in weights:
+                weights[model] = Policy.load(model).fingerprint()
             header, heard = read_journal(path, row)[0], weights_digest(str(seed.verifier))
             if header.get(VERIFIER_WEIGHTS) not in (None, heard):
                 faults.append(f"{path} was heard by another verifier than {seed.verifier}; move it away")
-            if header.get("weights") != weights[run]:
-                faults.append(
-                    f"{path} is of another model than {run / MODEL_FOLDER}; name its run, or move it away"
-                )
+            if header.get("weights") != weights[model]:
+                faults.append(f"{path} is of another model than {model}; name its run, or move it away")
     if faults:
         raise ConfigError("\n".join(faults))
 
 
-def _recipe(run: Path, problems: int, *more: str) -> Recipe:
-    """A run's recipe with its trained model, measured on so many test problems."""
-    overrides = [f"policy.path={run / MODEL_FOLDER}", *EVALUATION, f"evaluation.problems={problems}", *more]
-    return load_recipe(run, overrides)
+def _settings(problems: int, *more: str) -> list[str]:
+    return [*EVALUATION, f"evaluation.problems={problems}", *more]
+
+
+def _arm(run: Path, problems: int) -> Recipe:
+    """An arm's recipe with its trained model, measured on so many test problems."""
+    return load_recipe(run, [f"policy.path={run / MODEL_FOLDER}", *_settings(problems)])
+
+
+def _reasoner(seed: StudySeed, problems: int = PROBLEMS, *more: str) -> Recipe:
+    """The recipe of the model that looks, measured on so many test problems."""
+    recipe = load_recipe(seed.run, _settings(problems, *more))
+    return recipe.model_copy(update={"policy": recipe.policy.for_model(recipe.policy.path)})
 
 
 def _capped(seed: StudySeed, folder: Path, results: str, problems: int) -> CappedLooks:
-    recipe = _recipe(seed.reasoner, problems, f"task.results={results}")
+    recipe = _reasoner(seed, problems, f"task.results={results}")
     return CappedLooks(recipe, None, str(seed.verifier), output=folder)
 
 
@@ -244,7 +250,7 @@ def _epsilons(seed: StudySeed) -> dict[Kind, float]:
     """
     found: dict[Kind, float] = {seed.stored.rule: seed.stored.epsilon}
     name = CAP_FILE.format(split="validation")
-    places = (seed.looks / name, seed.verifier.parents[1] / "looking" / name)
+    places = (seed.looks / name, seed.run / LOOKING / name)
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         return found

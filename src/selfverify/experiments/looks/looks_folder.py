@@ -4,6 +4,7 @@ FOLDER/
   collected.jsonl      conversations as they were held, by problem (a journal)
   branched.jsonl       those that go on from the middle of a right one
   induced.jsonl        the same, by a model that was asked to go on wrongly
+  hurried.jsonl        the same, by a model that was told to answer at once
   verdicts.jsonl       what a model that judges answers has said
   images/              what they show, by content
   sft.jsonl            right traces, for supervised fine-tuning
@@ -28,8 +29,10 @@ from selfverify.looking.traces import LookTrace
 
 COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
 SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
-Way = Literal["branched", "induced"]
-SOURCES = {"sampled": COLLECTED, "branched": "branched.jsonl", "induced": "induced.jsonl"}
+Way = Literal["branched", "induced", "hurried"]
+SOURCES = {
+    "sampled": COLLECTED, "branched": "branched.jsonl", "induced": "induced.jsonl", "hurried": "hurried.jsonl"
+}  # fmt: skip
 """Journals by the source of their traces."""
 
 

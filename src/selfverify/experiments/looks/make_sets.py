@@ -65,12 +65,12 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
     kept = curation.take(everything)
     if judged:
         kept = _as_judged(kept, folder, curation.dropped)
-    right = [trace for trace in kept if trace.correct and trace.source != "induced"]
+    right = [trace for trace in kept if trace.correct and trace.source not in _WHY_NOT]
     found.sft = len(right)
     unwanted = Counter(
-        "they were induced to be wrong" if trace.source == "induced" else "their answer is wrong"
+        _WHY_NOT.get(trace.source, "their answer is wrong")
         for trace in kept
-        if trace.source == "induced" or not trace.correct
+        if trace.source in _WHY_NOT or not trace.correct
     )
     found.sft_dropped = dict(curation.dropped + unwanted)
     if not right:
@@ -83,6 +83,12 @@ def make_sets(folder: Path, demands: Demands, pairing: Pairing, judged: bool = F
     _write_lines(folder / PAIRS, map(pair_line, pairs))
     write_json(folder / ABOUT, {"demands": asdict(demands), "pairing": asdict(pairing), **asdict(found)})
     return found
+
+
+_WHY_NOT = {
+    "induced": "they were induced to be wrong", "hurried": "they were told to answer at once"
+}  # fmt: skip
+"""Why traces are not imitated, by their source."""
 
 
 def sft_line(trace: LookTrace) -> dict[str, Any]:

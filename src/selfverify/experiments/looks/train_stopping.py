@@ -24,7 +24,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.stopping_settings import StoppingConfig
 from selfverify.evaluation.sweep import Progress
 from selfverify.experiments.looks.capped_looks import CappedLooks, calibrate_stopping
-from selfverify.experiments.looks.collect_looks import collect_looks
+from selfverify.experiments.looks.collect_looks import branch_looks, collect_looks
 from selfverify.experiments.looks.looks_folder import PAIRS
 from selfverify.experiments.looks.make_sets import make_sets
 from selfverify.experiments.looks.read_pairs import read_pairs
@@ -105,6 +105,8 @@ def _make_pairs(recipe: Recipe, how: StoppingConfig, progress: Progress | None) 
         own=True, temperature=how.temperature, max_tokens=recipe.sampling.max_new_tokens
     )
     collect_looks(reasoner, teacher, folder, how.problems, how.samples, progress=progress)
+    if how.hurried:
+        branch_looks(reasoner, teacher, folder, "hurried", how.hurried, progress=progress)
     sets = make_sets(folder, Demands(), Pairing(wasteful=how.pairs == "wrong+wasteful"))
     if not sets.pairs:
         reasons = ", ".join(f"{count}: {why}" for why, count in sets.pairs_dropped.items())

@@ -71,11 +71,11 @@ class Told:
 
     Args:
         steps: After how many steps.
-        refused: Whether the teacher tries to answer before.
+        refused: How many looks behind the 0 the teacher tries to answer, and is refused; None where it waits.
     """
 
     steps: int
-    refused: bool
+    refused: int | None
 
 
 class DigitsFar(LookTask):
@@ -102,6 +102,7 @@ class DigitsFar(LookTask):
             terminate=c.terminate,
             on_stop=c.on_stop,
             results=c.results,
+            step_price=c.step_price,
         )
         self.limits = limits_of(self.settings)
         if c.tools == "none":
@@ -243,15 +244,14 @@ class DigitsFar(LookTask):
         more = 0
         if told:
             more = told.steps - len(turns)
-            if told.refused:
-                turns.append(answer)
-                more -= 1
         elif wander and rng.random() < wander:
             more = min(int(rng.integers(1, LONGEST_WANDER + 1)), self.settings.max_steps - len(turns))
         others = [box for box in SQUARES if box not in boxes[:1]]
-        for number in rng.permutation(len(others))[:more]:
-            turns.append(ShownTurn(_step(thought, last, others[number])))
-        return [*turns, answer]
+        # In one order: where each next square is a guess, a model at T = 0 looks at the likeliest one twice.
+        vain = [ShownTurn(_step(thought, last, box)) for box in others[:more]]
+        if told and told.refused is not None:
+            vain = [*vain[: told.refused], answer, *vain[told.refused : -1]]
+        return [*turns, *vain, answer]
 
     def _told(self, problem: Problem) -> Told | None:
         """When the model is told to answer, for a share of the training problems."""
@@ -260,8 +260,10 @@ class DigitsFar(LookTask):
         if split != "train" or rng.random() >= self.config.told:
             return None
         looks = problem.meta["looks"]
-        steps = looks + int(rng.integers(max(self.settings.max_steps - looks, 0) + 1))
-        return Told(steps, steps >= looks + 2 and bool(rng.random() < 0.5))
+        more = int(rng.integers(max(self.settings.max_steps - looks, 0) + 1))
+        # What is refused is a step, and another one has to follow it.
+        tries = more >= 2 and bool(rng.random() < 0.5)
+        return Told(looks + more, int(rng.integers(min(LONGEST_WANDER + 1, more - 1))) if tries else None)
 
     def _answered(self, way: Sequence[FarDigit], target: int) -> str:
         """What is said where there are no tools."""

@@ -22,7 +22,7 @@ class DigitsFarConfig(TaskConfig):
     near: tuple[int, int] = Field(
         (60, 72), description="Smallest and largest side of a near digit in pixels."
     )
-    far: tuple[int, int] = Field((9, 10), description="Smallest and largest side of a far digit in pixels.")
+    far: tuple[int, int] = Field((12, 13), description="Smallest and largest side of a far digit in pixels.")
     far_share: float = Field(0.4, ge=0, le=1, description="How many of the digits are far, as a share.")
     longest: int = Field(3, ge=1, le=9, description="Cells on the longest way, the 0's included.")
     wander: float = Field(
@@ -58,6 +58,9 @@ class DigitsFarConfig(TaskConfig):
         "run",
         description="Whether the tool of the step that ends looking still runs, or the step is taken back.",
     )
+    step_price: float = Field(
+        0.0, ge=0, le=1, description="What each look takes off the reward of a right answer, for training."
+    )
     marks: bool = Field(
         False, description="Whether the thumbnail, of 32 pixels at least, has the cells' numbers on it."
     )
@@ -88,7 +91,9 @@ class DigitsFarConfig(TaskConfig):
         if self.marks and self.thumbnail < 32:
             raise ValueError(f"marks need a thumbnail of 32 pixels at least, not {self.thumbnail}")
         if self.tools == "none":
-            unused = {"stop": "never", "verifier": None, "on_stop": "run", "results": "shown"}
+            unused = {
+                "stop": "never", "verifier": None, "on_stop": "run", "results": "shown", "step_price": 0.0
+            }  # fmt: skip
             given = self.model_dump(include={*unused})
             if wrong := [name for name in unused if given[name] != unused[name]]:
                 raise ValueError(f"{wrong[0]} needs tools to look with, and tools is none")

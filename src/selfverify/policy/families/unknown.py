@@ -55,16 +55,26 @@ class Unknown(Family):
             images: What the processor made of the prompt, or nothing.
         """
         rows, length = ids.shape
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in (images[0].tensors if images else {}).items():
-            if tensor.shape == (1, prompt):
-                # This tensor gives the kinds of tokens. Sampled tokens are text, which is 0.
-                tensor = torch.nn.functional.pad(tensor, (0, length - prompt))
-            elif tensor.shape[:2] == (1, prompt):
-                # This tensor says what a token sees of the images: the same as the prompt's last token.
-                tensor = torch.cat([tensor, tensor[:, -1:].expand(-1, length - prompt, *tensor.shape[2:])], 1)
-            tensors[name] = tensor.to(ids.device).repeat(rows, *[1] * (tensor.dim() - 1))
+        tensors = {
+            name: tensor.to(ids.device).repeat(rows, *[1] * (tensor.dim() - 1))
+            for name, tensor in lengthened(images[0].tensors if images else {}, prompt, length).items()
+        }
         hidden: Tensor = self.backbone(model)(
             input_ids=ids, attention_mask=mask, use_cache=False, **tensors
         ).last_hidden_state
         return hidden
+
+
+def lengthened(tensors: dict[str, Tensor], prompt: int, length: int) -> dict[str, Tensor]:
+    """What a processor made of ``prompt`` tokens, as it would be of ``length``, all others text."""
+    more = length - prompt
+    made = {}
+    for name, tensor in tensors.items():
+        if tensor.shape == (1, prompt):
+            # This tensor gives the kinds of tokens, of which text is 0.
+            tensor = torch.nn.functional.pad(tensor, (0, more))
+        elif tensor.shape[:2] == (1, prompt):
+            # This tensor says what a token sees of the images: the same as the prompt's last token.
+            tensor = torch.cat([tensor, tensor[:, -1:].expand(-1, more, *tensor.shape[2:])], 1)
+        made[name] = tensor
+    return made
