@@ -101,7 +101,7 @@ def sample_strip(sample: StoredSample, pictures: Pictures) -> list[Shown]:
     def show(step: StoredStep) -> Shown:
         return {
             "own": step.author == "policy",
-            "who": f"policy, turn {step.turn + 1}" if step.author == "policy" else "environment",
+            "who": f"policy, turn {step.turn + 1}" if step.author == "policy" else _speaker(step),
             "notes": [],
             "text": step.text.strip(),
             "images": [pictures.shown(name) for name in step.images],
@@ -112,6 +112,11 @@ def sample_strip(sample: StoredSample, pictures: Pictures) -> list[Shown]:
         }
 
     return strip(sample.steps, show, messages_left_out)
+
+
+def _speaker(step: StoredStep) -> str:
+    """Who of the environment speaks: a tool, where the policy reads it as a tool's result."""
+    return "tool" if (step.record or {}).get("role") == "tool" else "environment"
 
 
 def messages_left_out(count: int) -> Shown:
