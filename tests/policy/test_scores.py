@@ -107,6 +107,24 @@ def test_scores_of_two_decimals_are_read_as_themselves(name: str, text: str) -> 
     assert len(tree.leaves({})) == 101
 
 
+def test_a_bare_0_is_a_score_beside_the_point() -> None:
+    """p(1) + p(0) p(. | 0) sum_d p(d) d/10, from the same places of one forward pass."""
+    tokenizer = MergingTokenizer(*CHARACTERS, "</score>")
+    plain, tree, ids = score_tree(tokenizer), score_tree(tokenizer, bare=True), tokenizer.ids
+    zero, point = (ids["0"],), (ids["0"], ids["."])
+    assert tree.paths() == plain.paths()
+    probabilities = {
+        (): {ids["0"]: 0.75, ids["1"]: 0.25},
+        zero: {ids["."]: 0.4, ids["</score>"]: 0.6},
+        point: {ids[str(d)]: 0.2 if d in (3, 7) else 0.075 for d in range(10)},
+    }
+    below = sum(share * int(d) / 10 for d in "0123456789" for share in [probabilities[point][ids[d]]])
+    assert tree.expectation(probabilities) == pytest.approx(0.25 + 0.75 * 0.4 * below)
+    assert tree.most_likely(probabilities) == 0.0
+    assert tree.leaves(probabilities)[0.0] == pytest.approx(0.75 * (0.6 + 0.4 * 0.075))
+    assert sum(tree.leaves(probabilities).values()) == pytest.approx(1.0)
+
+
 def test_branchings_of_single_characters() -> None:
     tree = score_tree(TOKENIZERS["characters"])
     ids = TOKENIZERS["characters"].ids

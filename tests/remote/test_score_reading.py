@@ -15,6 +15,7 @@ from aiohttp import web
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import ServerSettings
 from selfverify.remote.score_reading import ScoreReader
+from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from selfverify.serving.best_of import BestOf
@@ -93,6 +94,47 @@ def test_the_expectation_whatever_was_written(one: float, written: str) -> None:
     assert [body["messages"][-1]["content"][-2:] for body in second] == (["0."] if one > 0.5 else [])
     assert all(body["max_tokens"] <= 3 and "stop" not in body for body in fake.seen)
     assert usage.verification_tokens == (1 + 3 if one < 0.5 else 1 + 2 + 2)
+
+
+def entries(*steps: tuple[str, dict[str, float]]) -> list[Body]:
+    """Tokens that were written, each with its alternatives."""
+    return [
+        {"token": token, "logprob": -0.1, "top_logprobs": [
+            {"token": t, "logprob": math.log(p)} for t, p in options.items()
+        ]}
+        for token, options in steps
+    ]  # fmt: skip
+
+
+def test_a_bare_0_and_two_decimals_mean_what_they_say() -> None:
+    """As of a policy of one's own: a 0 closed by its tag is 0; hundredths count where they were written."""
+    first = {"0": 0.75, "1": 0.25}
+    closed = entries(("<score>", {}), ("0", first), ("</", {"</": 0.6, ".": 0.4}), ("score>", {}))
+    # What follows "0." is not shown: the mean of .0 to .9.
+    assert soft_score(closed) == pytest.approx(0.25 + 0.75 * 0.4 * 0.45)
+    digits = {"8": 0.9, "6": 0.1}
+    head = [("<score>", dict[str, float]()), ("0", first), (".", {".": 1.0}), ("8", digits)]
+    tenths = entries(*head, ("</score>", {}))
+    assert soft_score(tenths) == pytest.approx(0.25 + 0.75 * (0.9 * 0.8 + 0.1 * 0.6))
+    hundredths = entries(*head, ("5", {"5": 0.5, "1": 0.5}), ("</score>", {}))
+    assert soft_score(hundredths) == pytest.approx(0.25 + 0.75 * (0.9 * 0.83 + 0.1 * 0.645))
+
+
+def test_hundredths_are_asked_for_where_they_were_written() -> None:
+    """Of the beginnings 0.0 to 0.9 those that weigh."""
+
+    class Hundredths(Continues):
+        def _options(self, begun: str) -> dict[str, float]:
+            if len(begun) == 3:
+                return {"5": 0.5, "7": 0.5}
+            return {"8": 0.8, "3": 0.15, "1": 0.05} if begun == "0." else super()._options(begun)
+
+    fake = Hundredths()
+    fake.one = 0.1
+    [found], _ = read(fake, tagged("9", "0.85"))
+    assert found == pytest.approx((0.1 + 0.8 * (0.8 * 0.86 + 0.15 * 0.36 + 0.05 * 0.145)) / 0.9)
+    asked = [body["messages"][-1]["content"].rpartition("<score>")[2] for body in fake.seen[1:]]
+    assert asked == ["", "0.3"] and fake.seen[1]["max_tokens"] == 4
 
 
 def test_what_is_hardly_likely_is_not_asked_for() -> None:

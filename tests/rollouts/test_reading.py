@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from selfverify.core.score_tree import decimals_of
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite
-from selfverify.rollouts.reading import decimals_of, read_rollout
+from selfverify.rollouts.reading import read_rollout, written_score
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from selfverify.rollouts.reading import decimals_of, read_rollout
     ],
 )
 def test_the_decimals_of_a_written_score(text: str, decimals: int) -> None:
-    assert decimals_of(Trajectory([Segment("score", [1], text=text)])) == decimals
+    assert decimals_of(written_score(Trajectory([Segment("score", [1], text=text)]))) == decimals
 
 
 def test_an_answer_is_read_by_its_own_form_alone(policy: Policy) -> None:
@@ -50,5 +51,5 @@ def test_an_answer_is_read_by_its_own_form_alone(policy: Policy) -> None:
 
     [tenths], [hundredths] = read("0.8"), read("0.85")
     assert read("0.8", "0.85", "0.31") == pytest.approx([tenths, hundredths, hundredths], abs=1e-6)
-    assert read("0.85", as_written=False) == pytest.approx([tenths], abs=1e-6)
+    assert read("0.85", as_written=False) == pytest.approx(read("0.8", as_written=False), abs=1e-6)
     assert tenths != pytest.approx(hundredths, abs=1e-4)

@@ -38,7 +38,7 @@ def reading(policy: Policy) -> ScoreReading:
 def test_everything_comes_back_bit_by_bit(load_policy: Callable[..., Policy], tmp_path: Path) -> None:
     policy, rng = load_policy(), random.Random(0)
     picture = Image.frombytes("RGBA", (3, 2), rng.randbytes(24))
-    verdict = Judged(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "reader")
+    verdict = Judged(0.1 + 0.2, True, [1, "a", None], "k", "", 1 / 3, {"part": 1e-17}, "wrong sum", "reader")
     logprobs = [-rng.expovariate(1.0) * 10.0 ** rng.randint(-9, 3) for _ in range(500)]
     segments = [
         Segment("answer", [*range(500)], logprobs, "é\n\u2028", turn=0, finish=Finish.STOP, parsed=verdict),

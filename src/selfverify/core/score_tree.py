@@ -18,6 +18,13 @@ def score_texts(decimals: int) -> tuple[str, ...]:
 
 
 SCORE_TEXTS = score_texts(1)
+MOST_DECIMALS = 2
+"""Scores with more decimals are read as if they had so many."""
+
+
+def decimals_of(written: str) -> int:
+    """Return the decimals of a score, from 1 to `MOST_DECIMALS`; ``0`` and ``1`` count as having one."""
+    return min(max(len(written.strip().partition(".")[2]), 1), MOST_DECIMALS)
 
 
 @dataclass(slots=True)
@@ -86,5 +93,6 @@ class ScoreTree(Generic[Token]):
         weights = self._weights(probabilities, path)
         found: dict[float, float] = {}
         for token, child in self.children.items():
-            found |= child.leaves(probabilities, (*path, token), mass * weights[token])
+            for value, share in child.leaves(probabilities, (*path, token), mass * weights[token]).items():
+                found[value] = found.get(value, 0.0) + share
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.journal import Row
 from selfverify.core.policy_settings import PolicyConfig, is_served
+from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import Group
 from selfverify.evaluation.answerers import Answerer, AskedProblems, MakeRows
 from selfverify.evaluation.extraction import SELF, Extractor, PolicyExtractor
@@ -59,7 +61,7 @@ class ServedAnswerer(Answerer):
 
     def introduce(self, task: Task) -> None:
         """See `Answerer`. A task's judge that is the policy itself has nobody to ask."""
-        if task.writes_places:
+        if task.writes_places or self.config.server.like is not None:
             task.use_space(self.space)
 
     def weights(self) -> str:
@@ -96,12 +98,14 @@ class ServedAnswerer(Answerer):
         if begin is None:
             begin, limits = opening(asked.task, asked.second_turn)
 
-        def keep(place: int, group: Group) -> None:
-            sweep.store(make_rows([indices[place]], Rollout([], [group])))
+        def keep(place: int, group: Group, again: Counter[int]) -> None:
+            held_again = Counter({(0, number): count for number, count in again.items()})
+            sweep.store(make_rows([indices[place]], Rollout([], [group], held_again=held_again)))
 
         at_once = self.config.server.at_once
+        scores = asked.scores and SCORE_TAG in asked.task.tags
         rollouts = ServedRollouts(
-            self.served, asked.task, asked.sampling, at_once, begin, limits, asked.scores
+            self.served, asked.task, asked.sampling, at_once, begin, limits, asked.retries, scores
         )
         rollouts.ask([*left.values()], [asked.seeds[index] for index in indices], keep)
 

@@ -22,14 +22,27 @@ READ_BATCH = 8
 """The number of prompts whose scores are read at once. Memory depends on it, and the scores do not."""
 
 
-def score_tree(tokenizer: Any, decimals: int = 1) -> ScoreTree[int]:
-    """Return the tree of the score texts of so many decimals, as they are written behind ``<score>``."""
+def score_tree(tokenizer: Any, decimals: int = 1, bare: bool = False) -> ScoreTree[int]:
+    """Return the tree of the score texts of so many decimals, as they are written behind ``<score>``.
+
+    With ``bare`` also of a 0 without decimals: what closes the tag behind it is a branch beside the point. (A
+    1 is 1 with and without decimals.)
+    """
     texts = score_texts(decimals)
     written = [tokenizer(f"<score>{text}", add_special_tokens=False)["input_ids"] for text in texts]
     shared = next(n for n, tokens in enumerate(zip(*written, strict=False)) if len(set(tokens)) > 1)
     root = ScoreTree[int]()
     for text, tokens in zip(texts, written, strict=True):
         root.add(tokens[shared:], float(text))
+    if bare:
+        tokens = tokenizer("<score>0</score>", add_special_tokens=False)["input_ids"][shared:]
+        node, path = root, list[int]()
+        for token in tokens:
+            path.append(token)
+            if token not in node.children:
+                root.add(path, 0.0)
+                break
+            node = node.children[token]
     return root
 
 
@@ -106,13 +119,15 @@ def read_scores(
     prefixes: Sequence[Sequence[Sequence[int] | Continuation | None]],
     temperature: float = 1.0,
     decimals: int = 1,
+    bare: bool = False,
 ) -> list[list[ScoreReading | None]]:
     """Read the scores behind given answers.
 
     The soft score is the expectation over the score texts 0.0, 0.1, ..., 1.0. At each token where those
     texts branch, the policy's probabilities are normalised over the branches; where they do not branch
     (the point after "0") the token is taken as certain. With one token per character this is
-    p(1) * 1 + p(0) * sum_d p(d | "0.") * d/10.
+    p(1) * 1 + p(0) * sum_d p(d | "0.") * d/10, and with ``bare`` the sum times p("." | "0"): a policy that
+    closes the tag behind a 0 means 0. Scores from a server are read so, too (`remote.score_shares`).
 
     Args:
         policy: Any policy, not only the one that wrote the answers.
@@ -121,11 +136,12 @@ def read_scores(
             images, as `Continuation`; None where there is no score.
         temperature: Divides the logits, as in sampling; 0 is read as 1.
         decimals: The decimals of the score texts: 2 for 0.00, 0.01, ..., 1.00.
+        bare: Whether a 0 without decimals is a score, too.
 
     Returns:
         B lists of readings, None where the prefix is None.
     """
-    tree = score_tree(policy.tokenizer, decimals)
+    tree = score_tree(policy.tokenizer, decimals, bare)
     results: list[list[ScoreReading | None]] = []
     for start in range(0, len(prompts), READ_BATCH):
         part = slice(start, start + READ_BATCH)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.core.errors import ServerError
+from selfverify.core.score_tree import decimals_of
 from selfverify.remote.client import REFUSALS, TOP_LOGPROBS, OpenAIClient
 from selfverify.remote.growing import read_choices
 from selfverify.remote.lacking import Lacking
@@ -47,6 +48,11 @@ _TOKENS = 3
 
 _WEIGHS = 0.001
 """The probability of a beginning of scores below which nobody asks how they go on."""
+
+
+_WEIGHS_OF_MANY = 0.1
+"""The same among the beginnings 0.0, ..., 0.9 of two decimals: each left out moves a score by .045 of its
+share at most."""
 
 
 class ScoreReader:
@@ -95,8 +101,10 @@ class ScoreReader:
         Returns:
             None if the server does not say.
         """
-        model, shares = str(body["model"]), ScoreShares()
-        head, opened, _ = at_score(reply.text)
+        model = str(body["model"])
+        head, opened, written = at_score(reply.text)
+        decimals = decimals_of(written.partition("<")[0])
+        shares = ScoreShares(decimals)
         if not opened:
             return None
         if _THOUGHTS & reply.rest.keys():  # what the score depends on cannot be sent back
@@ -110,9 +118,9 @@ class ScoreReader:
             shares.follow(await self._go_on(question, tokens, usage, until), prefix)
 
         try:
-            await look("", _TOKENS)
+            await look("", _TOKENS + decimals - 1)
             # One beginning was written, "1" or "0."; what follows the other one is not seen yet.
-            for prefix in shares.unknown(_WEIGHS):
+            for prefix in shares.unknown(_WEIGHS if decimals == 1 else _WEIGHS_OF_MANY):
                 await look(prefix, 1)
         except ServerError as error:
             if error.status in REFUSALS:  # such as by a template that drops the thoughts of earlier turns

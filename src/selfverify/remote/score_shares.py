@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from selfverify.core.score_tree import SCORE_TEXTS
+from selfverify.core.score_tree import decimals_of, score_texts
 from selfverify.core.tags import SCORE_TAG
 
 OPENING = f"<{SCORE_TAG}>"
@@ -15,12 +15,17 @@ _DIGITS = frozenset("0123456789")
 
 
 class ScoreShares:
-    """Of beginnings of the scores 0.0, 0.1, ..., 1.0: what may follow them, with which probability.
+    """Of beginnings of the scores of so many decimals: what may follow them, with which probability.
 
-    What is no score counts for nothing: the alternatives that begin or go on a score share the probability.
+    What is no score counts for nothing: the alternatives that begin or go on a score share the probability. A
+    0 without decimals is a score. `policy.scores.read_scores` reads a policy's scores so, too.
+
+    Args:
+        decimals: 1 for 0.0, 0.1, ..., 1.0, and 2 for 0.00, 0.01, ..., 1.00.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decimals: int = 1) -> None:
+        self._every = score_texts(decimals)
         self._next: dict[str, dict[str, float]] = {}
 
     def __bool__(self) -> bool:
@@ -34,12 +39,12 @@ class ScoreShares:
             prefix: Empty where they are the score's first tokens.
         """
         for entry in logprobs:
-            found, token = _alternatives(entry, prefix), str(entry.get("token", ""))
+            found, token = self._alternatives(entry, prefix), str(entry.get("token", ""))
             if not sum(found.values()) > 0:
                 return
             self._next[prefix] = found
             prefix += token
-            if token not in found or len(_values(prefix)) == 1:
+            if token not in found or len(self._values(prefix)) == 1:
                 return
 
     def unknown(self, least: float) -> list[str]:
@@ -55,15 +60,15 @@ class ScoreShares:
             if shown is not None:
                 total = sum(self._next[shown].values())
                 rest += [(shown + t, share * p / total) for t, p in self._next[shown].items()]
-            elif share >= least and len(_values(prefix)) > 1:
-                found[_certain(prefix)] = None
+            elif share >= least and len(self._values(prefix)) > 1:
+                found[self._certain(prefix)] = None
         return list(found)
 
     def expectation(self, prefix: str = "") -> float:
         """Return the expected score. What is unknown counts as the mean of the scores that it can become."""
         shown = self._shown(prefix)
         if shown is None:
-            values = _values(prefix)
+            values = self._values(prefix)
             return sum(values) / len(values)
         options = self._next[shown]
         total = sum(options.values())
@@ -71,7 +76,31 @@ class ScoreShares:
 
     def _shown(self, prefix: str) -> str | None:
         """Return the beginning of which it is known what follows ``prefix``; None if that is unknown."""
-        return next((p for p in (prefix, _certain(prefix)) if p in self._next), None)
+        return next((p for p in (prefix, self._certain(prefix)) if p in self._next), None)
+
+    def _alternatives(self, entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
+        """Return the probabilities of those alternatives of a token that begin or continue a score."""
+        found: dict[str, float] = {}
+        for token, share in _options(entry):
+            if self._texts(prefix + token):
+                found[token] = found.get(token, 0.0) + share
+        return found
+
+    def _texts(self, prefix: str) -> list[str]:
+        """Return the scores that begin with ``prefix``; the one before a ``<``, where a tag closes it."""
+        begun, closed, _ = prefix.partition("<")
+        begins = [text for text in self._every if begun and text.startswith(begun)]
+        if not closed:
+            return begins
+        return [] if begun.endswith(".") else [t for t in begins if not t[len(begun) :].strip(".0")]
+
+    def _values(self, prefix: str) -> list[float]:
+        return [float(text) for text in self._texts(prefix)]
+
+    def _certain(self, prefix: str) -> str:
+        """Return ``prefix`` with what every score goes on with that begins so: a point behind 0."""
+        columns = takewhile(lambda column: len(set(column)) == 1, zip(*self._texts(prefix), strict=False))
+        return "".join(column[0] for column in columns) or prefix
 
 
 def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
@@ -79,6 +108,8 @@ def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
 
     The server shows no alternatives behind a token that was not written: it counts as the mean of the scores
     that it can still become.
+
+    Scores of one or two decimals are read in as many as were written.
 
     Returns:
         None where no score was opened at a token's end, or there are no alternatives.
@@ -90,7 +121,8 @@ def soft_score(logprobs: Sequence[Mapping[str, Any]]) -> float | None:
             start = place + 1
     if start is None:
         return None
-    shares = ScoreShares()
+    written = "".join(str(entry.get("token", "")) for entry in logprobs[start:])
+    shares = ScoreShares(decimals_of(written.partition("<")[0]))
     shares.follow(logprobs[start:])
     return shares.expectation() if shares else None
 
@@ -107,30 +139,3 @@ def _options(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         token, value = (option.get("token"), option.get("logprob")) if isinstance(option, Mapping) else (0, 0)
         if isinstance(token, str) and token and isinstance(value, (int, float)):
             yield token, math.exp(min(float(value), 0.0))
-
-
-def _alternatives(entry: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """Return the probabilities of those alternatives of a token that begin or continue a score."""
-    found: dict[str, float] = {}
-    for token, share in _options(entry):
-        if _values(prefix + token):
-            found[token] = found.get(token, 0.0) + share
-    return found
-
-
-def _texts(prefix: str) -> list[str]:
-    """Return the scores' texts that begin with ``prefix``; the one before a ``<``, where a tag closes it."""
-    begun, closed, _ = prefix.partition("<")
-    if closed:
-        return [text for text in SCORE_TEXTS if begun and text in (begun, f"{begun}.0")]
-    return [text for text in SCORE_TEXTS if begun and text.startswith(begun)]
-
-
-def _values(prefix: str) -> list[float]:
-    return [float(text) for text in _texts(prefix)]
-
-
-def _certain(prefix: str) -> str:
-    """Return ``prefix`` with what every score goes on with that begins so: a point behind 0."""
-    columns = takewhile(lambda column: len(set(column)) == 1, zip(*_texts(prefix), strict=False))
-    return "".join(column[0] for column in columns) or prefix

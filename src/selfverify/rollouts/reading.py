@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from selfverify.core.score_tree import decimals_of
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
 from selfverify.policy.continuations import Continuation
@@ -36,14 +37,9 @@ def before_score(trajectory: Trajectory) -> list[int] | None:
     return [token for segment in before for token in segment.tokens]
 
 
-MOST_DECIMALS = 2
-"""Scores with more decimals are read as if they had so many."""
-
-
-def decimals_of(trajectory: Trajectory) -> int:
-    """The decimals of a written score, from 1 to `MOST_DECIMALS`; ``0`` and ``1`` count as having one."""
-    written = trajectory.segments[-1].text.rpartition(OPENING)[2].partition(CLOSING)[0]
-    return min(max(len(written.strip().partition(".")[2]), 1), MOST_DECIMALS)
+def written_score(trajectory: Trajectory) -> str:
+    """What stands between the tags of a trajectory's score."""
+    return trajectory.segments[-1].text.rpartition(OPENING)[2].partition(CLOSING)[0]
 
 
 def read_rollout(
@@ -52,19 +48,23 @@ def read_rollout(
     """Read the score distribution behind every answer whose score is well formed.
 
     With ``as_written`` a score of two decimals is read as an expectation over 0.00, 0.01, ..., 1.00, one of
-    one decimal over tenths: a policy that writes 0.85 says more than tenths can hold. What is read of an
-    answer depends on that answer alone. Without it, as in training, all are read in tenths.
+    one decimal over tenths, and a 0 without decimals counts: a policy that writes 0.85 says more than tenths
+    can hold. What is read of an answer depends on that answer alone. Without it, as in training, all are read
+    in tenths.
 
     It becomes ``parsed`` of the score's segment, its decodings ``scores["greedy"]`` and ``["soft"]``.
     """
     prefixes = [[_shown(policy, group.problem.id, t) for t in group.trajectories] for group in rollout.groups]
-    forms = [[decimals_of(t) if as_written else 1 for t in group.trajectories] for group in rollout.groups]
+    forms = [
+        [decimals_of(written_score(t)) if as_written else 1 for t in group.trajectories]
+        for group in rollout.groups
+    ]
     for decimals in sorted({form for row in forms for form in row}):
         asked = [
             [p if form == decimals else None for p, form in zip(row, own, strict=True)]
             for row, own in zip(prefixes, forms, strict=True)
         ]
-        readings = read_scores(policy, rollout.prompts, asked, temperature, decimals)
+        readings = read_scores(policy, rollout.prompts, asked, temperature, decimals, as_written)
         for group, found in zip(rollout.groups, readings, strict=True):
             for trajectory, reading in zip(group.trajectories, found, strict=True):
                 if reading is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ class RecordedVerdict:
     unjudged: str
     quality: float | None
     parts: dict[str, float]
+    error: str | None
     read_by: str
 
 
@@ -205,14 +206,15 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
             return None
         case Judged():
             return RecordedVerdict(
-                float(parsed.reward),
-                bool(parsed.correct),
-                parsed.answer,
-                parsed.key,
-                parsed.unjudged,
-                None if parsed.quality is None else float(parsed.quality),
-                _floats(parsed.parts),
-                parsed.read_by,
+                reward=float(parsed.reward),
+                correct=bool(parsed.correct),
+                answer=parsed.answer,
+                key=parsed.key,
+                unjudged=parsed.unjudged,
+                quality=None if parsed.quality is None else float(parsed.quality),
+                parts=_floats(parsed.parts),
+                error=parsed.error,
+                read_by=parsed.read_by,
             )
         case ScoreReading():
             found = parsed.probabilities.items()
@@ -230,10 +232,7 @@ def _recorded(parsed: Any, problem: str) -> Parsed:
 def _played(parsed: Parsed, tree: Callable[[], ScoreTree[int]]) -> Any:
     match parsed:
         case RecordedVerdict():
-            return Judged(
-                parsed.reward, parsed.correct, parsed.answer, parsed.key,
-                parsed.unjudged, parsed.quality, parsed.parts, parsed.read_by,
-            )  # fmt: skip
+            return Judged(**{f.name: getattr(parsed, f.name) for f in fields(RecordedVerdict)})
         case RecordedReading():
             shares = {tuple(p): dict(zip(t, values, strict=True)) for p, t, values in parsed.branches}
             return ScoreReading(tree(), shares)

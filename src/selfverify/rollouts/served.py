@@ -5,34 +5,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from threading import Lock
+from typing import Any, TypeVar
 
+from selfverify.core.episode import Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, SelfVerifyError, ServerError
+from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
-from selfverify.core.trajectory import Group
+from selfverify.core.trajectory import Group, Trajectory
 from selfverify.policy.sampling import derived_seed
 from selfverify.policy.threads import Place
 from selfverify.remote.candidates_of_server import ServerSampler
-from selfverify.remote.client import OpenAIClient
-from selfverify.remote.messages import openai_messages
+from selfverify.remote.client import REFUSALS, OpenAIClient
 from selfverify.remote.model_on_server import BoundedClient, ModelOnServer
 from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from selfverify.rollouts.converse import OpenEpisode
-from selfverify.rollouts.endings import find_endings
+from selfverify.rollouts.endings import close, find_endings
+from selfverify.rollouts.replying import Replies
 from selfverify.rollouts.served_talk import ServedTalk
 from selfverify.tasks.base import Task
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
-Keep = Callable[[int, Group], None]
-"""Gets the place of each problem among those asked, and its group, as soon as it is whole."""
+Keep = Callable[[int, Group, Counter[int]], None]
+"""Gets the place of each problem among those asked, its group, as soon as it is whole, and how often each of
+its conversations was held again."""
 
 _LARGEST_SEED = 2**31 - 1
 """Of requests: some servers hold seeds in 32 bits."""
@@ -57,7 +65,8 @@ class ServedRollouts:
         sampling: Group size, temperature; ``max_new_tokens`` is each turn's limit.
         at_once: The most requests that wait for the server at the same time.
         open_episode: Begins each conversation; None: as the task does.
-        limits: In turns; None takes the task's.
+        limits: In turns, in time and at the same time; None takes the task's.
+        retries: How often a lost conversation is held again at most.
         read_scores: Whether expected scores are read from probabilities, where the server shows any.
         usage: Counts what the calls cost.
     """
@@ -68,13 +77,17 @@ class ServedRollouts:
     at_once: int = 32
     open_episode: OpenEpisode | None = None
     limits: EpisodeLimits | None = None
+    retries: int = 0
     read_scores: bool = True
     usage: Usage = field(default_factory=Usage)
+    _listening: Lock = field(default_factory=Lock)
 
     def ask(self, problems: Sequence[Problem], seeds: Sequence[int], keep: Keep) -> None:
         """Hold all conversations about the problems.
 
-        When a problem fails, those that were begun are still finished and kept, and no other one is begun.
+        An episode that fails ends its conversation without a verdict, as in `converse`; so does a server that
+        refuses to go on with one. A conversation that reaches the model's context ends there. When the server
+        fails a problem, those that were begun are still finished and kept, and no other one is begun.
 
         Args:
             problems: The problems.
@@ -82,102 +95,170 @@ class ServedRollouts:
             keep: Called with each problem's group.
 
         Raises:
-            ConfigError: The task's conversations need tools, or the server chooses among answers.
+            ConfigError: The server chooses among answers, or a conversation asks something aside.
+            HungError: Too many threads of this process hang in episodes.
             ServerError: The server failed; the message names the problems that have no answers.
         """
-        for problem in problems:
-            if problem.tools:
-                raise ConfigError(
-                    f"problem {problem.id}: task {self.task.name} offers tools, which an evaluation by a "
-                    "server does not call; `selfverify agent run` and `solve --look` do"
-                )
         asyncio.run(self._ask(problems, seeds, keep))
 
     async def _ask(self, problems: Sequence[Problem], seeds: Sequence[int], keep: Keep) -> None:
-        room, judging = asyncio.Semaphore(self.at_once), asyncio.Lock()
+        limits, size = self.limits or self.task.limits, self.sampling.group_size
+        most = self.at_once if limits.at_once is None else max(limits.at_once // size, 1)
+        room, judging = asyncio.Semaphore(min(self.at_once, most)), asyncio.Lock()
         faults: dict[str, ServerError] = {}
-        async with BoundedClient(self.served.server, self.at_once) as client:
-            reader = ScoreReader(client)
-            reads = self.read_scores and await reader.can_read(self.served.model, self.usage, math.inf)
-            # Alternatives for every token are most of what a server would send; a reader does without.
-            asking = _Asking(client, ServerSampler(client), reader if reads else None)
+        with ThreadPoolExecutor(self.at_once, "episodes") as threads:
+            asyncio.get_running_loop().set_default_executor(threads)
+            async with BoundedClient(self.served.server, self.at_once) as client:
+                reader = ScoreReader(client)
+                reads = self.read_scores and await reader.can_read(self.served.model, self.usage, math.inf)
+                # Alternatives for every token are most of what a server would send; a reader does without.
+                asking = _Asking(client, ServerSampler(client), reader if reads else None)
 
-            async def one(place: int) -> None:
-                async with room:
-                    if faults:
-                        return
-                    try:
-                        talks = await self._hold(asking, problems[place], seeds[place])
-                        scores = await self._soft(asking.reader, talks)
-                    except ServerError as error:
-                        faults[problems[place].id] = error
-                        return
-                    async with judging:  # off the loop: judging may take long, and replies go on coming
-                        named: dict[Place, ServedTalk] = {(0, g): talk for g, talk in enumerate(talks)}
-                        await asyncio.to_thread(find_endings, self.task, named)
-                    group = Group(problems[place], [talk.trajectory() for talk in talks])
-                    for trajectory, soft in zip(group.trajectories, scores, strict=True):
-                        if soft is not None and "sampled" in trajectory.scores:
-                            trajectory.scores["soft"] = soft
-                    keep(place, group)
+                async def one(place: int) -> None:
+                    async with room:
+                        if faults:
+                            return
+                        try:
+                            made, again = await self._group(asking, judging, problems[place], seeds[place])
+                        except ServerError as error:
+                            faults[problems[place].id] = error
+                            return
+                        keep(place, Group(problems[place], made), again)
 
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    for place in range(len(problems)):
-                        tasks.create_task(one(place))
-            except* SelfVerifyError as errors:
-                raise errors.exceptions[0] from None
+                try:
+                    async with asyncio.TaskGroup() as tasks:
+                        for place in range(len(problems)):
+                            tasks.create_task(one(place))
+                except* SelfVerifyError as errors:
+                    raise errors.exceptions[0] from None
         if faults:
             raise _failed(faults)
 
-    async def _hold(self, asking: _Asking, problem: Problem, seed: int) -> list[ServedTalk]:
-        """Hold the conversations about one problem; what begins alike is asked for together."""
-        task, messages = self.task, openai_messages(problem)
-        talks = [ServedTalk(problem, messages, "think" in task.tags) for _ in range(self.sampling.group_size)]
-        for g, talk in enumerate(talks):
-            talk.open(self.open_episode or task.open, derived_seed(seed, g))
-        turns = (self.limits or task.limits).turns
+    async def _group(
+        self, asking: _Asking, judging: asyncio.Lock, problem: Problem, seed: int
+    ) -> tuple[list[Trajectory], Counter[int]]:
+        """The conversations about a problem, judged; those that were lost are held again."""
+        limits, size = self.limits or self.task.limits, self.sampling.group_size
+        made: dict[int, Trajectory] = {}
+        again = Counter[int]()
+        left = list(range(size))
+        for retry in range(self.retries + 1):
+            wave = limits.at_once or size
+            for first in range(0, len(left), wave):
+                made |= await self._wave(asking, judging, problem, seed, left[first : first + wave])
+            again.update(left if retry else [])
+            left = [g for g in left if made[g].lost]
+            if not left:
+                break
+            if retry < self.retries:
+                text = f"{len(left)} lost conversations about problem {problem.id} are held again"
+                note(logger, "episodes_held_again", text, problems=[problem.id], count=len(left))
+        return [made[g] for g in range(size)], again
+
+    async def _wave(
+        self, asking: _Asking, judging: asyncio.Lock, problem: Problem, seed: int, numbers: Sequence[int]
+    ) -> dict[int, Trajectory]:
+        """Some conversations about a problem, judged."""
+        limits = self.limits or self.task.limits
+        replies = Replies(limits, lambda place: f"problem {problem.id}, sample {place[1]}")
+        talks: dict[Place, ServedTalk] = {}
+        try:
+            for g in numbers:
+                listener = None if limits.turns == 1 else self.task.listener()
+                talk = ServedTalk(problem, "think" in self.task.tags, listener, self._listening)
+                talks[0, g] = talk
+                talk.open(partial(self.open_episode or self.task.open, problem, derived_seed(seed, g)))
+            await self._hold(asking, replies, problem, seed, talks)
+            scores = await self._soft(asking.reader, [*talks.values()])
+            async with judging:  # off the loop: judging may take long, and replies go on coming
+                await asyncio.to_thread(find_endings, self.task, talks)
+        finally:
+            await asyncio.to_thread(close, talks, replies)
+        made: dict[int, Trajectory] = {}
+        for (place, talk), soft in zip(talks.items(), scores, strict=True):
+            trajectory = made[place[1]] = talk.trajectory()
+            if soft is not None and "sampled" in trajectory.scores:
+                trajectory.scores["soft"] = soft
+        return made
+
+    async def _hold(
+        self,
+        asking: _Asking,
+        replies: Replies,
+        problem: Problem,
+        seed: int,
+        talks: Mapping[Place, ServedTalk],
+    ) -> None:
+        """Hold the conversations about one problem to their ends; what begins alike is asked for together."""
+        turns = (self.limits or self.task.limits).turns
+        begun = {place: talk.begin for place, talk in talks.items() if not talk.over}
+        for place, shown in (await self._replied(replies, begun, "before the first turn")).items():
+            if isinstance(shown, Exception):
+                talks[place].fail(shown)
+            else:
+                await self._off_loop(partial(talks[place].start, shown))
         for turn in range(turns):
-            going = [g for g, talk in enumerate(talks) if not talk.over]
+            going = [place for place, talk in talks.items() if not talk.over]
             if not going:
                 break
-            alike = all(talks[g].messages == talks[going[0]].messages for g in going)
-            parts = [going] if alike else [[g] for g in going]
+            asked = [talks[place].served.body() for place in going]
+            alike = all(body == asked[0] for body in asked)
+            parts = [going] if alike else [[place] for place in going]
             drawn = await asyncio.gather(
-                *[self._draw(asking, talks[part[0]], seed, turn, part) for part in parts],
+                *[self._draw(asking, talks[part[0]], seed, turn, part[0][1], len(part)) for part in parts],
                 return_exceptions=True,
             )
-            for part, replies in zip(parts, drawn, strict=True):
-                if isinstance(replies, BaseException):
-                    raise replies
-                for g, reply in zip(part, replies, strict=True):
-                    talks[g].say(reply, more=turn + 1 < turns)
-        for talk in talks:
-            if talk.episode is not None:
-                talk.episode.close()
-        return talks
+            said: dict[Place, Said] = {}
+            for part, completions in zip(parts, drawn, strict=True):
+                if isinstance(completions, ServerError) and turn and completions.status in REFUSALS:
+                    for place in part:
+                        talks[place].refused(completions)
+                elif isinstance(completions, BaseException):
+                    raise completions
+                else:
+                    said |= {p: talks[p].say(c) for p, c in zip(part, completions, strict=True)}
+            calls = {place: partial(talks[place].reply, words) for place, words in said.items()}
+            for place, heard in (await self._replied(replies, calls, f"turn {turn}")).items():
+                more = turn + 1 < turns
+                await self._off_loop(partial(talks[place].answer, said[place], heard, more))
+
+    async def _replied(
+        self, replies: Replies, calls: Mapping[Place, Callable[[], T]], what: str
+    ) -> dict[Place, T | Exception]:
+        """Ask episodes; each reply of a conversation on a thread, as others go on meanwhile."""
+        if (self.limits or self.task.limits).turns == 1:
+            return replies.ask(calls, what)
+        asked = [asyncio.to_thread(replies.ask, {place: call}, what) for place, call in calls.items()]
+        return {place: found for each in await asyncio.gather(*asked) for place, found in each.items()}
+
+    async def _off_loop(self, call: Callable[[], None]) -> None:
+        """Do what may ask a listener, which computes, or shrink large images."""
+        if (self.limits or self.task.limits).turns == 1:
+            call()
+        else:
+            await asyncio.to_thread(call)
 
     async def _draw(
-        self, asking: _Asking, talk: ServedTalk, seed: int, turn: int, part: Sequence[int]
+        self, asking: _Asking, talk: ServedTalk, seed: int, turn: int, first: int, count: int
     ) -> list[Completion]:
-        """What the model says in conversations that are alike so far, one for each number in ``part``."""
+        """What the model says in ``count`` conversations that are alike so far, ``first`` among them."""
         sampling = self.sampling
         own = derived_seed(seed, turn) if turn else seed
         body: dict[str, Any] = {
             "model": self.served.model,
-            "messages": talk.messages,
+            **talk.served.body(),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_new_tokens,
-            "seed": (own + (part[0] if len(part) == 1 else 0)) % _LARGEST_SEED,
+            "seed": (own + first) % _LARGEST_SEED,
         }
 
         async def draw(more: dict[str, Any]) -> list[Completion]:
             found: list[Completion] = []
-            fault = await asking.sampler.draw(body | more, len(part), found.append, self.usage)
-            if len(found) < len(part):
+            fault = await asking.sampler.draw(body | more, count, found.append, self.usage)
+            if len(found) < count:
                 raise fault or ServerError(
-                    f"the server gave {len(found)} of {len(part)} answers", 502, "bad_reply", retry=True
+                    f"the server gave {len(found)} of {count} answers", 502, "bad_reply", retry=True
                 )
             _refuse_chosen(found)
             return found

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import logging
+import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from threading import Lock
 from typing import Any
 
-from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.episode import Ending, Episode, Listener, Reply, Said
+from selfverify.core.errors import ConfigError, ServerError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import OBSERVATION, TOKENS, Finish, Segment, Trajectory
-from selfverify.remote.messages import image_url
 from selfverify.remote.server_replies import Completion
-from selfverify.rollouts.converse import OpenEpisode
 from selfverify.rollouts.replying import ask, begin, outcome
+from selfverify.rollouts.server_messages import ServerMessages
+from selfverify.rollouts.talk import said_by
 
 logger = logging.getLogger(__name__)
 
+_PLACE = (0, 0)
+"""Each conversation has a listener of its own."""
+_FULL = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
+"""What servers say of a conversation that is longer than their model reads: OpenAI's code is
+``context_length_exceeded``, llama.cpp's ``exceed_context_size_error``."""
+_WHOLE = ("stop", "tool_calls", "function_call")
+"""How OpenAI's API says that a message is whole."""
 _THOUGHTS = ("reasoning_content", "reasoning")
 """Where servers keep thoughts that they take out of a message."""
 
@@ -28,13 +38,18 @@ class ServedTalk:
 
     Args:
         problem: What the conversation is about.
-        messages: The problem as OpenAI's messages.
         thinks: Whether an answer begins with a tag ``think``. Where the server has taken the thoughts out of
             the message they are put back: the task reads them.
+        listener: Is told what the model says before its episode replies.
+        lock: Held while the listener works: its models serve several conversations.
     """
 
-    def __init__(self, problem: Problem, messages: Sequence[Mapping[str, Any]], thinks: bool) -> None:
-        self.problem, self.messages, self.thinks = problem, list(messages), thinks
+    def __init__(
+        self, problem: Problem, thinks: bool, listener: Listener | None = None, lock: Lock | None = None
+    ) -> None:
+        self.problem, self.thinks = problem, thinks
+        self.served = ServerMessages(problem)
+        self.listener, self.lock = listener, lock or Lock()
         self.episode: Episode | None = None
         self.error: Exception | None = None
         self.ending: Ending | None = None
@@ -42,54 +57,98 @@ class ServedTalk:
         self.over = False
         self.last: Completion | None = None
         """What was said last."""
-        self.asked: list[Mapping[str, Any]] = []
+        self.asked: list[dict[str, Any]] = []
         """The messages that it answers."""
         self._segments: list[Segment] = []
+        self._before = 0, 0
+        """The segments and turns that there were before something was shown last."""
 
-    def open(self, make: OpenEpisode, seed: int) -> None:
-        """Make the episode, and take what it shows before the model speaks."""
-        opened = outcome(lambda: make(self.problem, seed))
-        if not isinstance(opened, Episode):
+    def open(self, make: Callable[[], Episode]) -> None:
+        """Make the episode; an environment that does not start is lost like one that dies."""
+        opened = outcome(make)
+        if isinstance(opened, Episode):
+            self.episode = opened
+        else:
             kind = type(opened).__name__
             self.fail(opened if isinstance(opened, Exception) else TypeError(f"a {kind} is no Episode"))
-            return
-        self.episode = opened
-        shown = outcome(lambda: begin(opened))
-        if isinstance(shown, Exception):
-            self.fail(shown)
-        elif shown is not None and shown.done:
-            self.over = True
-        elif shown is not None:
-            self._show(shown)
 
-    def say(self, reply: Completion, more: bool) -> None:
-        """Take what the model says, and what its episode replies.
+    def begin(self) -> Reply | None:
+        """What the episode shows before the model speaks, whatever that may raise."""
+        assert self.episode is not None
+        if self.listener is not None:
+            with self.lock:
+                self.listener.begin({_PLACE: self.problem})
+        return begin(self.episode)
+
+    def start(self, reply: Reply | None) -> None:
+        """Take what the episode shows before the model speaks."""
+        self.over = reply is not None and reply.done
+        if reply is not None and not self.over:
+            self._show(reply)
+
+    def say(self, reply: Completion) -> Said:
+        """Keep what the model says; `answer` divides it into channels.
 
         Args:
             reply: What the server sent.
-            more: Whether the model may speak once more.
         """
-        assert self.episode is not None
         text = reply.text
         thoughts = next((reply.rest[name] for name in _THOUGHTS if reply.rest.get(name)), None)
         if self.thinks and isinstance(thoughts, str) and "<think" not in text:
             text = f"<think>{thoughts}</think>{text}"
-        finish = Finish.STOP if reply.finish == "stop" else Finish.LENGTH
-        turn, episode = len(self.turns), self.episode
+        self.asked, self.last = [*self.served.messages], reply
+        finish = Finish.STOP if reply.finish in _WHOLE else Finish.LENGTH
+        said = self.served.said(text, reply.tool_calls, finish, len(self.turns))
         self.turns.append(len(self._segments))
-        said = Said(text, [], finish, turn)
-        self.asked, self.last = [*self.messages], reply
-        heard = outcome(lambda: ask(episode, said))
-        cuts = heard.cuts if isinstance(heard, Reply) and heard.cuts else [(episode.channel, 0)]
-        self._segments += _segments(reply, text, cuts, turn)
-        self._segments[-1].finish = finish
+        return said
+
+    def reply(self, said: Said) -> Reply:
+        """The episode's reply to what the model has just said, whatever that may raise."""
+        assert self.episode is not None
+        if self.listener is not None:
+            with self.lock:
+                self.listener.said({_PLACE: said})
+        return ask(self.episode, said)
+
+    def answer(self, said: Said, heard: Reply | Exception, more: bool) -> None:
+        """Take the episode's reply to what the model has just said.
+
+        Args:
+            said: What the model has said.
+            heard: The reply, or why there is none.
+            more: Whether the model may speak once more.
+
+        Raises:
+            ConfigError: The episode asks something aside.
+        """
+        assert self.episode is not None and self.last is not None
+        cuts = heard.cuts if isinstance(heard, Reply) and heard.cuts else [(self.episode.channel, 0)]
+        self._segments += _segments(self.last, said, cuts)
+        self._segments[-1].finish = said.finish
         if isinstance(heard, Exception):
             self.fail(heard)
             return
-        self.over = heard.done or finish != Finish.STOP or not more
+        if heard.aside is not None:
+            raise ConfigError("only a model that runs here can be asked aside, not one behind a server")
+        if heard.takes_back:
+            segments, turns = self._before
+            del self._segments[segments:], self.turns[turns:]
+        self.over = heard.done or (said.finish != Finish.STOP and not heard.takes_back) or not more
         if not self.over:
-            self.messages.append({"role": "assistant", "content": text})
             self._show(heard)
+
+    def refused(self, error: ServerError) -> None:
+        """End where the server takes no more: at the context, as with a policy, else without a verdict."""
+        if _FULL.search(f"{error.code} {error.message}") is None:
+            self.fail(error)
+            return
+        self.over = True
+        if self._segments and self._segments[-1].author != "policy":
+            del self._segments[-1]  # nobody has read it
+        self._segments = self._segments or [_nothing()]
+        self._segments[-1].finish = Finish.LENGTH
+        message = f"problem {self.problem.id}: a conversation has reached the context of the server's model"
+        note(logger, "context_full", message, problem=self.problem.id, turn=len(self.turns))
 
     def fail(self, error: Exception) -> None:
         """End without a verdict."""
@@ -100,7 +159,7 @@ class ServedTalk:
 
     def trajectory(self) -> Trajectory:
         """What the conversation came to; one without an ending ends with ``error``."""
-        segments = self._segments or [Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)]
+        segments = self._segments or [_nothing()]
         ending = self.ending
         if ending is None:
             segments[-1].finish = Finish.ERROR
@@ -116,26 +175,33 @@ class ServedTalk:
         return Trajectory(segments, dict(ending.scores), ending.rewards, ending.parsed)
 
     def _show(self, reply: Reply) -> None:
-        """Let the model read what the episode says; a server gets all of it as the user's words."""
-        content: str | list[dict[str, Any]] = reply.text
-        if reply.images:
-            pictures = [{"type": "image_url", "image_url": {"url": image_url(i)}} for i in reply.images]
-            content = [{"type": "text", "text": reply.text}, *pictures]
-        self.messages.append({"role": "user", "content": content})
+        """Let the model read what the episode says."""
+        if not reply.takes_back:
+            self._before = len(self._segments), len(self.turns)
+        self.served.hear(reply)
+        if self.listener is not None:
+            with self.lock:
+                self.listener.shown({_PLACE: reply})
         self._segments.append(
             Segment(
                 OBSERVATION, [], text=reply.text,
-                author="environment", turn=len(self.turns), images=list(reply.images),
+                author="environment", turn=len(self.turns),
+                parsed=said_by(reply, reply.text), images=list(reply.images),
             )
         )  # fmt: skip
 
 
-def _segments(reply: Completion, text: str, cuts: Sequence[tuple[str, int]], turn: int) -> list[Segment]:
+def _nothing() -> Segment:
+    """What a trajectory holds in which nothing was said."""
+    return Segment(OBSERVATION, [], author="environment", finish=Finish.STOP)
+
+
+def _segments(reply: Completion, said: Said, cuts: Sequence[tuple[str, int]]) -> list[Segment]:
     """A turn in the channels that its episode names, with the log-probabilities that the server gave.
 
     Token ids are the server's own. Log-probabilities are left out where the tokens' texts are not the turn's.
     """
-    starts = [start for _, start in cuts]
+    text, starts = said.text, [start for _, start in cuts]
     pieces = [str(entry.get("token", "")) for entry in reply.logprobs]
     values = [entry.get("logprob") for entry in reply.logprobs]
     known = "".join(pieces).startswith(text) and all(isinstance(v, int | float) for v in values)
@@ -146,7 +212,8 @@ def _segments(reply: Completion, text: str, cuts: Sequence[tuple[str, int]], tur
         end = starts[number + 1] if number + 1 < len(cuts) else len(text)
         own = values[bounds[number] : bounds[number + 1]] if known and values else []
         found.append(
-            Segment(channel, [], [float(v) for v in own if v is not None], text[start:end], turn=turn)
+            Segment(channel, [], [float(v) for v in own if v is not None], text[start:end], turn=said.turn)
         )
     found[0].values = {TOKENS: float(reply.tokens)}
+    found[-1].values |= said.values
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,18 +9,15 @@ from typing import Any
 from selfverify.agents import background
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import ServerError
-from selfverify.core.message_content import BETWEEN, content_parts
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
 from selfverify.looking.visual_budget import estimated_tokens_of
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import ServerSettings, server_url
-from selfverify.remote.messages import image_url, openai_messages
 from selfverify.remote.prompt_size import prompt_tokens
 from selfverify.remote.server_replies import text_of
 from selfverify.remote.usage import Usage, estimated_tokens
-from selfverify.tasks.strict_json import read_json
-from selfverify.tasks.tool_calls import read_calls
+from selfverify.rollouts.server_messages import ServerMessages
 
 
 class Speaker(ABC):
@@ -100,45 +96,20 @@ class OnServer(Speaker):
         self, problem: Problem, server: ServerSettings, fields: dict[str, Any], usage: Usage | None = None
     ) -> None:
         server_url(server.url)
-        self.server, self.fields, self.tools = server, fields, problem.tools
-        self.messages = openai_messages(problem)
+        self.server, self.fields = server, fields
+        self.talk = ServerMessages(problem)
         self.usage = Usage() if usage is None else usage
         self._visual = sum(map(estimated_tokens_of, problem.images))
-        self._named: list[str] = []
-        """The ids of the calls in the last message."""
-        self._before = [*self.messages], self._named
-        """Both as they were before something was shown last."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All that was said and shown."""
+        return self.talk.messages
 
     def hear(self, reply: Reply) -> None:
-        """See `Speaker`. Pictures follow in a message of the user: those of tools hold text only."""
-        if reply.takes_back:
-            messages, self._named = self._before
-            self.messages = [*messages]
-        else:
-            self._before = [*self.messages], self._named
-        parts = content_parts(reply.content)
-        words = "\n".join(part["text"] for part in parts if part["type"] == "text")
-        for name in self._named:
-            self.messages.append({"role": "tool", "tool_call_id": name, "content": words})
+        """See `Speaker`."""
+        self.talk.hear(reply)
         self._visual += sum(map(estimated_tokens_of, reply.images))
-        shown = [{"type": "image_url", "image_url": {"url": image_url(image)}} for image in reply.images]
-        told = [] if self._named else [{"type": "text", "text": words}]
-        if told + shown:
-            self._told(told + shown)
-        self._named = []
-
-    def _told(self, parts: list[dict[str, Any]]) -> None:
-        """Go on with the user's message: many chat templates refuse two in a row.
-
-        Servers put nothing between two texts of a message, or one line break.
-        """
-        if self.messages[-1]["role"] == "user":
-            *before, last = content_parts(self.messages.pop()["content"])
-            if last["type"] == "text":
-                words = parts.pop(0)["text"] if parts[0]["type"] == "text" else ""
-                last["text"] += BETWEEN + words
-            parts = [*before, last, *parts]
-        self.messages.append({"role": "user", "content": parts})
 
     def speak(self, turn: int) -> Said:
         """See `Speaker`.
@@ -150,21 +121,7 @@ class OnServer(Speaker):
 
     def recall(self, text: str, turn: int) -> None:
         """Take a turn as its own that somebody else has said."""
-        read = read_calls(Said(text, [], Finish.STOP, turn), self.tools)
-        words, tag, _ = text.partition("<tool_call>")
-        if not read.calls or not tag:
-            self.messages.append({"role": "assistant", "content": text})
-            return
-        self._named = [f"turn-{turn}-call-{number}" for number in range(len(read.calls))]
-        calls = [
-            {
-                "id": name,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
-            }
-            for name, call in zip(self._named, read.calls, strict=True)
-        ]
-        self.messages.append({"role": "assistant", "content": words.strip(), "tool_calls": calls})
+        self.talk.recall(text, turn)
 
     async def answer(self, turn: int) -> Said:
         """What it says next; see `speak`, which waits for it."""
@@ -174,20 +131,10 @@ class OnServer(Speaker):
         text = content if isinstance(content, str) else ""
         calls = message.get("tool_calls")
         finish = Finish.LENGTH if choice.get("finish_reason") == "length" else Finish.STOP
-        if not isinstance(calls, list) or not calls:
-            self.messages.append({"role": "assistant", "content": text})
-            return Said(text, [], finish, turn)
-        self.messages.append({"role": "assistant", "content": text, "tool_calls": calls})
-        self._named = [str(call.get("id", "")) for call in calls if isinstance(call, dict)]
-        read = _read(calls)
-        shown = read.get("tool_calls", calls)
-        written = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in shown)
-        return Said("\n".join(part for part in (text, written) if part), [], finish, turn, message=read)
+        return self.talk.said(text, calls if isinstance(calls, list) else [], finish, turn)
 
     async def _asked(self) -> dict[str, Any]:
-        body = {**self.fields, "messages": self.messages}
-        if self.tools:  # an empty list is refused by some servers
-            body["tools"] = self.tools
+        body = {**self.fields, **self.talk.body()}
         async with OpenAIClient(self.server) as client:
             reply = await client.chat(body, self.usage.lost)
         choice: dict[str, Any] = reply["choices"][0]
@@ -212,18 +159,3 @@ def hold(episode: Episode, speaker: Speaker, turns: int) -> Ending:
             break
         speaker.hear(reply)
     return episode.ending()
-
-
-def _read(calls: list[Any]) -> dict[str, Any]:
-    """A server's ``tool_calls`` as `Said.message` has them: their arguments are JSON in a text."""
-    found = []
-    try:
-        for call in calls:
-            function = call["function"]
-            arguments = function["arguments"]
-            if isinstance(arguments, str):
-                arguments = read_json(arguments or "{}")
-            found.append({"name": function["name"], "arguments": arguments})
-    except (KeyError, TypeError, ValueError) as error:
-        return {"error": f"its arguments are no JSON: {error}"[:300]}
-    return {"tool_calls": found}

@@ -1,0 +1,64 @@
+"""A stopping verifier behind a real vLLM: what it measures is what the same models measure here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from looking.test_step_verifier import STEPS, question, shown
+from selfverify.core.episode import Listener, Said
+from selfverify.core.trajectory import Finish
+from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_stopping import LookStopping
+from selfverify.looking.step_verifier import StepVerifier
+from selfverify.looking.stop_rules import LOG_RATIO, LOG_RATIO_PLAN
+from selfverify.policy.policy import Policy
+from with_vllm.conftest import Serving, serving
+
+NAMES = (LOG_RATIO, LOG_RATIO_PLAN)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """vLLM before a verifier: `builtin:digits` after something that was like a training."""
+    folder = tmp_path_factory.mktemp("tuned") / "digits"
+    policy = Policy.load("builtin:digits", device="cpu")
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in policy.model.get_decoder().parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    policy.save(folder)
+    with serving(folder, "--max-model-len", "1024") as found:
+        yield found
+
+
+def heard(listener: Listener, policy: Policy) -> list[Said]:
+    """Three turns with images between them; the second is taken back and said anew."""
+    listener.begin({(0, 0): question(1)})
+    turns = []
+    for number, text in enumerate([STEPS[0], STEPS[1], STEPS[1].replace("2 0 0", "1 1 1"), STEPS[2]]):
+        # Without the token that ends a message, which a server does not score.
+        tokens = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        words = Said(text, tokens, Finish.LENGTH, number - (number > 1))
+        listener.said({(0, 0): words})
+        turns.append(words)
+        reply = shown(number)
+        reply.takes_back = number == 1
+        listener.shown({(0, 0): reply})
+    return turns
+
+
+def test_log_ratios_of_each_turn(vllm_server: Serving, tuned: Serving) -> None:
+    """V_φ and V_φ0 behind servers, against both in this process, with images in mid-conversation."""
+    base = Policy.load("builtin:digits", device="cpu")
+    verifier = Policy.load(str(tuned.folder), device="cpu")
+    here = heard(StepVerifier(verifier, base, base), base)
+    settings = LookSettings(verifier=f"{tuned.url}#m", verifier_base=f"{vllm_server.url}#m")
+    listener = LookStopping(settings).listener(None)
+    assert listener is not None
+    there = heard(listener, base)
+    for ours, theirs in zip(here, there, strict=True):
+        assert abs(ours.values[LOG_RATIO]) > 0.05
+        assert [theirs.values[n] for n in NAMES] == pytest.approx([ours.values[n] for n in NAMES], abs=5e-3)
