@@ -148,6 +148,8 @@ class Task(ABC):
             (``continuous``: boxes, which majority votes then cluster).
         tags: The tags that a response consists of, in order, with ``score`` last.
         metrics: Published figures besides accuracy that evaluations compute.
+        errors: The classes of wrong answers (`Judged.error`), for figures by class. Unreadable answers are a
+            class of their own, which is not named here.
         writes_places: Whether prompts or answers hold places in images, so that `use_space` has to be called
             before problems are made.
         limits: How long its conversations may get.
@@ -162,6 +164,7 @@ class Task(ABC):
     kind: Literal["discrete", "continuous"] = "discrete"
     tags: tuple[str, ...] = ("think", "answer", SCORE_TAG)
     metrics: tuple[Metric, ...] = ()
+    errors: tuple[str, ...] = ()
     writes_places: bool = False
     limits: EpisodeLimits = EpisodeLimits(turns=1)
     repeatable: bool = True
@@ -255,6 +258,23 @@ class Task(ABC):
             ConfigError: The task has no demonstrations, which is the default.
         """
         raise ConfigError(f"task {self.name} has no demonstrations to learn from")
+
+    def recheck(self, problem: Problem, tagged: Tagged, rng: np.random.Generator) -> str:
+        """Return a second turn, without its score, that checks the first one by what stands in it.
+
+        An answer that passes is given again, be it right or wrong; behind one that fails stands a right one.
+        The check must be one that the policy can make: of the question and of the words, not of the target's
+        secrets.
+
+        Args:
+            problem: What was asked.
+            tagged: The first turn.
+            rng: Draws the answer that is given instead.
+
+        Raises:
+            ConfigError: The task has no such check, which is the default.
+        """
+        raise ConfigError(f"task {self.name} has no check to demonstrate; use method.source=demonstrated")
 
     def demonstrate_turns(self, problem: Problem, rng: np.random.Generator) -> Sequence[ShownTurn]:
         """Return all that the policy would say in one conversation with the episode of this problem.

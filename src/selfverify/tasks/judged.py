@@ -26,6 +26,7 @@ class Judged:
         quality: What decides whether two answers contrast (ADPO Eq. 6 and 7); None means ``reward``.
         parts: Components by name, which become rewards of the trajectory beside ``answer`` and are logged as
             ``reward/NAME``: a mean over the answers that have it.
+        error: The class of error of a wrong answer that could be read, one of `Task.errors`; else None.
         read_by: Who read the answer: the task's `RULES`, or in evaluations an extractor's name.
     """
 
@@ -36,6 +37,7 @@ class Judged:
     unjudged: str = ""
     quality: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
     read_by: str = RULES
 
 

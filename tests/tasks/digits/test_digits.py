@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.splits import SPLITS
 from selfverify.core.tags import Tagged, parse_tagged
 from selfverify.experiments.registry import TASKS, make_task
@@ -64,7 +65,7 @@ def test_demonstrations_are_read_back(name: str) -> None:
             assert tagged.answer_ok and tagged.score_ok
             assert task.judge(problem, tagged).reward == pytest.approx(shown.quality)
             assert wrong or shown.quality == 1.0
-            assert any(channel == "context" for channel, _ in shown.pieces) == wrong
+            assert any(c == "context" for c, _ in shown.pieces) == (wrong or task.name == "digits-shown")
 
 
 def test_pick_demonstrations_add_up_honestly() -> None:
@@ -87,6 +88,106 @@ def test_pick_judges_shown_digits_and_their_sum() -> None:
     assert not task.judge(problem, answer("1 1 9")).correct
     assert not task.judge(problem, answer("2 4 9")).correct
     assert task.judge(problem, answer("3 8")).key is None
+
+
+@pytest.mark.parametrize(
+    ("picks", "error"),
+    [
+        ("4 4 3", None), ("2 4 9", "wrong sum"), ("1 1 9", "digit not shown"), ("1 4 6", "digit not shown"),
+        ("9 9 9", "wrong sum, digit not shown"), ("3 8", None),
+    ],
+)  # fmt: skip
+def test_pick_tells_wrong_sums_from_digits_that_are_not_shown(picks: str, error: str | None) -> None:
+    """Shown 1 2 3 4 4 9, target 11. What cannot be read is of no class of the task's."""
+    task = make_task("digits-pick")
+    problem = task.problem("train", 0, 0)
+    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], 11
+    assert task.judge(problem, answer(picks)).error == error
+    assert error is None or error in task.errors
+
+
+@pytest.mark.parametrize("reasoning", ["read", "marked"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_pick_demonstrations_may_name_all_digits_first(wrong: bool, reasoning: str) -> None:
+    task, plain = make_task("digits-pick", reasoning=reasoning), make_task("digits-pick")
+    marks = 0
+    for index in range(30):
+        problem = task.problem("train", 0, index)
+        shown = task.demonstrate(problem, np.random.default_rng(index), wrong)
+        told = "".join(text for _, text in shown.pieces)
+        read, sums = told.removeprefix("<think>").split(":")
+        assert [int(digit) for digit in read] == problem.meta["digits"]
+        short = plain.demonstrate(problem, np.random.default_rng(index), wrong)
+        assert f"<think>{sums.replace('?', '')}" == "".join(text for _, text in short.pieces)
+        judged = task.judge(problem, parse_tagged(told, ("think", "answer")))
+        assert judged.reward == shown.quality
+        assert ("?" in sums) == (reasoning == "marked" and "not shown" in (judged.error or ""))
+        marks += sums.count("?")
+        mixed = make_task("digits-mix", pick=1, sum=0, locate=0, pick_reasoning=reasoning)
+        assert mixed.demonstrate(problem, np.random.default_rng(index), wrong).pieces == shown.pieces
+    assert (marks > 0) == (wrong and reasoning == "marked")
+
+
+def test_pick_marks_are_taught_behind_picks_that_are_not() -> None:
+    """Shown 1 2 3 4 4 9: of 4+4+4 the third is not there any more, nor is 0. Wrong picks are context."""
+    task = make_task("digits-pick", reasoning="marked")
+    problem = task.problem("train", 0, 0)
+    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], 11
+    found = {}
+    for seed in range(400):
+        pieces = task.demonstrate(problem, np.random.default_rng(seed), wrong=True).pieces
+        found["".join(text for channel, text in pieces if channel == "context")] = pieces
+    taught = "".join(text for channel, text in found["249"] if channel == "answer")
+    assert taught == "<think>123449:++=15</think><answer>2 4 9</answer>"
+    taught = "".join(text for channel, text in found["444"] if channel == "answer")
+    assert taught == "<think>123449:++?=12</think><answer>4 4 4</answer>"
+
+
+@pytest.mark.parametrize("ways", [(1, 1), (10, 20)])
+def test_pick_draws_targets_that_can_be_had_in_so_many_ways(ways: tuple[int, int]) -> None:
+    """Counted anew, place by place; the same problem each time; without the option nothing else is drawn."""
+    task, plain = make_task("digits-pick", ways=ways), make_task("digits-pick")
+    for index in range(20):
+        problem = task.problem("train", 0, index)
+        counted = sum(sum(c) == problem.target for c in combinations(problem.meta["digits"], 3))
+        assert ways[0] <= counted <= ways[1]
+        assert task.problem("train", 0, index).digest() == problem.digest()
+    drawn = [plain.problem("train", 0, index).meta["digits"] for index in (0, 1)]
+    assert drawn == [[8, 6, 5, 2, 3, 0], [8, 4, 0, 3, 7, 5]]  # as before there was such an option
+
+
+def test_pick_says_when_a_target_cannot_be_had_in_so_many_ways() -> None:
+    """Two digits of two: one way, never two; all of twelve that are equal: a chance of 1e-11."""
+    task = make_task("digits-pick", count=12, picks=6, ways=(924, 924))
+    with pytest.raises(DataError, match=r"924 to 924 ways; widen task.ways"):
+        task.problem("train", 0, 0)
+
+
+def test_pick_rechecks_what_stands_in_an_answer() -> None:
+    """Shown 1 2 3 4 4 9, target 11. 3+4+4 passes, and 1+1+9, of which one 1 is not shown; 2+4+9 = 15."""
+    task, rng = make_task("digits-pick", score=False), np.random.default_rng(0)
+    problem = task.problem("train", 0, 0)
+    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], 11
+    for kept in ("3 4 4", "1 1 9"):
+        sums = kept.replace(" ", "+")
+        assert task.recheck(problem, answer(kept), rng) == f"<think>{sums}=11</think><answer>{kept}</answer>"
+    redone = task.recheck(problem, answer("2 4 9"), rng)
+    assert redone.startswith("<think>2+4+9=15;")
+    tagged = parse_tagged(redone, task.tags)
+    assert tagged.answer_ok and task.judge(problem, tagged).correct
+    assert tagged.fields["think"].split(";")[1].endswith("=11")
+    for unreadable in (answer("3 8"), Tagged(fields={"answer": "2 4 9"})):
+        anew = task.recheck(problem, unreadable, rng)
+        assert ";" not in anew and task.judge(problem, parse_tagged(anew, task.tags)).correct
+    reading = make_task("digits-pick", score=False, reasoning="read")
+    first = Tagged({"think": "123449:1+1+9=11", "answer": "1 1 9"}, answer_ok=True)
+    redone = reading.recheck(problem, first, rng)
+    assert redone.startswith("<think>1+1?+9=11;123449:")
+    assert reading.judge(problem, parse_tagged(redone, task.tags)).correct
+    misread = Tagged({"think": "113449:1+1+9=11", "answer": "1 1 9"}, answer_ok=True)
+    assert reading.recheck(problem, misread, rng) == "<think>1+1+9=11</think><answer>1 1 9</answer>"
+    with pytest.raises(ConfigError, match="digits-sum has no check"):
+        make_task("digits-sum").recheck(problem, answer("3"), rng)
 
 
 def test_locate_rewards_overlap() -> None:
@@ -128,6 +229,9 @@ def test_unknown_task_lists_the_known_ones() -> None:
         ("digits-pick", {"picks": 8, "count": 4}),
         ("digits-pick", {"noise": (0.3, 0.1)}),
         ("digits-pick", {"noise": (-1, 0.5)}),
+        ("digits-pick", {"ways": (0, 2)}),
+        ("digits-pick", {"ways": (3, 2)}),
+        ("digits-pick", {"ways": (21, 30)}),  # 3 of 6 can be picked in 20 ways
         ("digits-sum", {"fewest": 6}),
         ("digits-locate", {"size": (40, 60)}),
         ("digits-mix", {"pick": 0, "sum": 0, "locate": 0}),
@@ -138,3 +242,41 @@ def test_options_that_cannot_work_are_refused(name: str, options: dict[str, Any]
     """When they are read, not when the first problem is made."""
     with pytest.raises(ValidationError):
         TASKS[name].config_class(**options)
+
+
+def test_shown_judges_the_digits_that_are_not_shown() -> None:
+    """Shown 1 2 3 4 4 9: not shown are 0 5 6 7 8, in any order, each once."""
+    task = make_task("digits-shown")
+    problem = task.problem("train", 0, 0)
+    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], [0, 5, 6, 7, 8]
+    assert task.judge(problem, answer("8 0 5 6 7")).correct
+    assert task.judge(problem, answer("8 0 5 6 7")).key == task.judge(problem, answer("0,5,6,7,8")).key
+    assert not task.judge(problem, answer("0 5 6 7")).correct and not task.judge(problem, answer("")).correct
+    assert task.judge(problem, answer("")).key is not None
+    assert all(task.judge(problem, answer(text)).key is None for text in ("0 5 6 7 8 8", "0 11", ",", "none"))
+    problem.target = []
+    assert task.judge(problem, answer("")).correct
+
+
+def test_shown_marks_digits_as_picks_are_marked() -> None:
+    """All ten digits come; their order is context, and so is a mark that is wrong."""
+    task = make_task("digits-shown")
+    problem = task.problem("train", 0, 0)
+    problem.meta["digits"], problem.target = [1, 2, 3, 4, 4, 9], [0, 5, 6, 7, 8]
+    for wrong in (False, True):
+        shown = task.demonstrate(problem, np.random.default_rng(2), wrong)
+        assert shown.quality == (not wrong)
+        first, *marks, (_, rest) = shown.pieces
+        assert first == ("answer", "<think>123449:") and len(marks) == 20
+        order = [text for _, text in marks[::2]]
+        assert sorted(order) == list("0123456789") and {c for c, _ in marks[::2]} == {"context"}
+        marked = [digit for digit, (_, mark) in zip(order, marks[1::2], strict=True) if mark == "?+"]
+        assert rest == f"</think><answer>{' '.join(marked)}</answer>"
+        odd = {digit for digit, (channel, _) in zip(order, marks[1::2], strict=True) if channel == "context"}
+        assert set(marked) ^ set("05678") == odd and len(odd) == wrong
+
+
+def test_the_mix_has_as_many_problems_of_each_task_as_it_has_shares() -> None:
+    task = make_task("digits-mix", pick=2, sum=1, locate=0, shown=3)
+    names = Counter(task.problem("train", 0, index).id.split("/")[0] for index in range(12))
+    assert names == {"digits-pick": 4, "digits-sum": 2, "digits-shown": 6}

@@ -1,4 +1,4 @@
-"""`digits-mix`: the three digit tasks in turn; the built-in policy's cold start is trained on it."""
+"""`digits-mix`: the digit tasks in turn; the built-in policy's cold start is trained on it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
 from selfverify.tasks.base import Demonstration, Judged, Range, ScoredTaskConfig, Task
 from selfverify.tasks.digits.digits_locate import DigitsLocate, DigitsLocateConfig
-from selfverify.tasks.digits.digits_pick import DigitsPick, DigitsPickConfig
+from selfverify.tasks.digits.digits_pick import REASONING, DigitsPick, DigitsPickConfig, Reasoning
+from selfverify.tasks.digits.digits_shown import DigitsShown, DigitsShownConfig
 from selfverify.tasks.digits.digits_sum import DigitsSum, DigitsSumConfig
 
-Part = DigitsPick | DigitsSum | DigitsLocate
+Part = DigitsPick | DigitsSum | DigitsLocate | DigitsShown
 
 
 class DigitsMixConfig(ScoredTaskConfig):
@@ -22,15 +23,17 @@ class DigitsMixConfig(ScoredTaskConfig):
     pick: int = Field(4, ge=0, description="Shares of digits-pick problems.")
     sum: int = Field(2, ge=0, description="Shares of digits-sum problems.")
     locate: int = Field(2, ge=0, description="Shares of digits-locate problems.")
+    shown: int = Field(0, ge=0, description="Shares of digits-shown problems.")
     sum_digits: tuple[int, int] = Field((1, 6), description="Fewest and most digits of a digits-sum problem.")
     sum_noise: Range = Field((0.0, 0.35), description="Noise of the digits-sum problems.")
     locate_digits: int = Field(3, ge=1, le=9, description="Digits on a digits-locate canvas.")
+    pick_reasoning: Reasoning = Field("sum", description=f"For digits-pick problems. {REASONING}")
     locate_noise: Range = Field((0.0, 0.2), description="Noise of the digits-locate problems.")
 
     @model_validator(mode="after")
     def _check(self) -> DigitsMixConfig:
-        if not self.pick + self.sum + self.locate:
-            raise ValueError("pick, sum and locate are all 0; at least one task has to come")
+        if not self.pick + self.sum + self.locate + self.shown:
+            raise ValueError("pick, sum, locate and shown are all 0; at least one task has to come")
         fewest, most = self.sum_digits
         if not 1 <= fewest <= most <= 12:
             raise ValueError(f"sum_digits is {list(self.sum_digits)}, not [fewest, most] within 1 to 12")
@@ -41,7 +44,7 @@ class DigitsMix(Task):
     """Problems of all digit tasks in a fixed rotation; each is judged by its own task."""
 
     name = "digits-mix"
-    summary = "the three other digit tasks in turn (for the cold start)"
+    summary = "the other digit tasks in turn (for the cold start)"
     config_class = DigitsMixConfig
     config: DigitsMixConfig
 
@@ -54,13 +57,13 @@ class DigitsMix(Task):
         )
         boxes = DigitsLocateConfig(count=c.locate_digits, noise=c.locate_noise, score=c.score)
         parts: tuple[Part, ...] = (
-            DigitsPick(DigitsPickConfig(score=c.score)),
+            DigitsPick(DigitsPickConfig(score=c.score, reasoning=c.pick_reasoning)),
             DigitsSum(sums),
             DigitsLocate(boxes),
+            DigitsShown(DigitsShownConfig(score=c.score)),
         )
-        self.rotation = [
-            t for t, share in zip(parts, (c.pick, c.sum, c.locate), strict=True) for _ in range(share)
-        ]
+        shares = (c.pick, c.sum, c.locate, c.shown)
+        self.rotation = [part for part, share in zip(parts, shares, strict=True) for _ in range(share)]
         self.by_name = {part.name: part for part in parts}
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:

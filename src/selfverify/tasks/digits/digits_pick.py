@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import combinations
+from math import comb
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.core.tags import Tagged
+from selfverify.core.trajectory import ANSWER, CONTEXT
 from selfverify.tasks.base import (
     UNREADABLE,
     Demonstration,
@@ -26,6 +30,20 @@ from selfverify.tasks.base import (
 )
 from selfverify.tasks.digits.canvas import digit_bank, draw_grid
 
+WRONG_SUM, NOT_SHOWN = "wrong sum", "digit not shown"
+NEITHER = f"{WRONG_SUM}, {NOT_SHOWN}"
+
+Reasoning = Literal["sum", "read", "marked"]
+REASONING = (
+    "What demonstrations write before the answer: the picks and their `sum`; first every digit shown in "
+    "reading order (`read`), so that picks can be checked in the text; and then also a `?` behind each pick "
+    "that is not among these (`marked`)."
+)
+
+_TRIES, _AT_ONCE = 256, 256
+"""How often digits are drawn for one problem, and how many sets of them at once, until its target can be had
+in as many ways as are wanted."""
+
 
 class DigitsPickConfig(ScoredTaskConfig):
     """Difficulty of `digits-pick`."""
@@ -35,11 +53,28 @@ class DigitsPickConfig(ScoredTaskConfig):
     columns: int = Field(3, ge=1, le=12, description="Digits per row.")
     cell: int = Field(16, ge=8, le=64, description="Side of each digit's cell in pixels.")
     noise: Range = Field((0.0, 0.15), description="Range of the noise's standard deviation.")
+    ways: tuple[Annotated[int, Field(ge=1)], int] | None = Field(
+        None,
+        description="Fewest and most of the ways to pick, place by place, that a problem's target can be had "
+        "in: few are hard to find, many are easy. null takes problems as they come.",
+    )
+
+    reasoning: Reasoning = Field("sum", description=REASONING)
 
     @model_validator(mode="after")
     def _check(self) -> DigitsPickConfig:
         if self.picks > self.count:
             raise ValueError(f"picks is {self.picks}, but only count={self.count} digits are shown")
+        if self.ways is not None:
+            fewest, most = self.ways
+            if fewest > most:
+                raise ValueError(f"ways is [fewest, most], not {list(self.ways)}")
+            every = comb(self.count, self.picks)
+            if fewest > every:
+                raise ValueError(
+                    f"ways begins at {fewest}, but {self.picks} of {self.count} digits can be picked in "
+                    f"{every} ways only"
+                )
         return self
 
 
@@ -50,33 +85,60 @@ class DigitsPick(Task):
     summary = "which K of the digits add up to T (discrete)"
     config_class = DigitsPickConfig
     config: DigitsPickConfig
+    errors = (WRONG_SUM, NOT_SHOWN, NEITHER)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`."""
         c = self.config
         rng = problem_rng(split, seed, index)
-        digits = [int(d) for d in rng.integers(0, 10, c.count)]
-        chosen = rng.choice(c.count, c.picks, replace=False)
-        target = sum(digits[i] for i in chosen)
+        digits, target = self._drawn(rng)
         noise = float(rng.uniform(*c.noise))
         image = draw_grid(digits, c.columns, c.cell, noise, digit_bank(split), rng)
         question = f"Pick {c.picks} of the digits shown that add up to {target}."
         return self.posed(split, seed, index, question, target, image, digits=digits, noise=noise)
 
+    def _drawn(self, rng: np.random.Generator) -> tuple[list[int], int]:
+        """Digits and a target that some of them add up to."""
+        c = self.config
+        if c.ways is None:
+            digits = [int(d) for d in rng.integers(0, 10, c.count)]
+            return digits, sum(digits[i] for i in rng.choice(c.count, c.picks, replace=False))
+        places = np.array([*combinations(range(c.count), c.picks)])
+        fewest, most = c.ways
+        for _ in range(_TRIES):
+            drawn = rng.integers(0, 10, (_AT_ONCE, c.count))
+            sums = drawn[:, places].sum(-1)
+            targets = np.take_along_axis(sums, rng.integers(0, len(places), (_AT_ONCE, 1)), axis=1)
+            ways = (sums == targets).sum(1)
+            found = np.flatnonzero((fewest <= ways) & (ways <= most))
+            if len(found):
+                return drawn[found[0]].tolist(), int(targets[found[0], 0])
+        raise DataError(
+            f"digits-pick: {_TRIES * _AT_ONCE} draws gave no {c.count} digits whose target can be had in "
+            f"{fewest} to {most} ways; widen task.ways"
+        )
+
     def judge(self, problem: Problem, tagged: Tagged) -> Judged:
-        """Reward K digits that are shown and add up to the target by 1, anything else by 0."""
+        """Reward K digits that are shown and add up to the target by 1, anything else by 0.
+
+        A wrong sum shows in the text alone, a digit that is not shown only where the image is looked at.
+        """
         picked = read_integers(tagged.fields.get("answer", ""), self.config.picks, 9)
         if picked is None:
             return UNREADABLE
         shown = not Counter(picked) - Counter(problem.meta["digits"])
-        correct = shown and sum(picked) == problem.target
+        adds_up = sum(picked) == problem.target
+        error = {(True, False): WRONG_SUM, (False, True): NOT_SHOWN, (False, False): NEITHER}
+        correct = shown and adds_up
         picked.sort()
-        return Judged(float(correct), correct, picked, " ".join(map(str, picked)))
+        key = " ".join(map(str, picked))
+        return Judged(float(correct), correct, picked, key, error=error.get((shown, adds_up)))
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
-        """Write the sum of the picks honestly.
+        """Write the sum of the picks honestly, and mark them honestly.
 
-        A wrong pick is context up to its "=": what wrong picks add up to is taught, never the picking.
+        A wrong pick is context up to its "=", but for its marks: what wrong picks add up to is taught, and
+        which one is not shown, never the picking.
         """
         digits = problem.meta["digits"]
         subsets = list(combinations(digits, self.config.picks))
@@ -86,9 +148,40 @@ class DigitsPick(Task):
             picks = self._mistake(picks, digits, rng)
         total = sum(picks)
         quality = float(total == problem.target and not Counter(picks) - Counter(digits))
-        sums = "+".join(map(str, picks))
         rest = f"={total}</think><answer>{' '.join(map(str, picks))}</answer>"
-        return Demonstration.of(f"<think>{sums}", rest, wrong, quality)
+        read = "" if self.config.reasoning == "sum" else "".join(map(str, digits)) + ":"
+        if self.config.reasoning != "marked":
+            return Demonstration.of(f"<think>{read}{'+'.join(map(str, picks))}", rest, wrong, quality)
+        left = Counter(digits)
+        pieces = [(ANSWER, f"<think>{read}")]
+        for number, pick in enumerate(picks):
+            left[pick] -= 1
+            behind = ("?" if left[pick] < 0 else "") + (rest if number == len(picks) - 1 else "+")
+            pieces += [(CONTEXT if wrong else ANSWER, str(pick)), (ANSWER, behind)]
+        return Demonstration(pieces, quality)
+
+    def recheck(self, problem: Problem, tagged: Tagged, rng: np.random.Generator) -> str:
+        """Add the answer's digits up again, and pick others behind a semicolon where something is wrong.
+
+        Wrong is a sum that misses the target: of 12 for a target of 14 ``3+7+2=12;5+3+6=14``. Where reasoning
+        begins with the digits that were read, wrong is also a pick that is not among them, and marked:
+        ``3+7?+4=14;518362:5+3+6=14``. Whether they were read rightly is no matter: words do not tell it.
+        """
+        picked = read_integers(tagged.fields.get("answer", ""), self.config.picks, 9)
+        anew = "".join(text for _, text in self.demonstrate(problem, rng, wrong=False).pieces)
+        if picked is None or not tagged.answer_ok:
+            return anew
+        marked = list(map(str, picked))
+        read, colon, _ = tagged.fields.get("think", "").partition(":")
+        if colon and self.config.reasoning != "sum":
+            left = Counter(read)
+            for number, pick in enumerate(marked):
+                left[pick] -= 1
+                marked[number] += "?" * (left[pick] < 0)
+        again = f"{'+'.join(marked)}={sum(picked)}"
+        if sum(picked) != problem.target or "?" in again:
+            return anew.replace("<think>", f"<think>{again};", 1)
+        return f"<think>{again}</think><answer>{' '.join(map(str, picked))}</answer>"
 
     def _mistake(self, picks: list[int], digits: list[int], rng: np.random.Generator) -> list[int]:
         """Return a mistake like the policy's own: digits that are shown but miss the target, a digit swapped
