@@ -16,6 +16,7 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.tags import parse_tagged
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.experiments.recipe import load_recipe
@@ -271,6 +272,29 @@ def test_demonstrated_second_turns_keep_what_is_right() -> None:
         assert [credit.channel for credit in rehearsed] == ["answer", "score"]
     figures = method.metrics(rollout.groups)
     assert figures["turns/acc@t1"] == len(right) / 24 and figures["turns/acc@t2"] == len(rows) / 24
+
+
+def test_checked_second_turns_keep_what_passes_and_are_learnt_right_or_wrong() -> None:
+    """What misses the target is added up, then done anew; what reaches it with a digit not shown is kept."""
+    policy = Policy.load("builtin:digits", device="cpu")
+    task = make_task("digits-pick")
+    problems = [task.problem("train", 5, index) for index in range(4)]
+    method = make_method("turns-sft", second_turn="Check the answer.", source="checked")
+    rollout = method.rollout(policy, task, problems, [1, 2, 3, 4], SamplingConfig(group_size=6))
+    kept_wrong = redone = 0
+    for made in rollout.groups:
+        [credit] = method.credit(made, torch.ones(6, dtype=torch.bool))
+        assert credit.valid is not None
+        for told, learnt in zip(made.trajectories, credit.valid.tolist(), strict=True):
+            assert learnt == (len(told.segments) == 3)
+            first, second = (parse_tagged(told.segments[n].text, task.tags) for n in (0, 2))
+            passed = sum(map(int, first.fields["answer"].split())) == made.problem.target
+            assert (first.fields["answer"] == second.fields["answer"]) == passed
+            assert (";" in second.fields["think"]) != passed and second.score == first.score
+            assert told.rewards["correct"] == (told.rewards["correct_1"] if passed else 1)
+            redone += not passed
+            kept_wrong += passed and not told.rewards["correct"]
+    assert redone and kept_wrong
 
 
 def test_own_second_turns_are_learnt_where_right_or_where_they_correct() -> None:

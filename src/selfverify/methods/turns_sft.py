@@ -32,10 +32,12 @@ from selfverify.tasks.base import Task
 class TurnsSFTConfig(TwoTurnConfig):
     """Where second turns come from, and which are learnt."""
 
-    source: Literal["demonstrated", "sampled"] = Field(
+    source: Literal["demonstrated", "checked", "sampled"] = Field(
         "demonstrated",
         description="Behind the policy's own first turns: the first one again where it is right and a right "
-        "demonstration where it is wrong (cold start); or the policy's own second turns, where right.",
+        "demonstration where it is wrong (cold start); or `checked`, the first one again where it passes the "
+        "task's check of what it says, be it right or wrong, and the check with a right answer behind it "
+        "otherwise; or the policy's own second turns, where right.",
     )
     keep_right: bool = Field(
         True,
@@ -88,23 +90,25 @@ class TurnsSFT(TwoTurnMethod):
     ) -> Group:
         """Write a second turn behind each of the first turns."""
         rng = np.random.default_rng(seed)
-        turns = [[first, self._demonstrate(policy, task, problem, first, rng)] for first in firsts]
+        turns = [[first, self._second(policy, task, problem, first, rng)] for first in firsts]
         told = [recite(policy, problem, self.open(task, problem, seed), both) for both in turns]
         return Group(problem, told)
 
-    @staticmethod
-    def _demonstrate(
-        policy: Policy, task: Task, problem: Problem, first: Sample, rng: np.random.Generator
+    def _second(
+        self, policy: Policy, task: Task, problem: Problem, first: Sample, rng: np.random.Generator
     ) -> Sample:
         """The second turn that is shown behind ``first``."""
         if first.finish != Finish.STOP:
             return first  # which is the last turn
         tagged = parse_tagged(said_of(policy, first).text, task.tags)
         scored = SCORE_TAG not in task.tags or tagged.score_ok
+        if self.config.source == "checked":
+            text = task.recheck(problem, tagged, rng)
         # A malformed turn is not copied: it would be learnt from turn to turn.
-        if task.verdict(problem, tagged).correct and tagged.answer_ok and scored:
+        elif task.verdict(problem, tagged).correct and tagged.answer_ok and scored:
             return Sample(first.tokens, [], Finish.STOP)
-        text = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
+        else:
+            text = "".join(text for _, text in task.demonstrate(problem, rng, wrong=False).pieces)
         if SCORE_TAG in task.tags:
             # The score of the first turn is repeated: only the place of scores is taught here.
             text += f"<score>{0.5 if tagged.score is None else tagged.score:.1f}</score>"
@@ -123,7 +127,10 @@ class TurnsSFT(TwoTurnMethod):
         return credits + (self.rehearsal.credit(group, valid) if self.rehearsal else [])
 
     def _teaches(self, trajectory: Trajectory) -> bool:
-        if _rehearsed(trajectory) or not trajectory.rewards["correct"]:
+        if _rehearsed(trajectory):
+            return False
+        passed = self.config.source == "checked" and len(trajectory.segments) > 1  # right or wrong
+        if not (passed or trajectory.rewards["correct"]):
             return False
         return self.config.keep_right or not trajectory.rewards["correct_1"]
 

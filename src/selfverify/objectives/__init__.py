@@ -2,6 +2,16 @@
 
 from .adaptive import RewardShape, dynamic_kl, error_rate, reward_table, trajectory_reward
 from .advantage import group_advantage
+from .expected_push import (
+    BinaryEnd,
+    binary_end,
+    breakeven_gap,
+    entangled_margin,
+    erring_gain,
+    first_turn_push,
+    margin_signal,
+    score_push,
+)
 from .policy_loss import (
     UNTRAINED,
     ChoiceTerms,
@@ -28,27 +38,35 @@ from .verification import (
 
 __all__ = [
     "UNTRAINED",
+    "BinaryEnd",
     "ChoiceTerms",
     "Denominator",
     "PairTerms",
     "Ratio",
     "RewardShape",
     "SurrogateTerms",
+    "binary_end",
     "binary_reward",
+    "breakeven_gap",
     "choice_probability",
     "choice_surrogate",
     "concordance_credit",
     "contrastive_set",
     "dynamic_kl",
+    "entangled_margin",
+    "erring_gain",
     "error_rate",
     "expected_concordance",
+    "first_turn_push",
     "group_advantage",
     "importance_weight",
     "kl_k3",
     "likelihood",
+    "margin_signal",
     "pairwise",
     "preference_reward",
     "reward_table",
+    "score_push",
     "surrogate",
     "token_weights",
     "trajectory_reward",
