@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfverify.cli.eval_commands import by_category
+from selfverify.cli.eval_commands import by_category, by_error
 from selfverify.evaluation.breakdown import MOST_VALUES
 
 
@@ -27,3 +27,16 @@ def test_long_categories_and_empty_columns_are_left_out() -> None:
     assert title.endswith("--json has every N, and every template")
     assert by_category({"problems": 4, "categories": {"template": kinds}})[:2] == ([], [])
     assert by_category({"problems": 4})[:2] == ([], [])
+
+
+def test_classes_of_error_are_printed_with_the_reason_of_empty_cells() -> None:
+    metrics = {
+        "errors": {
+            "wrong sum": {"answers": 2, "share": 0.25, "auc": 0.9},
+            "not shown": {"answers": 0, "share": 0.0, "auc": None, "missing": "no answer is of this class"},
+        }
+    }
+    columns, rows, _ = by_error(metrics)
+    assert columns == ["error", "answers", "share", "auc", "missing"]
+    assert rows[1] == ["not shown", 0, 0.0, None, "no answer is of this class"]
+    assert by_error({})[:2] == ([], [])

@@ -104,3 +104,21 @@ def test_what_the_command_line_refuses(words: list[str], text: str) -> None:
 def test_what_the_model_refuses(words: list[str], text: str) -> None:
     result, got = run("here", *words)
     assert isinstance(result.exception, ConfigError) and str(result.exception) == text and not got
+
+
+class Needed(BaseModel):
+    verifier: str = Field(description="The verifier.")
+
+
+def test_a_field_without_a_default_must_be_typed() -> None:
+    app, got = typer.Typer(rich_markup_mode=None), []
+
+    @app.command()
+    @settings_as_options
+    def command(settings: Needed) -> None:
+        got.append(settings.verifier)
+
+    result = CliRunner().invoke(app, [])
+    assert (result.exit_code, got) == (2, []) and "Missing option '--verifier'" in result.output
+    assert "PydanticUndefined" not in CliRunner().invoke(app, ["--help"]).output
+    assert CliRunner().invoke(app, ["--verifier", "mine"]).exit_code == 0 and got == ["mine"]

@@ -18,6 +18,9 @@ from selfverify.core.files import make_folder
 from selfverify.core.settings import Settings
 from selfverify.selection.fusion import Fusion, fusion_of
 
+_OWN_TABLES = ("metrics", "categories", "curves", "errors")
+"""The parts of a summary that are printed as tables of their own."""
+
 
 class EvaluateSettings(Settings):
     """Which model is measured, by what, and where the figures go."""
@@ -85,7 +88,7 @@ def evaluate(
     if as_json:
         print_json(metrics)
         return
-    figures = flatten({k: v for k, v in metrics.items() if k not in ("metrics", "categories", "curves")})
+    figures = flatten({k: v for k, v in metrics.items() if k not in _OWN_TABLES})
     title = f"{loaded.name}: {model or loaded.policy.path}"
     print_table(("metric", "value"), figures.items(), title)
     columns, cells, title = by_number(metrics)
@@ -94,6 +97,9 @@ def evaluate(
     columns, cells, title = by_category(metrics)
     if cells:
         print_table(columns, cells, title, no_wrap=("part", "figure"))
+    columns, cells, title = by_error(metrics)
+    if cells:
+        print_table(columns, cells, title, no_wrap=("error",))
 
 
 def fitted_fusion(path: Path) -> Fusion:
@@ -137,6 +143,15 @@ def by_category(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], st
     left_out = crowded(metrics)
     rest = f", and every {' and '.join(left_out)}" if left_out else ""
     return columns, cells, f"the task's figures, and by category; --json has every N{rest}"
+
+
+def by_error(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
+    """The columns, rows and title of the table by class of error; no rows where a task names no classes."""
+    from selfverify.evaluation.error_classes import tabulate_errors
+
+    rows = tabulate_errors(metrics)
+    title = "by class of error: right answers against those of the class alone"
+    return list(rows[0]) if rows else [], [list(row.values()) for row in rows], title
 
 
 class CalibrationSettings(Settings):
@@ -228,8 +243,8 @@ class MatrixSettings(Settings):
     """More verifiers: NAME=URL#MODEL, a model behind an OpenAI-compatible server; repeatable."""
 
     reward_model: list[str] = []
-    """More verifiers: NAME=FOLDER, a reward model (a sequence classifier with one label) for problems without
-    images; repeatable."""
+    """More verifiers: NAME=FOLDER, a reward model: a sequence classifier with one label, which reads text, or
+    a vision-language model with value_head.safetensors; repeatable."""
 
     output: Path = Path("runs/matrix")
     """The folder for samples, scores and the table."""
@@ -237,7 +252,13 @@ class MatrixSettings(Settings):
 
 @settings_as_options
 def matrix(
-    models: Annotated[list[str], typer.Argument(metavar="NAME=MODEL...", help="The models and their names.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=MODEL...",
+            help="The models and their names; or one YAML file of several benchmarks, each with its models.",
+        ),
+    ],
     settings: MatrixSettings,
     override: Annotated[
         list[str] | None,
@@ -248,10 +269,20 @@ def matrix(
 
     A model may be one behind a server, `NAME=URL#MODEL`; --server adds such a one as a verifier alone.
 
-    Example: `selfverify matrix base=builtin:digits adpo=runs/quickstart/model --set evaluation.samples=12`
+    A file (`benchmarks:`, each with `recipe`, `overrides` and `models`) makes several matrices and one table
+    of them, as ADPO's Table 5.
+
+    Examples:
+
+    - `selfverify matrix base=builtin:digits adpo=runs/quickstart/model --set evaluation.samples=12`
+
+    - `selfverify matrix table-5.yaml --output runs/table-5`
     """
     from selfverify.selection.strategies import find_strategy
 
+    if len(models) == 1 and models[0].endswith((".yaml", ".yml")):
+        _matrix_file(Path(models[0]), settings, override)
+        return
     find_strategy(settings.strategy)
     named = dict(part.partition("=")[::2] for part in models)
     if len(named) != len(models) or not all(
@@ -269,10 +300,6 @@ def matrix(
     from selfverify.experiments.recipe import load_recipe
 
     loaded = load_recipe(settings.recipe, override or [])
-    fusion = None
-    if settings.fuse is not None:
-        is_file = Path(settings.fuse).is_file()
-        fusion = fitted_fusion(Path(settings.fuse)) if is_file else fusion_of(f"fused:{settings.fuse}", None)
     from selfverify.experiments.matrix import run_matrix
 
     run_matrix(
@@ -282,12 +309,37 @@ def matrix(
         sizes=counts,
         strategy=settings.strategy,
         form="ask" if settings.ask else "continue",
-        fusion=fusion,
+        fusion=_fusion_named(settings.fuse),
         servers=servers,
         reward_models=rewarding,
         say=lambda text: typer.echo(text, err=True),
     )
     typer.echo((settings.output / "matrix.md").read_text(encoding="utf-8"))
+
+
+def _matrix_file(path: Path, settings: MatrixSettings, override: list[str] | None) -> None:
+    """Make the matrices of a file, which says all that is not about one machine."""
+    from selfverify.experiments.matrix_file import load_matrix_file, run_matrix_file
+
+    told = {**settings.model_dump(), "set": override or []}
+    plain = {**MatrixSettings().model_dump(), "set": []}
+    for name in told.keys() - {"fuse", "output"}:
+        if told[name] != plain[name]:
+            raise ConfigError(f"--{name.replace('_', '-')}: {path} says that, not an option")
+    text = run_matrix_file(
+        load_matrix_file(path),
+        settings.output,
+        fusion=_fusion_named(settings.fuse),
+        say=lambda line: typer.echo(line, err=True),
+    )
+    typer.echo(text)
+
+
+def _fusion_named(fuse: str | None) -> Fusion | None:
+    """The fusion that ``--fuse`` names: a number, or a calibration's file."""
+    if fuse is None:
+        return None
+    return fitted_fusion(Path(fuse)) if Path(fuse).is_file() else fusion_of(f"fused:{fuse}", None)
 
 
 def _named_verifiers(option: str, form: str, given: list[str]) -> dict[str, str]:

@@ -106,7 +106,8 @@ def _option(name: str) -> str:
 def _parameter(name: str, field: FieldInfo, opposites: bool = False) -> inspect.Parameter:
     """Return the parameter of a field. ``opposites``: a flag can also be turned off."""
     kind: Any = field.annotation
-    default = field.get_default(call_default_factory=True)
+    required = field.is_required()
+    default = inspect.Parameter.empty if required else field.get_default(call_default_factory=True)
     if get_origin(kind) is list:
         kind, default = kind | None, default or None
     extra = field.json_schema_extra

@@ -28,6 +28,10 @@ class TablesSettings(Settings):
     category: list[str] = []
     """A category of problems whose values become columns, such as `discipline`; repeatable."""
 
+    against: str | None = None
+    """The row that the others are compared with, as METHOD or METHOD:STRATEGY: differences with intervals and
+    p-values, paired over problems."""
+
     intervals: bool = True
     """Show 95 % intervals."""
 
@@ -56,7 +60,9 @@ def tables(
 
     - `selfverify tables base:mathvista=evals/base grpo:mathvista=runs/grpo adpo:mathvista=runs/adpo@after`
 
-    - `selfverify tables runs/adapo-digits --output table-1.md`
+    - `selfverify tables grpo:mathvista=runs/grpo adpo:mathvista=runs/adpo --against grpo:majority`
+
+    - `selfverify tables runs/adapo-digits --output table-1.md --against before`
     """
     counts = sizes_of(settings.sizes)
     strategies = [name.strip() for name in settings.by.split(",") if name.strip()]
@@ -73,6 +79,7 @@ def tables(
         strategies=strategies,
         score=settings.score,
         categories=settings.category,
+        against=settings.against,
     )
     text = markdown(found, settings.intervals)
     if settings.output is not None:

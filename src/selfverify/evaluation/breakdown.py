@@ -164,7 +164,8 @@ def choices(
 ) -> Choices:
     """Expected components of what each strategy chooses, for N = 1..G.
 
-    Strategies that need scores are left out where there are none. Components are `CORRECT`, `EVERY`, each
+    Strategies that need scores are left out where there are none, and votes of what cannot be compared.
+    Components are `CORRECT`, `EVERY`, each
     sample's rewards, and what `Task.answer_parts` gives. The oracle chooses a right answer, whatever is
     measured of it.
 
@@ -181,6 +182,7 @@ def choices(
         candidates = replace(candidates, boxes=np.full((count, total, 4), np.nan))  # not one could be read
     scored = not np.isnan(candidates.score).all()
     strategies = [s for s in among if scored or s.needs != "score"]
+    strategies = [s for s in strategies if table.comparable or not s.compares]
     stored = table.rewards | {CORRECT: table.correct, EVERY: np.ones_like(table.correct)}
     result = Choices(count)
     for block in blocks(count):

@@ -50,8 +50,9 @@ def evaluate(
 
     With a ``second_turn`` all figures are about the second answers, and a table ``turns`` is added. Where
     problems have ``meta["categories"]`` (lists of values by column), a table ``turns_by_category`` is added.
-    `selfverify.evaluation.breakdown` adds the task's own figures and those by category. ``left_out`` counts
-    problems that could not be evaluated, if there were any.
+    `selfverify.evaluation.breakdown` adds the task's own figures and those by category, and
+    `selfverify.evaluation.error_classes` a table ``errors`` where the task names classes of error.
+    ``left_out`` counts problems that could not be evaluated, if there were any.
 
     Args:
         policy: The policy to measure, or a model behind a server (`ServedAnswerer`).
@@ -174,6 +175,7 @@ def _stored(
         logprob=sum(logprobs) / len(logprobs) if logprobs else None,
         finish=trajectory.finish,
         seed=seed,
+        error=judged.error if judged else None,
         read_by=judged.read_by if judged and judged.answer is not None else None,
         lost=trajectory.lost,
         retries=retries,
@@ -195,11 +197,16 @@ def _summary(
     samples = samples if fusion is None else with_fused(samples, fusion)
     known = {problem.id: problem for problem in problems.values()}
     boxes = target_boxes(task, known.values())
-    summary = summarise(samples, boxes, score) | breakdown(samples, task, known, score) | held_out.left_out()
+    summary = (
+        summarise(samples, boxes, score, task.errors)
+        | breakdown(samples, task, known, score)
+        | held_out.left_out()
+    )
     read = {name for sample in samples for name, value in sample.scores.items() if value is not None}
     if score not in read and "sampled" in read:
         summary["score_missing"] = (
-            f"no answer has a {score} score, as the server shows no probabilities of its tokens; "
+            f"no answer has a {score} score, as the server shows no probabilities of its tokens (this "
+            "library's gateway shows none of a model that it runs itself: evaluate that model's folder); "
             "evaluation.score=sampled counts the written ones, from the same samples"
         )
     return summary

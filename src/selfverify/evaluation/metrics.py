@@ -17,6 +17,13 @@ from numpy.typing import NDArray
 
 from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
+from selfverify.evaluation.error_classes import (
+    ERRORS,
+    Classes,
+    error_classes,
+    error_statistics,
+    error_table,
+)
 from selfverify.evaluation.reliability import reliability
 from selfverify.evaluation.statistics import (
     Statistic,
@@ -63,7 +70,10 @@ class SampleTable:
         targets: The true boxes ``[P, 4]``, where answers are boxes and the true ones are known.
         talks: How long conversations were and how they ended ``[P, G]``, by name (`talk_figures`); empty
             where the policy has always spoken once.
+        errors: Which samples are of each class of error; empty where the task names none.
         headline: The name of the scores that a metric reads if its name has no other.
+        comparable: Whether it can be said which answers are the same; not of conversations that nobody has
+            reduced to an answer. Votes have no figures then.
     """
 
     problems: list[str]
@@ -74,7 +84,9 @@ class SampleTable:
     boxes: Floats | None
     targets: Floats | None
     talks: dict[str, Floats]
+    errors: Classes
     headline: str = HEADLINE
+    comparable: bool = True
 
     @classmethod
     def from_samples(
@@ -83,6 +95,7 @@ class SampleTable:
         order: Sequence[str] | None = None,
         target_boxes: Boxes | None = None,
         headline: str = HEADLINE,
+        errors: Sequence[str] = (),
     ) -> SampleTable:
         """Return samples as arrays.
 
@@ -93,6 +106,7 @@ class SampleTable:
             order: The problem ids in the order of the rows; by default in order of first appearance.
             target_boxes: The true boxes, which boxes that a vote makes are judged by.
             headline: The scores that metrics read.
+            errors: The classes of error that the task names (`Task.errors`).
 
         Raises:
             DataError: There are no samples, problems have different numbers of them, or answers are boxes and
@@ -120,6 +134,8 @@ class SampleTable:
         names = sorted({name for sample in samples for name in sample.rewards})
         ordered = [sample for row in rows for sample in row]
         boxes = box_array([sample.answer for sample in ordered], [sample.key for sample in ordered])
+        talks = talk_figures(rows)
+        comparable = boxes is not None or not talks or any(sample.key is not None for sample in ordered)
         return cls(
             problems=problems,
             keys=np.array([number_keys([sample.key for sample in row]) for row in rows]),
@@ -128,8 +144,10 @@ class SampleTable:
             rewards={name: array(lambda s, name=name: s.rewards.get(name)) for name in names},  # type: ignore[misc]
             boxes=None if boxes is None else boxes.reshape(len(rows), -1, 4),
             targets=None if boxes is None else _targets(problems, target_boxes),
-            talks=talk_figures(rows),
+            talks=talks,
+            errors=error_classes(rows, errors),
             headline=headline,
+            comparable=comparable,
         )
 
     def reward(self, name: str) -> Floats:
@@ -168,11 +186,14 @@ def accuracy(table: SampleTable, strategy: str, n: int, score: str | None = None
 
     ``score`` names the scores; None takes the table's headline.
 
-    The result is None where the strategy needs scores and there are none, or where it answers with a box of
-    its own and there are no targets. See `selfverify.selection.subsets.expected_correctness`.
+    The result is None where the strategy needs scores and there are none, where it counts equal answers and
+    nobody can say which are, or where it answers with a box of its own and there are no targets. See
+    `selfverify.selection.subsets.expected_correctness`.
     """
     chooser, score = find_strategy(strategy), score or table.headline
     if chooser.needs == "score" and np.isnan(table.scores.get(score, np.nan)).all():
+        return None
+    if chooser.compares and not table.comparable:
         return None
     if table.boxes is not None and chooser.votes is not None and table.targets is None:
         return None
@@ -206,6 +227,8 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
 
     ``logprob.*`` is the free baseline that a score has to beat: the answer's mean log-probability.
     ``fused.*`` is there where samples have a score of that name (`selfverify.evaluation.fuse`).
+    ``errors.*`` is there where samples, or the task, have classes of error
+    (`selfverify.evaluation.error_classes`).
     ``conversations.*`` and the counts of tools are there where the policy has spoken more than once.
     """
     total = table.correct.shape[1]
@@ -228,6 +251,7 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
         "auc": auc_statistic(score, correct),
         "ap": average_precision_statistic(score, correct),
         **_means(others),
+        **error_statistics(table.errors, correct, score, table.scores["logprob"]),
         **({} if np.isnan(first).any() else turn_statistics(first, correct)),
         **_means({f"conversations.{name}": row_mean(values) for name, values in table.talks.items()}),
         **_means({f"rewards.{n}": row_mean(table.rewards[n]) for n in TOOL_COUNTS if n in table.rewards}),
@@ -264,7 +288,10 @@ def verification(table: SampleTable, score: str) -> dict[str, float | None]:
 
 
 def summarise(
-    samples: Sequence[StoredSample], target_boxes: Boxes | None = None, headline: str = HEADLINE
+    samples: Sequence[StoredSample],
+    target_boxes: Boxes | None = None,
+    headline: str = HEADLINE,
+    errors: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return all metrics of a sample set, ready for JSON.
 
@@ -272,12 +299,13 @@ def summarise(
         samples: The same number of samples, G, for every problem.
         target_boxes: The true boxes, which a majority vote over boxes is judged by.
         headline: The scores that the figures read (`EvaluationConfig.score`).
+        errors: The classes of error that the task names (`Task.errors`).
 
     Raises:
         DataError: There are no samples, problems have different numbers of them, or answers are boxes and a
             problem has no target box.
     """
-    table = SampleTable.from_samples(samples, target_boxes=target_boxes, headline=headline)
+    table = SampleTable.from_samples(samples, None, target_boxes, headline, errors)
     problems, total = table.correct.shape
     found = statistics(table)
     values = {name: _number(on_all(statistic, problems)) for name, statistic in found.items()}
@@ -293,6 +321,7 @@ def summarise(
         **{name: value for name, value in values.items() if "." not in name},
         **{name: verification(table, name) for name in other_scores(table)},
         **tables,
+        **({ERRORS: error_table(table.errors, table.correct, values)} if table.errors else {}),
         **({FUSED: verification(table, FUSED) | tables[FUSED]} if FUSED in tables else {}),
         "score": headline,
         "problems": problems,

@@ -13,7 +13,7 @@ import torch
 
 from selfverify.core.atomic_files import make_output_folder, write_json, write_text
 from selfverify.core.errors import ConfigError
-from selfverify.core.policy_settings import ServedSettings, is_served
+from selfverify.core.policy_settings import PolicyConfig, ServedSettings, is_served
 from selfverify.core.problem import Problem
 from selfverify.evaluation.breakdown import columns_of
 from selfverify.evaluation.by_size import SIZES
@@ -32,8 +32,10 @@ from selfverify.tasks.base import Task
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Form, Judge
 from selfverify.verifiers.reward_model import RewardModel, reward_identity
+from selfverify.verifiers.value_head import ValueHead, has_value_head
 
 Say = Callable[[str], None]
+_OneModel = Policy | ServedAnswerer | RewardModel | ValueHead
 
 
 def run_matrix(
@@ -66,7 +68,8 @@ def run_matrix(
             ``NAME+logprob``.
         servers: More verifiers by name, models behind OpenAI-compatible servers as ``URL#MODEL``. They judge
             and answer nothing.
-        reward_models: More verifiers by name, folders of sequence classifiers with one label.
+        reward_models: More verifiers by name, folders of sequence classifiers with one label, or of models
+            with a value head, which also read images.
         say: Gets a line about each piece of work before it begins.
 
     Returns:
@@ -154,29 +157,28 @@ class _Held:
         if len(models) == 0:
             raise ConfigError("the matrix needs at least one model, as NAME=PATH")
         self.models, self.recipe, self.rewarding = models, recipe, rewarding
-        self._name, self._held = "", list[Policy | ServedAnswerer | RewardModel]()
+        self._name, self._held = "", list[_OneModel]()
 
     def answerer(self, name: str) -> Policy | ServedAnswerer:
         """Return a model, which takes the place of the one before."""
         found = self._take(name, lambda: make_answerer(self.recipe.policy.for_model(self.models[name])))
-        assert not isinstance(found, RewardModel)
+        assert not isinstance(found, RewardModel | ValueHead)
         return found
 
     def judge(self, name: str, form: Form) -> Verifier:
         """Return a model as a judge; one behind a server is asked in a turn of its own."""
         if name in self.rewarding:
-            device = self.recipe.policy.device
-            found = self._take(name, lambda: RewardModel.load(self.rewarding[name], name, device))
-            assert isinstance(found, RewardModel)
-            return found
+            rewarding = self._take(
+                name, lambda: _reward_model(self.rewarding[name], name, self.recipe.policy)
+            )
+            assert isinstance(rewarding, RewardModel | ValueHead)
+            return rewarding
         answerer = self.answerer(name)
         if isinstance(answerer, ServedAnswerer):
             return _server_judge(self.models[name], name, self.recipe.policy.server)
         return Judge(answerer, name, form)
 
-    def _take(
-        self, name: str, load: Callable[[], Policy | ServedAnswerer | RewardModel]
-    ) -> Policy | ServedAnswerer | RewardModel:
+    def _take(self, name: str, load: Callable[[], _OneModel]) -> _OneModel:
         if name != self._name:
             self._held.clear()
             gc.collect()
@@ -219,6 +221,13 @@ def _server_judge(address: str, name: str, how: ServedSettings) -> Verifier:
     from selfverify.verifiers.server_judge import ServerJudge  # it needs the extra `serve`
 
     return ServerJudge.measuring(address, name, how)
+
+
+def _reward_model(path: str, name: str, config: PolicyConfig) -> RewardModel | ValueHead:
+    """One with a value head reads what its model reads, images too; a sequence classifier reads text."""
+    if has_value_head(path):
+        return ValueHead.load(path, name, config)
+    return RewardModel.load(path, name, config.device)
 
 
 def _groupings(problem: Problem) -> Mapping[str, Sequence[str]]:

@@ -31,6 +31,7 @@ from selfverify.tasks.conversations import Conversations
 from selfverify.tasks.digits.digits_locate import DigitsLocate
 from selfverify.tasks.digits.digits_mix import DigitsMix
 from selfverify.tasks.digits.digits_pick import DigitsPick
+from selfverify.tasks.digits.digits_shown import DigitsShown
 from selfverify.tasks.digits.digits_sum import DigitsSum
 from selfverify.tasks.mathematics.math import Math
 from selfverify.tasks.pairs import Preferences
@@ -44,6 +45,7 @@ TASKS: dict[str, type[Task]] = {
         DigitsPick,
         DigitsSum,
         DigitsLocate,
+        DigitsShown,
         DigitsMix,
         DigitsFar,
         LookQuestions,

@@ -14,6 +14,7 @@ from selfverify.experiments.recipe import (
     recipe_folder,
 )
 from selfverify.experiments.study.study_file import load_study, overrides_of, plan
+from selfverify.objectives import breakeven_gap
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,12 @@ def test_studies_are_no_recipes(file: Path) -> None:
     assert not builtin_studies().keys() & builtin_recipes().keys()
 
 
+def test_every_study_that_ships_can_be_planned() -> None:
+    """Their recipes, overrides and settings are right, and their variants can be compared."""
+    for name in builtin_studies():
+        assert plan(load_study(name), Path("out")), name
+
+
 def test_the_built_in_study_is_complete() -> None:
     study = load_study(recipe_folder() / "study-adpo-digits.yaml")
     runs = [run for run in plan(study, Path("out")) if run.seed == 0]
@@ -113,11 +120,30 @@ def test_the_sweep_changes_one_setting_at_a_time() -> None:
     runs = {run.variant: run.recipe.method.options for run in planned}
     base = runs.pop("adapo")
     found = {name: {key for key in own if own[key] != base[key]} for name, own in runs.items()}
-    assert {name: keys - {"fixed_gap"} for name, keys in found.items()} == {
+    assert found == {
         **{key: {"threshold"} for key in ("theta-0.2", "theta-0.4", "theta-0.8")},
         **{key: {"kl_scale"} for key in ("lambda-0", "lambda-0.01", "lambda-0.2")},
-        **{key: {"reward"} for key in ("gap-0.5", "gap-2", "gap-4")},
     }
+
+
+def test_the_collapse_is_looked_for_on_both_sides_of_the_predicted_gap() -> None:
+    """At k = .63 and c = .42 erring begins to pay at a gap of 1."""
+    planned = plan(load_study("study-adapo-digits-collapse"), Path("out"))
+    runs = {run.variant: run.recipe.method.options for run in planned}
+    gaps = {name: own["fixed_gap"] for name, own in runs.items() if own["reward"] == "fixed-correction"}
+    predicted = breakeven_gap(0.63, 0.42)
+    assert min(gaps.values()) < predicted - 0.4 and max(gaps.values()) > predicted + 2
+    assert runs["adapo"]["reward"] == "adaptive" and runs["gap-0"]["reward"] == "fixed"
+    assert len({run.seed for run in planned}) == 5 and {own["kl"] for own in runs.values()} == {0.03}
+
+
+def test_the_binary_collapse_is_looked_for_at_three_rates_of_right_answers() -> None:
+    runs = plan(load_study("study-adpo-digits-collapse"), Path("out"))
+    assert {run.task for run in runs} == {"easy", "half", "hard"} and len(runs) == 60
+    options = {run.variant: run.recipe.method.options for run in runs if run.task == "easy"}
+    base = options["adpo"]
+    changed = {name: {k for k in own if own[k] != base[k]} for name, own in options.items() if name != "grpo"}
+    assert changed == {"adpo": set(), "binary": {"verification"}, "entangled": {"credit"}}
 
 
 def test_adapos_study_has_every_baseline_and_ablation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,11 @@ def test_two_turns_and_their_mean(tmp_path: Path) -> None:
     assert [value["ours", "", n] for n in ("acc@t1", "acc@t2")] == pytest.approx(means)
     assert value["ours", "", "delta"] == pytest.approx(means[1] - means[0])
     assert ("grpo", "", "delta") not in value and "grpo: no mean" in found.notes[0]
+    named = [f"{name}:{b}={folders[k]}" for name in ("ours", "twin") for k, b in enumerate("xy")]
+    again = paper_tables(run_sources(named), against="ours")
+    zeros = [c for c in again.comparisons if c.benchmark == ""]
+    assert [c.method for c in zeros] == ["twin"] * 5 and all(c.difference == 0 for c in zeros)
+    assert "| method | x acc@t1 |" in markdown(again) and "| mean acc@t1 |" in markdown(again)
     assert "| method | x acc@t1 | x acc@t2 | x Δ | x M₀→₁ | x M₁→₀ | y acc@t1 |" in markdown(found)
 
 
@@ -144,6 +149,42 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
         paper_tables(run_sources([f"a:x={tmp_path / 'bare'}"]))
     (a / "metrics.json").write_text(json.dumps({"version": "0.0.1"}))
     assert "sampled with version 0.0.1" in paper_tables(run_sources([f"a:x={a}"])).notes[0]
+
+
+def test_tests_against_a_row(tmp_path: Path) -> None:
+    """Differences are those of the figures; the corrected p is what decides; the footnote says how."""
+    folders = {
+        name: [stored(tmp_path / f"{name}{k}", rows(10 * k + place, rate)) for k in range(2)]
+        for place, (name, rate) in enumerate({"grpo": 0.3, "same": 0.3, "ours": 0.8}.items())
+    }
+    named = run_sources([f"{name}:x={folder}" for name, of in folders.items() for folder in of])
+    found = paper_tables(named, sizes=(1, 8), against="grpo:majority")
+    values = {(f.method, f.place.chooser, f.place.n): f.value for f in found.figures}
+    compared = {(c.method, c.place.chooser, c.place.n): c for c in found.comparisons}
+    assert ("grpo", "majority", 8) not in compared and ("grpo", "first", 1) not in compared
+    for (method, chooser, n), one in compared.items():
+        base = values["grpo", "first" if n == 1 else "majority", n]
+        assert one.difference == pytest.approx(values[method, chooser, n] - base)
+    ours, same = compared["ours", "best", 8], compared["same", "first", 1]
+    assert ours.p is not None and ours.p_holm is not None and ours.p < ours.p_holm < 0.05
+    assert same.p_holm is not None and same.p_holm > 0.05
+    assert compared["grpo", "best", 8].baseline_seeds == 2
+    text = markdown(found)
+    assert "## Difference from grpo:majority (points)" in text
+    assert f"Holm's correction for the {len(compared)} comparisons" in text
+    assert "one seed tells nothing" not in text
+    tested = [line for line in text.splitlines() if line.startswith("| 8 | ours") and "Holm" in line]
+    assert len(tested) == 2 and all("| **+" in line for line in tested)
+    cells = found.as_json()["comparisons"]
+    assert len(cells) == len(compared) and cells[0]["place"]["chooser"] == "best"
+
+    scoreless = stored(tmp_path / "bare", rows(7, 0.4, scored=False))
+    found = paper_tables(run_sources([f"a:x={folders['ours'][0]}", f"b:x={scoreless}"]), against="b")
+    assert "a on x: no comparison of best, as b has no such figure there." in found.notes
+    assert "one seed tells nothing" in markdown(found, intervals=False)
+    for bad, why in (("c", "no row is of method 'c'; methods: a, b"), ("a:oracle", "add it to --by")):
+        with pytest.raises(ConfigError, match=why):
+            paper_tables(run_sources([f"a:x={scoreless}", f"b:x={scoreless}"]), against=bad)
 
 
 def test_a_studys_folder(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from samples import sample
 from selfverify.core.errors import DataError
+from selfverify.evaluation.error_classes import MALFORMED
 from selfverify.evaluation.metrics import paired_difference
 from selfverify.evaluation.store import CORRECT_1, StoredSample
 from selfverify.experiments.recipe import load_recipe
@@ -19,7 +20,14 @@ from selfverify.experiments.study.results import (
     task_results,
 )
 from selfverify.experiments.study.study_figures import TURN_CURVES, draw_figures
-from selfverify.experiments.study.study_tables import difference_table, task_table
+from selfverify.experiments.study.study_tables import (
+    ERRORS_NOTE,
+    difference_table,
+    error_classes_of,
+    error_table,
+    markdown,
+    task_table,
+)
 from selfverify.reports.run_data import RunData
 
 
@@ -47,15 +55,20 @@ def test_pooling_over_seeds_by_hand() -> None:
     assert found["pass@1"]["mean"] == pytest.approx(0.625)
     assert found["pass@1"]["per_seed"] == {"0": 0.5, "7": 0.75}
     assert found["pass@1"]["seed_std"] == pytest.approx(0.25 / 2**0.5)
-    # Averaged over seeds p0 has .75 and p1 .5: two equal problems are drawn in half of all draws.
-    assert found["pass@1"]["interval"] == pytest.approx([0.5, 0.75])
+    # A sixteenth of all draws has seed 7 twice and p0 twice, where it is 1; nothing is below .5.
+    assert found["pass@1"]["interval"] == pytest.approx([0.5, 1.0])
     assert found["best@2"]["mean"] == pytest.approx(0.75)
     assert found["within_problem_auc"]["mean"] == pytest.approx(0.75)
     assert found["auc"]["mean"] == pytest.approx((0.75 + 1) / 2)
     assert found["score_is_1"]["per_seed"] == {"0": 0.0, "7": 0.25}
     gain = difference({7: by_seed[7]}, {7: by_seed[0]})
     assert gain["best@2"]["difference"] == pytest.approx(0.5)
-    assert gain["best@2"]["interval"] == pytest.approx([0, 1])  # nothing in p0, everything in p1
+    # Nothing in p0, everything in p1: a standard error of 1/sqrt(8), times 12.7 at one degree of freedom.
+    low, high = gain["best@2"]["interval"]
+    assert (low + high) / 2 == pytest.approx(0.5) and (high - low) / 2 == pytest.approx(
+        12.706 / 8**0.5, rel=0.05
+    )
+    assert gain["best@2"]["p"] == pytest.approx(0.39, abs=0.03)
 
 
 def test_with_one_seed_the_difference_is_the_paired_one() -> None:
@@ -69,7 +82,10 @@ def test_with_one_seed_the_difference_is_the_paired_one() -> None:
     for name, theirs in paired_difference(a, b).items():
         if "." not in name:
             assert ours[name]["difference"] == pytest.approx(theirs["difference"])
-            assert ours[name]["interval"] == pytest.approx(theirs["interval"])
+            if theirs["interval"] != [0, 0]:
+                assert ours[name]["interval"] == pytest.approx(theirs["interval"], abs=0.03), name
+            else:  # nothing varies
+                assert ours[name]["interval"] is None and ours[name]["p"] is None
 
 
 def test_what_cannot_be_measured_is_none_and_seeds_without_it_are_left_out() -> None:
@@ -118,12 +134,48 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
     assert [row[0] for row in (before, adpo, other)] == ["| before", "| adpo", "| other"]
     best = head.index("oracle@2 (%)")
     assert all(row[best].startswith("**100.0") for row in (before, adpo, other)), "equal ones share the bold"
-    head, _, other = (line.split(" | ") for line in difference_table(found).splitlines())
-    assert other[head.index("pass@1 (%)")] == "+25.0 [+0.0, +50.0]"
-    assert other[head.index("best@2 (%)")] == "+50.0 [+0.0, +100.0]"
-    found["variants"]["other"]["difference"]["auc"]["interval"] = [0.1, 0.4]
-    other = difference_table(found).splitlines()[2].split(" | ")
+    table, tested = difference_table(found)
+    head, _, other = (line.split(" | ") for line in table.splitlines())
+    assert other[head.index("pass@1 (%)")].startswith("+25.0 [−")
+    assert tested == sum(" [" in cell for cell in other)
+    # One of the tested comparisons is sure enough for all of them, and one for itself alone.
+    own = found["variants"]["other"]["difference"]
+    own["auc"] |= {"interval": [0.1, 0.4], "p": 0.04 / tested}
+    own["pass@1"] |= {"p": 0.04}
+    other = difference_table(found)[0].splitlines()[2].split(" | ")
     assert other[head.index("AUC")] == "**+0.250 [+0.100, +0.400]**"
+    assert not other[head.index("pass@1 (%)")].startswith("**")
+    assert [line[:8] for line in difference_table(found, "gain")[0].splitlines()[2:]] == [
+        "| adpo |",
+        "| other ",
+    ]
+
+
+def test_classes_of_error_have_a_table_of_their_own() -> None:
+    """By hand: the trained policy errs once in four answers, and its score is level with the same problem's
+    right one. Of the three right answers it is level with one, and above two."""
+    recipe = load_recipe("quickstart", ["evaluation.problems=2"])
+    erring = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.9, error="wrong sum", logprob=-2.0)]
+    after = [*erring, *answers(([], []), ([1, 1], [0.5, 0.5]))]
+    found = task_results(FIRST, {"adpo": {0: after}}, {"adpo": recipe}, None)
+    assert error_classes_of(found) == [
+        "wrong sum",
+        "digit not shown",
+        "wrong sum, digit not shown",
+        MALFORMED,
+    ]
+    head, _, *rows = (line.strip("| ").split(" | ") for line in error_table(found).splitlines())
+    assert head[:4] == ["class of error", "variant", "share of all (%)", "within-problem AUC"]
+    before, adpo, missed = rows[:3]
+    assert adpo == [
+        "wrong sum", "adpo", "25.0 [0.0, 50.0]", "0.500 [0.500, 0.500]", "0.167 [0.167, 0.500]",
+        "1.000 [1.000, 1.000]",
+    ]  # fmt: skip
+    assert before[3:] == ["no such answer"] * 3 and missed[3:] == ["no such answer"] * 3
+    results = {"study": "s", "tasks": {"pick": found}, "missing": [], "baseline": None}
+    assert ERRORS_NOTE in markdown(results)
+    plain = {"before": {"metrics": {}}, "variants": {}}
+    assert error_classes_of(plain) == []
 
 
 def test_two_turns_have_a_table_of_their_own() -> None:
@@ -150,7 +202,7 @@ def test_two_turns_have_a_table_of_their_own() -> None:
         "acc@t1", "acc@t2", "Δ", "M₀→₁", "M₁→₀", "1→1",
     ]  # fmt: skip
     # p0 lost a right answer with one seed of two; p1 changed nothing.
-    assert row[4] == "−12.5 [−25.0, +0.0] ± 17.7" and row[6] == "25.0 [0.0, 50.0] ± 0.0"
+    assert row[4] == "−12.5 [−50.0, +0.0] ± 17.7" and row[6] == "25.0 [0.0, 50.0] ± 0.0"
     assert before[4] == "**+0.0 [+0.0, +0.0]**"
 
 

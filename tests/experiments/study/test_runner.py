@@ -214,10 +214,15 @@ def test_a_worker_resumes_with_the_shared_evaluation(
     recipe = plan(load_study(file), tmp_path)[0].recipe
     recipe.folder.mkdir(parents=True)
     (recipe.folder / "recipe.yaml").write_text(to_yaml(recipe))
-    (tmp_path / "before.json").write_text('{"before": {"pass@1": 0.25}}')
     calls: list[Any] = []
+    monkeypatch.setattr(worker, "build", lambda recipe: (None, None, None))
+    monkeypatch.setattr(worker, "measure", lambda *given: {"pass@1": 0.25})
     monkeypatch.setattr(worker, "train", lambda *given, **named: calls.append((given[:2], named)))
-    worker.work(recipe.folder, tmp_path / "before.json")
+    worker.work(recipe.folder)  # which makes the evaluation
+    shared = recipe.folder.rename(tmp_path / "before") / "metrics.json"
+    recipe.folder.mkdir(parents=True)
+    (recipe.folder / "recipe.yaml").write_text(to_yaml(recipe))
+    worker.work(recipe.folder, shared)
     assert calls == [((recipe, True), {"before": {"pass@1": 0.25}})]
 
 

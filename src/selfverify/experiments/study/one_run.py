@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.core.folder_lock import only_writer
@@ -32,6 +34,12 @@ WAIT_S = FORCE_S + 10.0
 """How long the run of a study that was started again waits for such a one."""
 
 
+class _FirstEvaluation(BaseModel):
+    """What a run reads of the ``metrics.json`` of the shared evaluation."""
+
+    before: dict[str, Any] | None = None
+
+
 def work(folder: Path, before: Path | None = None) -> None:
     """Train by the folder's recipe, or, without ``before``, evaluate what it starts from.
 
@@ -40,7 +48,7 @@ def work(folder: Path, before: Path | None = None) -> None:
     recipe = load_recipe(folder)
     with only_writer(folder, WAIT_S), TrainingProgress(recipe.learner.steps) as shown:
         if before is not None:
-            summary = (read_json(before, dict[str, dict[str, Any]]) or {}).get("before")
+            summary = (read_json(before, _FirstEvaluation) or {}).get("before")
             if summary is None:
                 raise DataError(f"{before} holds no evaluation; delete it and run the study again")
             train(recipe, True, shown.on_step, shown.on_phase, before=summary)

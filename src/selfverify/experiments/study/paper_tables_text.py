@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from selfverify.evaluation.by_size import ALL, LABELS, TURNS
 from selfverify.experiments.markdown_tables import grid
 from selfverify.experiments.study.paper_tables import Figure, PaperTables
+from selfverify.experiments.study.table_comparisons import RowComparison
 from selfverify.selection.strategies import STRATEGIES
 
 _SIGNED = ("delta",)
@@ -30,10 +31,84 @@ def markdown(tables: PaperTables, intervals: bool = True) -> str:
         parts += ["## Two turns (%)", _plain(turns, intervals)]
     if means:
         parts += ["## Two turns: mean over the benchmarks (%)", _plain(means, intervals)]
+    if tables.against is not None:
+        parts += _compared(tables, intervals)
     every = "95 % intervals: bootstrap over problems" if intervals else "Without intervals"
     several = any(f.seeds > 1 for f in tables.figures)
     parts.append(f"{every}{', and over training seeds' if several and intervals else ''}. Best in bold.")
     return "\n\n".join([*parts, *(f"- {note}" for note in tables.notes)]) + "\n"
+
+
+def _compared(tables: PaperTables, intervals: bool) -> list[str]:
+    """How far the rows are from the baseline row, and how that was tested."""
+    against, found = tables.against, tables.comparisons
+    if against is None or not found:
+        return []
+    whose = f"{against.method}'s row" + (f" chosen by {against.strategy}" if against.strategy else "")
+    parts = [f"## Difference from {against} (points)"]
+    chosen = [c for c in found if c.place.chooser != TURNS]
+    turns = [c for c in found if c.place.chooser == TURNS]
+    if chosen:
+        head, keys = ["N", "method", "chosen by"], [(c.place.n, c.method, c.place.chooser) for c in chosen]
+        lines = [
+            ([str(n), method, _chosen_by(chooser)], [c for c in chosen if _row(c) == (n, method, chooser)])
+            for n, method, chooser in sorted(dict.fromkeys(keys), key=lambda key: key[0])
+        ]
+        parts.append(_differences(head, lines, chosen, intervals))
+    if turns:
+        lines = [([m], [c for c in turns if c.method == m]) for m in dict.fromkeys(c.method for c in turns)]
+        parts.append(_differences(["method"], lines, turns, intervals))
+    tested = sum(c.p is not None for c in found)
+    single = any(1 in (c.seeds, c.baseline_seeds) for c in found)
+    note = (
+        f"Each figure minus that of {whose} in the same column{' and for the same N' if chosen else ''}, on "
+        "the same problems. "
+        f"{'Intervals (95 %) and p' if intervals else 'p'}, two-sided, by Student's t (Welch): the squared "
+        "error is the variance over bootstrap draws of the problems, which are paired, and each method's "
+        "variance over training seeds divided by their number. "
+        + ("A method with one seed tells nothing of how training varies. " if single else "")
+        + f"Bold: p < .05 after Holm's correction for the {tested} comparisons of these tables; the first p "
+        f"is not corrected, and about {0.05 * tested:.1f} of so many would be below .05 without any "
+        "difference. The intervals are not corrected."
+    )
+    return [*parts, note]
+
+
+def _differences(
+    head: Sequence[str],
+    lines: Sequence[tuple[Sequence[str], Sequence[RowComparison]]],
+    found: Sequence[RowComparison],
+    intervals: bool,
+) -> str:
+    columns = list(dict.fromkeys((c.benchmark, c.place.category, c.place.figure) for c in found))
+    body = []
+    for words, own in lines:
+        cells = {(c.benchmark, c.place.category, c.place.figure): _difference(c, intervals) for c in own}
+        body.append([*words, *(cells.get(column, "–") for column in columns)])
+    return grid([*head, *(_heading(column[0] or "mean", *column[1:]) for column in columns)], body, len(head))
+
+
+def _difference(found: RowComparison, intervals: bool) -> str:
+    """``+2.1 [0.3, 4.0] p .023, Holm .21``; without a test where nothing varies."""
+    text = f"{100 * found.difference:+.1f}"
+    if intervals and found.interval:
+        text += f" [{100 * found.interval[0]:+.1f}, {100 * found.interval[1]:+.1f}]"
+    if found.p is None or found.p_holm is None:
+        return text.replace("-", "−")
+    text = f"{text} p {_probability(found.p)}, Holm {_probability(found.p_holm)}".replace("-", "−")
+    return f"**{text}**" if found.p_holm < 0.05 else text
+
+
+def _probability(p: float) -> str:
+    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+
+
+def _row(of: RowComparison) -> tuple[int, str, str]:
+    return of.place.n, of.method, of.place.chooser
+
+
+def _chosen_by(chooser: str) -> str:
+    return "–" if chooser == "first" else STRATEGIES[chooser].label
 
 
 def _by_size(figures: Sequence[Figure], intervals: bool) -> str:
@@ -44,14 +119,13 @@ def _by_size(figures: Sequence[Figure], intervals: bool) -> str:
     for n in sorted({f.place.n for f in figures}):
         here = [f for f in figures if f.place.n == n]
         for method, chooser in dict.fromkeys((f.method, f.place.chooser) for f in here):
-            by = "–" if chooser == "first" else STRATEGIES[chooser].label
             cells = [
                 _cell(
                     here, [f for f in here if f.method == method and f.place.chooser == chooser], c, intervals
                 )
                 for c in columns
             ]
-            body.append([str(n), method, by, *cells])
+            body.append([str(n), method, _chosen_by(chooser), *cells])
     return grid(head, body, 3)
 
 

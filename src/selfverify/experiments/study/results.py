@@ -1,14 +1,14 @@
 """What a study found: every metric of every variant, pooled over seeds, and compared with the baseline.
 
 **Pooling.** All runs of a task are measured on the same P problems with the same draws w of problems. A
-variant's figure for a metric S is the mean over its seeds k of S_k, and its interval is that of the mean
-over k of S_k(w): a draw takes a problem with its samples of all seeds. For metrics that are means over
-problems this averages each problem's value over the seeds first; AUC and AP, which are no such means, are
-computed per seed. The difference from the baseline is the same statistic of S_k(w) − S_k'(w), on the seeds
-that both have. With one seed it equals `selfverify.evaluation.metrics.paired_difference`.
+variant's figure for a metric S is the mean over its seeds k of S_k, and its interval that of the mean of
+S_k(w) over k, seeds being drawn again, too. AUC and AP, which are no means over problems, are computed per
+seed. Differences from the baseline, and from the policy before training, are tested by
+`selfverify.evaluation.paired_tests`: paired over problems, with the variance over each side's seeds. A draw
+takes a problem with its samples of all seeds.
 
-The intervals say how sure the figures are for *these trained models*. How much training itself varies is in
-``per_seed`` and ``seed_std``.
+With one seed, intervals say how sure a figure is for *that trained model*; how much training varies is in
+``per_seed`` and ``seed_std`` where there are several.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ import numpy as np
 
 from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.errors import DataError
+from selfverify.evaluation.error_classes import ERRORS
 from selfverify.evaluation.held_out import HeldOut, target_boxes
 from selfverify.evaluation.metrics import HEADLINE, Boxes, SampleTable, statistics
+from selfverify.evaluation.paired_tests import compare
 from selfverify.evaluation.statistics import (
     Statistic,
     draws,
     mean_statistic,
     on_all,
     percentile_interval,
+    pooled_draws,
     row_mean,
 )
 from selfverify.evaluation.store import StoredSample, read_samples
@@ -50,18 +53,12 @@ class MeasuredRun:
     Args:
         values: The metrics by name; NaN where a metric cannot be measured.
         draws: The metrics by name on every draw of the problems ``[n]``; all sample sets have the same draws.
+        problems: P.
     """
 
     values: dict[str, float]
     draws: dict[str, Floats]
-
-    def minus(self, other: MeasuredRun) -> MeasuredRun:
-        """Return the differences of the metrics that both have, on the same draws."""
-        names = [name for name in self.values if name in other.values]
-        return MeasuredRun(
-            {name: self.values[name] - other.values[name] for name in names},
-            {name: self.draws[name] - other.draws[name] for name in names},
-        )
+    problems: int
 
 
 def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
@@ -102,7 +99,8 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
         "study": study.name,
         "recipe": Path(study.recipe).stem,
         "baseline": study.baseline,
-        "interval": "95 % bootstrap over problems, of the mean over seeds; see experiments.study.results",
+        "interval": "95 % bootstrap over problems and seeds; of differences Student's t by Welch over both; "
+        "see experiments.study.results",
         "tasks": tasks,
         "missing": missing,
     }
@@ -131,12 +129,13 @@ def task_results(
     # One at a time: the images of all problems may not fit into memory.
     boxes = target_boxes(task, (p for i in range(held_out.total) for p in held_out.make([i]).values()))
     order = list(dict.fromkeys(sample.problem for sample in before))
-    measured: dict[str, dict[int, MeasuredRun]] = {variant: {} for variant in samples}
     reading = recipe.evaluation.score
+    first = measure_samples(before, order, boxes, reading, task.errors)
+    measured: dict[str, dict[int, MeasuredRun]] = {variant: {} for variant in samples}
     for variant, by_seed in samples.items():
         for seed, found in by_seed.items():
             try:
-                measured[variant][seed] = measure_samples(found, order, boxes, reading)
+                measured[variant][seed] = measure_samples(found, order, boxes, reading, task.errors)
             except DataError as error:
                 raise DataError(f"{recipe.task.name}, {variant}, seed {seed}: {error}") from None
     reference = measured.get(baseline or "")
@@ -146,6 +145,7 @@ def task_results(
             "method": recipes[variant].method.model_dump(mode="json"),
             "seeds": list(own),
             "metrics": pooled(own),
+            "gain": difference(own, dict.fromkeys(own, first)),
         }
         if reference is not None and variant != baseline:
             variants[variant]["difference"] = difference(own, reference)
@@ -154,7 +154,7 @@ def task_results(
         "kind": task.kind,
         "problems": len(order),
         "samples_per_problem": len(before) // len(order),
-        BEFORE: {"metrics": pooled({0: measure_samples(before, order, boxes, reading)}, seeded=False)},
+        BEFORE: {"metrics": pooled({0: first}, seeded=False)},
         "variants": variants,
     }
 
@@ -164,12 +164,14 @@ def measure_samples(
     order: Sequence[str],
     boxes: Boxes | None = None,
     headline: str = HEADLINE,
+    errors: Sequence[str] = (),
 ) -> MeasuredRun:
     """Measure all metrics of a sample set, on the problems in ``order``.
 
     These are the metrics of `selfverify.evaluation.metrics.statistics` and ``score_is_1``, the share of the
     sampled scores that are 1 (ADPO's Fig. 2). A task whose true answers are ``boxes`` also has ``mean_iou``,
     the mean reward of the answers, and ``best_iou@N``, that of the answers which their own score selects.
+    ``errors`` are the classes of error that the task names.
     """
     present = {sample.problem for sample in samples}
     if present != set(order):
@@ -177,12 +179,12 @@ def measure_samples(
         raise DataError(
             f"runs of one task need the same problems; {len(differing)} differ, such as {differing[0]}"
         )
-    table = SampleTable.from_samples(samples, order, boxes, headline)
+    table = SampleTable.from_samples(samples, order, boxes, headline, errors)
     total = table.correct.shape[1]
     found: dict[str, Statistic] = {
         name: statistic
         for name, statistic in statistics(table).items()
-        if "." not in name or name.startswith("turns.")
+        if "." not in name or name.startswith(("turns.", f"{ERRORS}."))
     }
     sampled = table.scores["sampled"]
     found["score_is_1"] = mean_statistic(row_mean(np.where(np.isnan(sampled), np.nan, sampled >= 1)))
@@ -196,6 +198,7 @@ def measure_samples(
     return MeasuredRun(
         {name: on_all(statistic, problems) for name, statistic in found.items()},
         {name: draws(statistic, problems) for name, statistic in found.items()},
+        problems,
     )
 
 
@@ -217,17 +220,28 @@ def pooled(by_seed: Mapping[int, MeasuredRun], seeded: bool = True) -> dict[str,
 def difference(
     by_seed: Mapping[int, MeasuredRun], baseline: Mapping[int, MeasuredRun]
 ) -> dict[str, dict[str, Any]]:
-    """Return how much higher each metric is than the baseline's, on the same problems and seeds."""
-    gains = {seed: measured.minus(baseline[seed]) for seed, measured in by_seed.items() if seed in baseline}
-    return {
-        name: {
-            "difference": float(np.mean(list(known.values()))),
-            "interval": interval,
-            "per_seed": {str(seed): gain for seed, gain in known.items()},
+    """Return how much higher each metric is than the baseline's, on the problems and the seeds of both.
+
+    ``p`` is that of no difference, without correction for other comparisons; it and the interval are None
+    where nothing varies (`selfverify.evaluation.paired_tests.compare`).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    both = [seed for seed in by_seed if seed in baseline]
+    for name in dict.fromkeys(name for seed in both for name in by_seed[seed].values):
+        sides = [{seed: of[seed].values.get(name, math.nan) for seed in both} for of in (by_seed, baseline)]
+        known = [seed for seed in both if not any(math.isnan(side[seed]) for side in sides)]
+        if not known:
+            continue
+        own, other = ([side[seed] for seed in known] for side in sides)
+        drawn = [[of[seed].draws[name] for seed in known] for of in (by_seed, baseline)]
+        compared = compare(own, drawn[0], other, drawn[1], by_seed[known[0]].problems)
+        found[name] = {
+            "difference": compared.difference,
+            "interval": compared.interval,
+            "p": compared.p,
+            "per_seed": {str(seed): a - b for seed, a, b in zip(known, own, other, strict=True)},
         }
-        for name, (known, interval) in _pool(gains).items()
-        if known
-    }
+    return found
 
 
 def _pool(by_seed: Mapping[int, MeasuredRun]) -> dict[str, tuple[dict[int, float], list[float] | None]]:
@@ -237,5 +251,5 @@ def _pool(by_seed: Mapping[int, MeasuredRun]) -> dict[str, tuple[dict[int, float
         values = {seed: measured.values.get(name, math.nan) for seed, measured in by_seed.items()}
         known = {seed: value for seed, value in values.items() if not math.isnan(value)}
         drawn = [by_seed[seed].draws[name] for seed in known]
-        found[name] = known, percentile_interval(np.mean(drawn, axis=0)) if drawn else None
+        found[name] = known, percentile_interval(pooled_draws(drawn)) if drawn else None
     return found

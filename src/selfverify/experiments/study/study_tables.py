@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from selfverify.evaluation.error_classes import ERRORS
+from selfverify.evaluation.paired_tests import holm
 from selfverify.experiments.study.study_file import BEFORE
 
 
@@ -74,8 +76,13 @@ TWO_TURNS: tuple[Column, ...] = (
 first answer spoils none."""
 
 NOTE = (
-    "Held-out problems; mean over the training seeds [95 % interval: bootstrap over problems]. The intervals "
-    "do not cover how training varies between seeds: `results.json` has every seed's figure. Best in bold."
+    "Held-out problems; mean over the training seeds [95 % interval: bootstrap over problems, and over seeds "
+    "where there are several]. Best in bold."
+)
+TESTED = (
+    "on the same problems and seeds [95 % interval], by Student's t (Welch): the variance over draws of the "
+    "problems, which are paired, and over each side's seeds. Bold where p < .05 after Holm's correction for "
+    "the {count} comparisons of the table; with one seed a test is about that trained model."
 )
 TURNS_NOTE = (
     "Two turns: all figures but acc@t1 are of second answers. Δ = acc@t2 − acc@t1 = M₀→₁ − M₁→₀. M₀→₁ "
@@ -83,6 +90,8 @@ TURNS_NOTE = (
     "ones, spoiled of right ones. ± is the standard deviation over seeds. *before* is the policy that all "
     "runs start from, prompted."
 )
+
+ERRORS_NOTE = "By class of error: right answers are compared with those of the class alone; 0.5 is chance."
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -95,12 +104,12 @@ def markdown(results: Mapping[str, Any]) -> str:
             *([TURNS_NOTE] if two_turns(task) else []),
             task_table(task),
         ]
-        if any(variant.get("difference") for variant in task["variants"].values()):
-            parts += [
-                f"Difference from **{results['baseline']}** on the same problems and seeds; bold where the "
-                "interval excludes 0.",
-                difference_table(task),
-            ]
+        if error_classes_of(task):
+            parts += [ERRORS_NOTE, error_table(task)]
+        for key, other in (("difference", results["baseline"]), ("gain", BEFORE)):
+            table, count = difference_table(task, key)
+            if count:
+                parts += [f"Difference from **{other}** {TESTED.format(count=count)}", table]
     if results["missing"]:
         parts.append(f"Not finished: {', '.join(results['missing'])}.")
     return "\n\n".join(parts) + "\n"
@@ -136,22 +145,54 @@ def task_table(task: Mapping[str, Any]) -> str:
     return _grid(head, body)
 
 
-def difference_table(task: Mapping[str, Any]) -> str:
-    """Return a table with one row per variant except the baseline."""
+def error_classes_of(task: Mapping[str, Any]) -> list[str]:
+    """Return the classes of error that a task's figures know, in their order."""
+    rows = [task[BEFORE], *task["variants"].values()]
+    names = [name.split(".") for row in rows for name in row["metrics"] if name.startswith(f"{ERRORS}.")]
+    return list(dict.fromkeys(parts[1] for parts in names))
+
+
+def error_table(task: Mapping[str, Any]) -> str:
+    """Return a table with one row per class of error, for the policy before training and each variant."""
+    rows = {BEFORE: task[BEFORE], **task["variants"]}
+    columns = [
+        Column("share", "share of all", bold=False),
+        replace(_WITHIN, bold=False),
+        replace(_AUC, bold=False),
+        Column("logprob_within_problem_auc", "the log-prob's within-problem AUC", percent=False, bold=False),
+    ]
+    body = []
+    for error in error_classes_of(task):
+        for label, row in rows.items():
+            found = {column.name: row["metrics"].get(f"{ERRORS}.{error}.{column.name}") for column in columns}
+            share = (found["share"] or {}).get("mean")
+            empty = "no such answer" if share == 0 else "–"
+            cells = [_cell(found[column.name], "mean", column) for column in columns]
+            body.append([error, label, *(empty if cell == "–" else cell for cell in cells)])
+    return _grid(["class of error", "variant", *(column.heading for column in columns)], body)
+
+
+def difference_table(task: Mapping[str, Any], key: str = "difference") -> tuple[str, int]:
+    """Return a table with a row for each variant that has differences, and how many of them were tested.
+
+    Args:
+        task: What `selfverify.experiments.study.results.task_results` has found.
+        key: ``difference`` from the baseline, or ``gain`` over the policy before training.
+    """
     columns = [column for column in _columns(task) if column.better]
     n = task["samples_per_problem"]
+    rows = {label: row[key] for label, row in task["variants"].items() if row.get(key)}
+    found = [rows[label].get(column.name.format(n=n)) for label in rows for column in columns]
+    adjusted = holm([None if figure is None else figure["p"] for figure in found])
     body = []
-    for label, row in task["variants"].items():
-        if "difference" not in row:
-            continue
+    for place, label in enumerate(rows):
         cells = [label]
-        for column in columns:
-            figure = row["difference"].get(column.name.format(n=n))
-            text = _cell(figure, "difference", column, sign="+")
-            low, high = (figure or {}).get("interval") or (0, 0)
-            cells.append(f"**{text}**" if low > 0 or high < 0 else text)
+        for number, column in enumerate(columns, start=place * len(columns)):
+            text, p = _cell(found[number], "difference", column, sign="+"), adjusted[number]
+            cells.append(text if p is None or p >= 0.05 else f"**{text}**")
         body.append(cells)
-    return _grid(["variant", *(column.heading.format(n=n) for column in columns)], body)
+    head = ["variant", *(column.heading.format(n=n) for column in columns)]
+    return _grid(head, body), sum(p is not None for p in adjusted)
 
 
 def _best(rows: Mapping[str, Any], name: str, column: Column) -> list[str]:
