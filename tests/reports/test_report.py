@@ -98,6 +98,19 @@ def test_page_shows_every_part(page):
     assert "digits-pick" in page
 
 
+def test_classes_of_error_are_shown_with_intervals_and_reasons(run_copy, tmp_path):
+    metrics = json.loads((run_copy / "metrics.json").read_text())
+    seen = {"answers": 9, "share": 0.25, "within_problem_auc": 0.75}
+    empty = {"answers": 0, "share": 0.0, "within_problem_auc": None, "missing": "no answer is of this class"}
+    metrics["after"]["errors"] = {"wrong <sum>": seen, "not shown": empty}
+    metrics["after"]["intervals"]["errors.wrong <sum>.within_problem_auc"] = [0.7, 0.8]
+    (run_copy / "metrics.json").write_text(json.dumps(metrics))
+    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
+    rows = page.split("<h2>By class of error</h2>")[1].split("</table>")[0]
+    assert "wrong &lt;sum&gt;" in rows and "<td>0.750 (0.700 to 0.800)</td>" in rows
+    assert "<td>–</td><td>no answer is of this class</td>" in rows
+
+
 def test_figures_follow_the_colours_of_the_page(page):
     assert "fill: var(--ink, #1c2430)" in page
     assert "prefers-color-scheme: dark" in page
@@ -181,6 +194,7 @@ def test_conversations_are_reported(run_copy, tmp_path):
         ]  # fmt: skip
         sample.rewards |= {"tool_calls": 1.0, "tool_errors": 2.0 * (number % 2)}
         sample.finish = "length" if number % 4 == 0 else "stop"
+        sample.key, sample.steps[1].record = None, {"role": "tool"}
     (run_copy / "samples-after.jsonl").unlink()
     write_samples(run_copy / "samples-after.jsonl", settings, samples)
     (run_copy / "metrics.json").unlink()
@@ -200,8 +214,14 @@ def test_conversations_are_reported(run_copy, tmp_path):
     assert (after["conversations.turns"], after["conversations.failed_turns"]) == ("2.000", "0.500")
     assert (after["conversations.stop"], after["conversations.length"]) == ("75.0\xa0%", "25.0\xa0%")
     assert (after["conversations.error"], after["rewards.tool_errors"]) == ("0.0\xa0%", "1.000")
+    assert found["pass@1"]["title"] == "Success rate" and found["majority@{n}"]["after"] is None
+    assert found["best@{n}"]["after"] is not None
+    told = sentence(load_run(run_copy)).replace("\u00a0", " ")
+    assert "of the conversations about 120 held-out problems succeed (95 % interval" in told
+    assert "in 2.0 turns on average" in told and "vote" not in told
     page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
     parse(page)
+    assert '<div class="name">Success rate</div>' in page and ">tool<" in page
     assert "a conversation took 2.75 s" in page and "0.5 s in which episodes replied" in page
     for label in (
         "How conversations end over training", "Time of conversations over training", "Turns over training",

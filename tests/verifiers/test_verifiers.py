@@ -48,9 +48,9 @@ def test_inline_is_what_was_written(groups: list[Group]) -> None:
     assert Inline().score(groups) == [[0.5, None, None]] * 2
 
 
-def test_soft_is_the_reading_of_training(policy: Policy, groups: list[Group]) -> None:
+def test_soft_is_the_reading_of_evaluations(policy: Policy, groups: list[Group]) -> None:
     prefixes = [[group.trajectories[0].segments[0].tokens] for group in groups]
-    readings = read_scores(policy, policy.encode([g.problem for g in groups]), prefixes)
+    readings = read_scores(policy, policy.encode([g.problem for g in groups]), prefixes, bare=True)
     found = Soft(policy).score(groups)
     assert [row[1:] for row in found] == [[None, None]] * 2
     assert [row[0] for row in found] == pytest.approx([row[0].soft for row in readings if row[0]])

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from PIL.Image import Image
 from torch import Tensor
-from torch.nn.functional import pad
 
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
@@ -17,6 +16,7 @@ from selfverify.core.rgb import is_rgb, to_rgb
 from selfverify.policy.chat import chat_text
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
+from selfverify.policy.families.unknown import lengthened
 from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
 from selfverify.policy.loading import Loaded
 from selfverify.policy.opening import find_opening
@@ -161,11 +161,11 @@ class Encoder:
         images = [*prompt.images, *piece.images]
         if not family.shares_prompts:
             if piece.images:
-                raise ConfigError(
-                    f"problem {prompt.problem_id}: a conversation shows an image, and where models of type "
-                    f"{model.config.model_type!r} put it is not known here"
-                )
-            images = [replace(i, tensors=_lengthened(i.tensors, len(prompt.ids), len(more))) for i in images]
+                raise ConfigError(no_image_here(self.loaded, prompt.problem_id))
+            images = [
+                replace(image, tensors=lengthened(image.tensors, len(prompt.ids), len(ids)))
+                for image in images
+            ]
         if piece.images:
             positions = family.positions(model, ids, images)
             following = int(positions.max()) + 1
@@ -236,12 +236,13 @@ class Encoder:
         return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
 
 
-def _lengthened(tensors: dict[str, Tensor], length: int, more: int) -> dict[str, Tensor]:
-    """Tensors ``[1, length]`` that hold the kinds of tokens go on with ``more`` zeros, which mean text."""
-    return {
-        name: pad(tensor, (0, more)) if tensor.shape == (1, length) else tensor
-        for name, tensor in tensors.items()
-    }
+def no_image_here(loaded: Loaded, named: str) -> str:
+    """Why a model of an unknown family is shown no image behind its prompt."""
+    return (
+        f"problem {named}: models of type {loaded.model.config.model_type!r} are shown images in the prompt "
+        "only, and not in the middle of a conversation, since where they put them is not known here; take a "
+        "family of docs/models.md"
+    )
 
 
 def longest_row(model: Any) -> int | None:

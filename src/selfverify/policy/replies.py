@@ -19,7 +19,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.policy.chat import chat_text
 from selfverify.policy.continuations import Continuation
-from selfverify.policy.encoding import Encoder, longest_row
+from selfverify.policy.encoding import Encoder, longest_row, no_image_here
 from selfverify.policy.families import ImageInput
 from selfverify.policy.opening import find_opening
 from selfverify.policy.reply_parts import TooLongError, check_length, reply_parts, reply_texts
@@ -67,7 +67,8 @@ class ReplyEncoder:
         The policy may have written the first of them itself (`without_written_end`).
 
         Raises:
-            ConfigError: The model's chat template cannot continue a conversation in this way.
+            ConfigError: The model's chat template cannot continue a conversation in this way; or the reply
+                shows an image to a model of an unknown family.
             DataError: The reply is not of the form that `Reply` describes; or it shows images that cannot be
                 read, or to a model that reads none; or it has far more characters than the model's context
                 holds; or the tokenizer would read something in it as a special token.
@@ -97,6 +98,8 @@ class ReplyEncoder:
             raise DataError(
                 f"{where}: the reply has {places} places for images and {len(reply.images)} images"
             )
+        if reply.images and not self.loaded.family.shares_prompts:
+            raise ConfigError(no_image_here(self.loaded, named))
         if reply.images and self._slot is None:
             raise DataError(f"{where}: the reply shows an image but the model reads text only")
         frame = self._frame(problem, reply.role, parts, first)

@@ -96,7 +96,8 @@ def accuracy(runs: Sequence[RunData]) -> Iterator[Chart]:
         (run, stage, run.summaries[stage]["curves"])
         for run in runs
         for stage in STAGES
-        if run.summaries.get(stage, {}).get("curves")
+        # A single sample is a point, and the table has it.
+        if any(len(curve or ()) > 1 for curve in (run.summaries.get(stage, {}).get("curves") or {}).values())
     ]
     limits = figures.accuracy_limits([curves for _, _, curves in found])
     for run, stage, curves in found:

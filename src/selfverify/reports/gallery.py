@@ -28,6 +28,8 @@ KINDS = {
     "missed": ("A right answer, missed by both", 2),
     "both": ("Mixed, and both choose right", 3),
     "same": ("All samples right, or all wrong", 1),
+    "wrong": ("Answered wrong", 6),
+    "right": ("Answered right", 6),
 }
 """Kinds of problems in the order in which they are shown: a title, and how many are wanted."""
 
@@ -55,7 +57,8 @@ def gallery(run: RunData) -> list[dict[str, Any]]:
         turns = zip(table.rewards[CORRECT_1], table.correct, strict=True)
         kinds = [_turns_kind(first, second) for first, second in turns]
     else:
-        picked = zip(table.correct, vote, best, strict=True)
+        # Without a vote there is nothing that an own choice could beat.
+        picked = zip(table.correct, vote if table.comparable else best, best, strict=True)
         kinds = [_kind(right, float(v @ right), float(b @ right)) for right, v, b in picked]
     cards, pictures, asked = [], Pictures(run.path / IMAGES), Pictures(run.gallery_images)
     for row in _choose(kinds):
@@ -102,6 +105,8 @@ def _choose(kinds: list[str]) -> list[int]:
 
 
 def _kind(right: np.ndarray, vote: float, best: float) -> str:
+    if len(right) == 1:
+        return "right" if right[0] else "wrong"
     if right.min() == right.max():
         return "same"
     if abs(best - vote) > 1e-9:  # weights such as 7 x 1/7 do not add up to 1 exactly
@@ -142,6 +147,7 @@ def _rows(
         film: Shows a conversation in which the model has looked again.
         reading: Which of the scores is meant.
     """
+    several = len(samples) > 1  # of one sample there is nothing to choose
     rows = [
         {
             "answer": answer_text(sample.answer),
@@ -152,8 +158,8 @@ def _rows(
             "score": sample.scores.get(reading),
             "correct": sample.correct,
             "change": _change(sample),
-            "vote": bool(voted > 0),
-            "best": bool(chosen > 0),
+            "vote": several and bool(voted > 0),
+            "best": several and bool(chosen > 0),
         }
         for sample, voted, chosen in zip(samples, vote, best, strict=True)
     ]

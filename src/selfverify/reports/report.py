@@ -13,6 +13,7 @@ from selfverify.core.differences import flatten
 from selfverify.core.errors import DataError
 from selfverify.core.files import make_folder
 from selfverify.evaluation.breakdown import SHOWN, tabulate
+from selfverify.evaluation.error_classes import COLUMNS, ERRORS, tabulate_errors
 from selfverify.evaluation.store import StoredSample
 from selfverify.reports import charts, figures
 from selfverify.reports.agent_film import agent_film
@@ -77,6 +78,7 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                     "tiles": tiles(run),
                     "table": table(run),
                     "breakdown": _breakdown(run),
+                    "errors": _errors(run),
                     "scored": any(of.get("score_mean") is not None for of in run.summaries.values()),
                     "turn_categories": turn_categories(run),
                     "gallery": [] if has_agents(run) else gallery(run),
@@ -189,6 +191,30 @@ def _breakdown(run: RunData) -> dict[str, Any] | None:
             cells = [[_cell(value) for value in row.values()] for row in rows]
             return {"heads": [names[key] for key in rows[0]], "rows": cells}
     return None
+
+
+def _errors(run: RunData) -> list[dict[str, Any]]:
+    """Return each stage's figures by class of error as text; nothing where a task names no classes."""
+    found = []
+    for stage in STAGES:
+        if rows := tabulate_errors(run.summaries.get(stage, {})):
+            intervals = run.summaries[stage].get("intervals") or {}
+            heads = [stage_title(run, stage), *(COLUMNS[name] for name in rows[0] if name != "error")]
+            cells = [
+                [
+                    _ranged(value, intervals.get(f"{ERRORS}.{row['error']}.{name}"))
+                    for name, value in row.items()
+                ]
+                for row in rows
+            ]
+            found.append({"heads": heads, "rows": cells})
+    return found
+
+
+def _ranged(value: Any, interval: Sequence[float] | None) -> str:
+    """A figure with its interval, where it has one."""
+    ends = f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval and isinstance(value, float) else ""
+    return _cell(value) + ends
 
 
 def _cell(value: Any) -> str:

@@ -50,6 +50,7 @@ class _Summary(BaseModel):
     intervals: dict[str, tuple[float, float] | None] | None = None
     turns: dict[str, float | None] = {}
     turns_by_category: dict[str, dict[str, dict[str, float]]] = {}
+    errors: dict[str, dict[str, float | str | None]] = {}
     metrics: dict[str, _Figure] | None = None
     categories: dict[str, dict[str, dict[str, int | _Figure]]] | None = None
 

@@ -111,6 +111,12 @@ METRICS: dict[str, MetricWords] = {
 }
 """The rows of the table by their name in a summary; a dot leads into a nested table."""
 
+_OF_TALKS = MetricWords("Success rate", "Share of conversations that reach their goal.")
+"""What a single answer's figure is called of conversations."""
+_TALK_TILES = (
+    "pass@1", "oracle@{n}", "conversations.turns", "rewards.tool_errors", "conversations.length",
+    "conversations.error",
+)  # fmt: skip
 _TILES = ("pass@1", "majority@{n}", "weighted@{n}", "within_problem_auc")
 _TURN_TILES = ("turns.acc@t1", "turns.acc@t2", "turns.0->1", "turns.1->0")
 
@@ -137,6 +143,8 @@ def sentence(run: RunData) -> str:
     if found.get("pass@1") is None:
         return "This run has no evaluation yet."
     where = f"{found.get('problems', '?')} held-out problems"
+    if "conversations" in found:
+        return _talks_sentence(run, found, stage)
     if best is None:
         return f"{_when(run, stage)} a single answer is right on {_percent(found['pass@1'])} of {where}."
     text = (
@@ -161,6 +169,29 @@ def sentence(run: RunData) -> str:
     return f"{text}, so self-verification {wins} by {points}.{both}"
 
 
+def _talks_sentence(run: RunData, found: dict[str, Any], stage: str) -> str:
+    """How many conversations succeed, and what of them is worth knowing first."""
+    talks, n = found["conversations"], total(run)
+    ends = (found.get("intervals") or {}).get("pass@1")
+    sure = f" (95\u00a0% interval {_percent(ends[0])} to {_percent(ends[1])})" if ends else ""
+    text = (
+        f"{_when(run, stage)} {_percent(found['pass@1'])} of the conversations about "
+        f"{found.get('problems', '?')} held-out problems succeed{sure}"
+    )
+    earlier = run.summaries.get("before", {}).get("pass@1") if stage == "after" else None
+    if earlier is not None:
+        gain, of = found["pass@1"] - earlier, (run.differences.get("pass@1") or {}).get("interval")
+        more = f"{abs(gain) * 100:.1f} points {'more' if gain > 0 else 'less'} than before{_interval(of)}"
+        text += f", {'as before' if abs(gain) < 5e-4 else more}"
+    text += f", in {talks['turns']:.1f} turns on average"
+    if talks.get("lost"):
+        text += f"; {_percent(talks['lost'])} were lost and count as failures"
+    best = found.get(f"best@{n}")
+    if best is not None:
+        text += f". The one of {n} that the model itself scores highest succeeds in {_percent(best)}"
+    return f"{text}."
+
+
 def _turns_sentence(found: dict[str, Any], when: str) -> str:
     turns, interval = found["turns"], (found.get("intervals") or {}).get("turns.delta")
     return (
@@ -178,7 +209,8 @@ def _interval(ends: Sequence[float] | None) -> str:
 def tiles(run: RunData) -> list[dict[str, Any]]:
     """Return the few rows of `table` that matter most."""
     rows = {row["name"]: row for row in table(run)}
-    names = _TURN_TILES if "turns.acc@t1" in rows else _TILES
+    talks = "conversations.turns" in rows
+    names = _TURN_TILES if "turns.acc@t1" in rows else _TALK_TILES if talks else _TILES
     return [rows[name] for name in names if name in rows]
 
 
@@ -191,7 +223,9 @@ def table(run: RunData) -> list[dict[str, Any]]:
     """
     n = total(run)
     rows = []
+    talks = any("conversations" in of and "turns" not in of for of in run.summaries.values())
     for name, metric in METRICS.items():
+        metric = _OF_TALKS if talks and name == "pass@1" else metric
         key = name.format(n=n)
         cells = {stage: _cell(run.summaries.get(stage, {}), key, metric) for stage in STAGES}
         if any(cells.values()):

@@ -91,6 +91,11 @@ class Strategy:
         return self.rule(candidates, options)
 
     @property
+    def compares(self) -> bool:
+        """Whether it asks which answers are the same."""
+        return self.votes is not None or self.name == "best-of-majority"
+
+    @property
     def figure(self) -> str:
         """The name of its accuracy in summaries, without the number of candidates."""
         return "pass@1" if self.name == "first" else self.name.replace("-", "_")

@@ -60,7 +60,8 @@ class Soft:
     def score(self, groups: Sequence[Group]) -> Scores:
         """See `Verifier.score`."""
         problems = [group.problem for group in groups]
-        read_rollout(self.policy, Rollout(self.policy.encode(problems), list(groups)))
+        rollout = Rollout(self.policy.encode(problems), list(groups))
+        read_rollout(self.policy, rollout, as_written=True)
         return [[t.scores.get(self.decoding) for t in group.trajectories] for group in groups]
 
 
@@ -82,7 +83,8 @@ class Judge:
             found = no_scores(groups)
             opened = [_tokens(self.policy, OPENING)]
             asked = _ask(self.policy, groups, RATE)
-            readings = read_scores(self.policy, [prompt for _, _, prompt in asked], [opened] * len(asked))
+            prompts = [prompt for _, _, prompt in asked]
+            readings = read_scores(self.policy, prompts, [opened] * len(asked), bare=True)
             for (b, g, _), [reading] in zip(asked, readings, strict=True):
                 found[b][g] = reading.soft if reading else None
             return found
@@ -90,7 +92,7 @@ class Judge:
         for b, g, text in answers(groups):
             prefixes[b][g] = _tokens(self.policy, text + OPENING)
         prompts = self.policy.encode(_questions(groups))
-        read = read_scores(self.policy, prompts, prefixes)
+        read = read_scores(self.policy, prompts, prefixes, bare=True)
         return [[reading.soft if reading else None for reading in row] for row in read]
 
 

@@ -78,7 +78,8 @@ class RewardModel:
         for group in groups:
             if group.problem.images:
                 raise DataError(
-                    f"problem {group.problem.id} has images, and reward model {self.name} reads text alone"
+                    f"problem {group.problem.id} has images, and reward model {self.name} reads text alone; "
+                    "one that reads images is a vision-language model's folder with value_head.safetensors"
                 )
         for b, g, text in answers(groups):
             found[b][g] = self._rate(groups[b].problem, g, text)
