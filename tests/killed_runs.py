@@ -33,7 +33,7 @@ def train(
     learn(
         policy, task, method, config, sampling,
         output=output, seed=seed, resume=resume,
-        on_step=lambda step, metrics, timing: print("step", step, flush=True),
+        on_step=lambda step, steps, metrics, timing: print("step", step, flush=True),
     )  # fmt: skip
     policy.save(output / "model")
 

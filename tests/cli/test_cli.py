@@ -37,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     def train(recipe: Any, resume: bool, on_step: Any, on_phase: Any, replay: Path | None) -> Path:
         made.append(("train", recipe, resume, replay))
         on_phase("before", 1, 2)
-        on_step(1, {"accuracy": 0.25, "other": 1.0}, {"tokens_per_s": 1234.5})
+        on_step(1, 4, {"accuracy": 0.25, "other": 1.0}, {"tokens_per_s": 1234.5})
         return recipe.folder
 
     def evaluate_recipe(

@@ -27,7 +27,7 @@ def main() -> None:
     steps, output = sys.argv[1:]
     torch.set_num_threads(1)
 
-    def on_step(step: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
+    def on_step(step: int, steps: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
         if step % 50 == 0:
             print(step, f"{resident_mb():.1f}", flush=True)
 

@@ -104,7 +104,7 @@ def run(steps: int, output: Path, replay: Path | None = None, **changes: Any) ->
         output=output,
         seed=5,
         resume=True,
-        on_step=lambda step, metrics, timing: print("step", step, flush=True),
+        on_step=lambda step, steps, metrics, timing: print("step", step, flush=True),
         replay=replay,
     ).save(output / "model")
 

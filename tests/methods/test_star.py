@@ -188,6 +188,7 @@ def run(
     resume: bool = False,
     stop_at: int | None = None,
     last: int = 6,
+    of: int = 6,
     task: Any = None,
     **settings: Any,
 ) -> Any:
@@ -195,8 +196,8 @@ def run(
     method.collect = collect  # type: ignore[attr-defined]
     shown = []
 
-    def on_step(step: int, *figures: Any) -> None:
-        shown.append(step)
+    def on_step(step: int, steps: int, *figures: Any) -> None:
+        shown.append((step, steps))
         if step == stop_at:
             raise KeyboardInterrupt
 
@@ -208,7 +209,7 @@ def run(
         policy, task or make_task("digits-pick"), method, config, SamplingConfig(group_size=2), output=output,
         resume=resume, on_step=on_step, save_as="model",
     )  # fmt: skip
-    assert shown[-1] == last
+    assert shown[-1] == (last, of)  # `of` what it has, not of the 20 that it may have
     return policy.fingerprint()
 
 
@@ -257,7 +258,7 @@ def test_time_ends_an_iteration_and_all_behind_it(tiny_folder: Path, tmp_path: P
     """The next one would sample from weights that a resumed run no longer has."""
     whole = run(tiny_folder, tmp_path / "whole", Corrects())
     torn = tmp_path / "torn"
-    run(tiny_folder, torn, Corrects(), last=1, time_limit_s=1e-9)
+    run(tiny_folder, torn, Corrects(), last=1, of=3, time_limit_s=1e-9)
     assert not (torn / "iteration-2").exists()
     assert len((torn / "metrics.jsonl").read_text().splitlines()) == 1
     assert holds_a_run(torn)
@@ -290,7 +291,7 @@ class Holed(DigitsPick):
 def test_problems_that_cannot_be_used_are_skipped(tiny_folder: Path, tmp_path: Path) -> None:
     """As when a run learns from samples of its own: named, and no reason to lose the others."""
     collect = Corrects()
-    run(tiny_folder, tmp_path, collect, last=4, task=Holed())
+    run(tiny_folder, tmp_path, collect, last=4, of=4, task=Holed())
     assert collect.asked == [[0, 2], [3, 4, 5], [7, 8]] * 2
     lines = (tmp_path / "iteration-1" / CONVERSATIONS_FILE).read_text().splitlines()[1:]
     assert [bool(json.loads(line)["conversations"]) for line in lines] == [n in (0, 3) for n in range(9)]

@@ -107,7 +107,7 @@ def train(recipe: RecipeName, settings: TrainSettings, overrides: Overrides = No
 
     start_processes(loaded)
     ranks.on_first(refuse_to_overwrite)
-    with TrainingProgress(loaded.learner.steps) as shown:
+    with TrainingProgress() as shown:
         if loaded.stopping is not None:
             if settings.replay is not None:
                 raise ConfigError("--replay: a run that makes its own pairs has no rollouts to replay")

@@ -88,7 +88,7 @@ def _refuse_other(held: Recipe, wanted: Recipe) -> None:
 
 
 def _trained_and_measured(recipe: Recipe, output: Path, resume: bool) -> dict[str, Any]:
-    with TrainingProgress(recipe.learner.steps) as progress:
+    with TrainingProgress() as progress:
         train(recipe, resume, progress.on_step, progress.on_phase)
         metrics: dict[str, Any] = json.loads((output / "metrics.json").read_text())
         metrics["paper_decoding"] = _paper_decoding(recipe, output, progress)

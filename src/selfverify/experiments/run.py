@@ -153,8 +153,8 @@ def _join_logs(output: Path, stages: Sequence[Training]) -> None:
             before += stage.learner.steps
 
 
-def _later(on_step: StepCallback, before: int, step: int, *figures: Any) -> None:
-    on_step(before + step, *figures)
+def _later(on_step: StepCallback, before: int, step: int, steps: int, *figures: Any) -> None:
+    on_step(before + step, before + steps, *figures)
 
 
 def recipe_task(recipe: Recipe, measured: bool = False) -> Task:

@@ -45,8 +45,9 @@ from selfverify.rollouts.hung import HUNG
 from selfverify.tasks.base import Judged
 
 Metrics = dict[str, float]
-StepCallback = Callable[[int, Metrics, Metrics], None]
-"""A function that is called after each step, with its number (from 1), its metrics and its timings."""
+StepCallback = Callable[[int, int, Metrics, Metrics], None]
+"""A function that is called after each step, with its number (from 1), how many steps there are as far as is
+known, its metrics and its timings."""
 
 
 logger = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ class Learner:
         if evaluated and self.config.best_metric:
             self._keep_best(evaluated, self.config.best_metric)
         if self.on_step and ranks.index() == 0:
-            self.on_step(self.step, metrics, timing)
+            self.on_step(self.step, self.config.steps, metrics, timing)
 
     # --- one step -----------------------------------------------------------------------------------
 

@@ -16,14 +16,9 @@ QUIET_S = 10.0
 
 
 class TrainingProgress:
-    """A context manager whose methods are callbacks of ``selfverify.experiments.run.train``.
+    """A context manager whose methods are callbacks of ``selfverify.experiments.run.train``."""
 
-    Args:
-        total: The number of training steps.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self) -> None:
         self.console = Console(stderr=True)
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -46,12 +41,12 @@ class TrainingProgress:
     ) -> None:
         self.bar.stop()
 
-    def on_step(self, step: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
-        """Show the figures of a training step that is done."""
+    def on_step(self, step: int, steps: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
+        """Show the figures of a training step that is done, of ``steps`` in all."""
         figures = [f"{name.split('/')[-1]} {metrics[name]:.3f}" for name in SHOWN if name in metrics]
         if "tokens_per_s" in timing:
             figures.append(f"{timing['tokens_per_s']:.0f} tokens/s")
-        self._show("training", step, self.total, "  ".join(figures))
+        self._show("training", step, steps, "  ".join(figures))
 
     def on_phase(self, phase: str, done: int, total: int) -> None:
         """Show how much of an evaluation is done."""

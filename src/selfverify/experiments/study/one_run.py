@@ -46,7 +46,7 @@ def work(folder: Path, before: Path | None = None) -> None:
     Unfinished work continues: training from its newest checkpoint, an evaluation from its stored samples.
     """
     recipe = load_recipe(folder)
-    with only_writer(folder, WAIT_S), TrainingProgress(recipe.learner.steps) as shown:
+    with only_writer(folder, WAIT_S), TrainingProgress() as shown:
         if before is not None:
             summary = (read_json(before, _FirstEvaluation) or {}).get("before")
             if summary is None:
