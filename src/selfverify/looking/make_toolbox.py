@@ -13,16 +13,20 @@ from selfverify.looking.tools.darknet import DarknetDetector
 from selfverify.looking.tools.depth import Depth
 from selfverify.looking.tools.finding import Detector, GroundingTool, VisualSearch
 from selfverify.looking.tools.grabcut import GrabCut
+from selfverify.looking.tools.hub_models import missing_model
 from selfverify.looking.tools.ocr import Ocr
 from selfverify.looking.tools.overlay import Overlay
 from selfverify.looking.tools.sam import Sam
 from selfverify.looking.tools.segment import ImageSegment
 from selfverify.looking.tools.similarity import Similarity
 from selfverify.looking.tools.terminate import Terminate
-from selfverify.looking.tools.tool_server import behind_server
+from selfverify.looking.tools.tool_server import RemoteTool, behind_server
 from selfverify.looking.tools.toolbox import Toolbox
 from selfverify.looking.tools.visual_tool import VisualTool
 from selfverify.looking.tools.zero_shot import ZeroShotDetector
+
+MODELS = ("detector", "depth_model", "segment_model", "similarity_model", "caption_model")
+"""The settings that name models of tools."""
 
 
 def all_tools(models: ToolModels, seconds: float = 60.0) -> list[VisualTool[Any]]:
@@ -61,13 +65,21 @@ def make_toolbox(settings: LookSettings, known: Sequence[VisualTool[Any]] | None
         known: What is chosen from, by default `all_tools`; their models are loaded once.
 
     Raises:
-        ConfigError: There is no tool of a name, or one that was named is not available here.
+        ConfigError: There is no tool of a name, one that was named is not available here, a model that was
+            named is not there, or the server of tools cannot be asked.
     """
     tools = {
         tool.name: tool for tool in (all_tools(settings, settings.tool_seconds) if known is None else known)
     }
     if unknown := sorted(set(settings.tools) - tools.keys()):
         raise ConfigError(f"there is no tool {unknown[0]!r} for looking; there are {', '.join(tools)}")
+    servers = {tool.server for tool in tools.values() if isinstance(tool, RemoteTool)}
+    if unreachable := "; ".join(filter(None, (server.unreachable() for server in servers))):
+        raise ConfigError(f"{unreachable}; start one with `selfverify looking serve`, or name none")
+    for field in MODELS:
+        named = getattr(settings, field)
+        if named is not None and (why := missing_model(named, field)):
+            raise ConfigError(why)
     for name in settings.tools:
         if why := tools[name].missing():
             raise ConfigError(f"the tool {name} is not available here: {why}")

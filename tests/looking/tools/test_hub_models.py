@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import tiny_tool_models as tiny
+from selfverify.core.errors import ConfigError
 from selfverify.looking.look_settings import LookSettings
 from selfverify.looking.make_toolbox import all_tools, make_toolbox
 from selfverify.looking.tools.caption import ImageCaptioner
@@ -130,3 +131,5 @@ def test_settings_name_models(folder: Write) -> None:
     assert len(all_tools(LookSettings())) == 11
     settings = LookSettings(depth_model=folder(tiny.write_dpt), tools=["depth"])
     assert [schema["function"]["name"] for schema in make_toolbox(settings).schemas()] == ["depth"]
+    with pytest.raises(ConfigError, match=r"depth_model: /no/such is no folder with a config.json"):
+        make_toolbox(LookSettings(depth_model="/no/such"))

@@ -20,6 +20,7 @@ from selfverify.looking.tools.finding import (
     windows,
 )
 from selfverify.looking.tools.grabcut import GrabCut
+from selfverify.looking.tools.marking import boxes_drawn
 from selfverify.looking.tools.ocr import Ocr, OcrArguments
 from selfverify.looking.tools.pictures import Gallery, space_named
 from selfverify.looking.tools.segment import ImageSegment, SegmentArguments
@@ -49,11 +50,20 @@ def test_ocr() -> None:
     assert abs(words["Total:"][0] - 364) < 40 and words["1,234"][0] > words["Total:"][2] - 20
     blank = Ocr().run(OcrArguments(image_index=1), gallery(Image.new("RGB", (64, 64)))).text
     assert blank == "No text was found in image 1."
+    with pytest.raises(ToolError, match="image 1 has 20000 x 4 pixels, which is too slim to be read"):
+        Ocr().run(OcrArguments(image_index=1), gallery(Image.new("RGB", (20_000, 4))))
 
 
 def box_at_end(line: str) -> list[float]:
     """The four numbers at a line's end."""
     return [float(value) for value in line.rsplit("[", 1)[1].rstrip("]").split(",")]
+
+
+@pytest.mark.parametrize("box", [(99.5, 10, 100, 20), (0, 49.7, 1, 50), (0, 0, 100, 50), (-3, -3, 2, 2)])
+def test_boxes_at_the_edge(box: tuple[float, float, float, float]) -> None:
+    """A finding within the last pixel is drawn there."""
+    marked = boxes_drawn(Image.new("RGB", (100, 50)), [box])
+    assert marked.size == (100, 50) and np.asarray(marked).any()
 
 
 @pytest.mark.skipif(bool(GrabCut().missing()), reason=GrabCut().missing())

@@ -124,11 +124,9 @@ def test_calls_of_several_clients_go_in_together(servers: Loop) -> None:
 
 def test_a_server_that_is_gone_or_has_no_such_tool(servers: Loop) -> None:
     """Nothing is offered that cannot be called; who names it is told why."""
-    settings = LookSettings(tool_server="http://127.0.0.1:9", tools=["segment"])
-    with pytest.raises(
-        ConfigError, match="segment is not available here: the server of tools cannot be asked"
-    ):
-        make_toolbox(settings)
+    for named in ([], ["segment"]):
+        with pytest.raises(ConfigError, match=r"the server of tools cannot be asked: .*looking serve"):
+            make_toolbox(LookSettings(tool_server="http://127.0.0.1:9", tools=named))
     url = served(servers, Cutting())
     assert "does not have it" in ToolServer(url).missing("segment")
     left = make_toolbox(LookSettings(tool_server=url))
@@ -147,7 +145,9 @@ def test_a_server_that_is_gone_or_has_no_such_tool(servers: Loop) -> None:
         ({"images": [{"type": "image", "data": "!"}]}, "base64 is broken"),
         ({"numbers": [0]}, "numbers: each of the 1 images"),
         ({"numbers": [10**9]}, "numbers: each of the 1 images"),
+        ({"numbers": [2]}, "images: image 1 is asked about, and the call does not bring it"),
         ({"spaces": [[0, 5]]}, "spaces: each of the 1 images"),
+        ({"spaces": [[5, 10**400]]}, "spaces: each of the 1 images"),
         ({"spaces": [[5, 5], [5, 5]]}, "spaces: each of the 1 images"),
         ({"image_index": "1"}, "image_index"),
         ({"image_index": 2}, "there is no image 2"),
@@ -166,6 +166,15 @@ def test_calls_that_do_not_fit(more: dict[str, Any], said: str) -> None:
 
     error, made = asyncio.run(ask())
     assert said in error and made == 1
+
+
+def test_two_images_of_a_number() -> None:
+    """Neither is taken silently."""
+    session, image = ToolSession(Toolbox([Cutting()])), gallery().pictures[0].full
+    images = {"images": to_blocks("", [image, image]), "numbers": [1, 1]}
+    arguments = {"image_index": 1, "bounding_box": [20, 10, 60, 30]}
+    found = asyncio.run(session.act(Call("zoom_in", arguments | images)))
+    assert "each of the 2 images needs one of its own" in found.error and not found.images
 
 
 def test_a_model_looks_with_a_server(servers: Loop) -> None:

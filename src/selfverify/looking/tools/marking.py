@@ -16,8 +16,9 @@ def boxes_drawn(image: Image.Image, boxes: Sequence[Sequence[float]]) -> Image.I
     draw = ImageDraw.Draw(marked)
     width = max(2, min(image.size) // 200)
     for number, (x1, y1, x2, y2) in enumerate(boxes):
+        left, top = min(x1, image.width - 1), min(y1, image.height - 1)  # the last pixel may hold all of it
         right, low = min(max(x2, x1 + 1), image.width - 1), min(max(y2, y1 + 1), image.height - 1)
-        draw.rectangle((x1, y1, right, low), outline=COLOURS[number % len(COLOURS)], width=width)
+        draw.rectangle((left, top, right, low), outline=COLOURS[number % len(COLOURS)], width=width)
         number_at(marked, number, (x1, y1, x2, y2))
     return marked
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL.Image import Image
 
-from selfverify.looking.tools.pictures import Gallery
+from selfverify.looking.tools.pictures import SLIMMEST, Gallery
 from selfverify.looking.tools.shared import shared
 from selfverify.looking.tools.visual_tool import Found, OnImage, VisualTool
+from selfverify.tasks.tools import ToolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class Ocr(VisualTool[OcrArguments]):
     def run(self, asked: OcrArguments, gallery: Gallery) -> Found:
         """See `VisualTool`."""
         image = gallery.picture(asked.image_index).full
+        if max(image.size) > SLIMMEST * min(image.size):
+            wide, high = image.size
+            raise ToolError(
+                f"image {asked.image_index} has {wide} x {high} pixels, which is too slim to be read"
+            )
         [lines] = shared(("ocr", "rapidocr"), _load, most=1)([image])
         if not lines:
             return Found(f"No text was found in image {asked.image_index}.")

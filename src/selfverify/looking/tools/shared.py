@@ -81,7 +81,10 @@ class Batched(Generic[Q, R]):
                 self._failed = f"its model cannot be loaded: {type(error).__name__}: {error}"[:500]
                 raise ToolError(self._failed) from error
         self.asked.append(len(questions))
-        return self._ask(questions)
+        answers = self._ask(questions)
+        if len(answers) != len(questions):
+            raise RuntimeError(f"the model has given {len(answers)} answers to {len(questions)} questions")
+        return answers
 
 
 def shared(

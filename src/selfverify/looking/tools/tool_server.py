@@ -9,7 +9,7 @@ from typing import Any, Generic
 from selfverify.core.environment import Call, EnvironmentLost, Observation
 from selfverify.core.errors import DataError
 from selfverify.looking.tools.pictures import Gallery, Made
-from selfverify.looking.tools.tool_session import IMAGES, LIMITS, NUMBERS, SPACES
+from selfverify.looking.tools.tool_session import IMAGES, LIMITS, NUMBERS, SPACES, images_asked
 from selfverify.looking.tools.toolbox import ToolFault
 from selfverify.looking.tools.visual_tool import A, Arguments, Found, VisualTool
 from selfverify.remote.environments.content import to_blocks
@@ -30,14 +30,21 @@ class ToolServer:
         self._names: frozenset[str] | None = None
 
     def missing(self, name: str) -> str:
-        """Why the server does not have a tool; empty where it has. It is asked once."""
+        """Why the server does not have a tool; empty where it has."""
+        if why := self.unreachable():
+            return why
+        known = self._names or ()
+        return "" if name in known else f"the server of tools at {self.url} does not have it"
+
+    def unreachable(self) -> str:
+        """Why the server cannot be asked; empty where it has answered once."""
         with self._lock:
             if self._names is None:
                 try:
                     self._names = frozenset(self._asked(None)[0])
                 except (EnvironmentLost, DataError) as error:
                     return f"the server of tools cannot be asked: {error}"
-        return "" if name in self._names else f"the server of tools at {self.url} does not have it"
+        return ""
 
     def run(self, name: str, arguments: Mapping[str, Any], gallery: Gallery) -> Found:
         """What a call finds.
@@ -46,7 +53,7 @@ class ToolServer:
             ToolError: It cannot be done.
             ToolFault: The server is gone, or has not answered in time.
         """
-        numbers = _numbers(arguments)
+        numbers = images_asked(arguments)
         sent = {
             **arguments,
             IMAGES: to_blocks("", [gallery.picture(number).full for number in numbers]),
@@ -129,12 +136,6 @@ def behind_server(tools: Sequence[VisualTool[Any]], url: str, seconds: float) ->
     """The tools, of which a server does the work of those that take longer than moving pixels."""
     server = ToolServer(url, seconds)
     return [tool if tool.at_once else RemoteTool(tool, server) for tool in tools]
-
-
-def _numbers(arguments: Mapping[str, Any]) -> list[int]:
-    """The numbers of the images that a call is about."""
-    named = (value for name, value in arguments.items() if "image_ind" in name)
-    return sorted({number for value in named for number in (value if isinstance(value, list) else [value])})
 
 
 def _made(image: Any, about: Any, gallery: Gallery) -> Made:

@@ -20,7 +20,8 @@ IMAGES, NUMBERS, SPACES = "images", "numbers", "spaces"
 """Arguments of every call beside the tool's own: images as content blocks of the Model Context Protocol;
 their numbers, by default 1, 2, ...; and for each width and height of the space in which its places are
 written, by default its pixels."""
-MOST_NUMBER = 1000
+MOST_NUMBER, WIDEST = 1000, 1_000_000_000
+"""The largest number of an image, and side of a space."""
 LIMITS = ContentLimits(message_bytes=256 * 2**20, images=64, image_pixels=MOST_PIXELS)
 _ADDED = {
     IMAGES: {
@@ -82,7 +83,11 @@ class ToolSession(Environment):
     def _carried_out(self, call: Call) -> Observation:
         own = {name: value for name, value in call.arguments.items() if name not in _ADDED}
         chosen = self.toolbox.chosen(call.name, own)
-        found = self.toolbox.run(chosen, _gallery(call.arguments))
+        gallery, brought = _gallery(call.arguments)
+        about = images_asked(chosen.arguments.model_dump())
+        if lacking := [number for number in about if number <= len(gallery) and number not in brought]:
+            raise DataError(f"{IMAGES}: image {lacking[0]} is asked about, and the call does not bring it")
+        found = self.toolbox.run(chosen, gallery)
         made = [
             {
                 "source": one.source,
@@ -94,8 +99,14 @@ class ToolSession(Environment):
         return Observation(self._round, found.text, [one.image for one in found.images], info={"made": made})
 
 
-def _gallery(arguments: Mapping[str, Any]) -> Gallery:
-    """The images of a call at their numbers; others are there in name only.
+def images_asked(arguments: Mapping[str, Any]) -> list[int]:
+    """The numbers of the images that a tool's own arguments are about."""
+    named = (value for name, value in arguments.items() if "image_ind" in name)
+    return sorted({number for value in named for number in (value if isinstance(value, list) else [value])})
+
+
+def _gallery(arguments: Mapping[str, Any]) -> tuple[Gallery, list[int]]:
+    """The images of a call at their numbers, and these; images with others are there in name only.
 
     Raises:
         DataError: Images, numbers or spaces are none, or do not belong together.
@@ -103,17 +114,25 @@ def _gallery(arguments: Mapping[str, Any]) -> Gallery:
     _, images = from_blocks(arguments.get(IMAGES, []), LIMITS)
     numbers = arguments.get(NUMBERS, [*range(1, len(images) + 1)])
     spaces = arguments.get(SPACES, [[image.width, image.height] for image in images])
-    if not _whole(numbers, len(images)) or any(number > MOST_NUMBER for number in numbers):
-        raise DataError(f"{NUMBERS}: each of the {len(images)} images needs one, from 1 to {MOST_NUMBER}")
-    if not isinstance(spaces, list) or len(spaces) != len(images) or not all(_whole(s, 2) for s in spaces):
-        raise DataError(f"{SPACES}: each of the {len(images)} images needs a width and a height")
+    count = len(images)
+    if not _whole(numbers, count, MOST_NUMBER) or len({*numbers}) < count:
+        raise DataError(
+            f"{NUMBERS}: each of the {count} images needs one of its own, from 1 to {MOST_NUMBER}"
+        )
+    if not isinstance(spaces, list) or len(spaces) != count or not all(_whole(s, 2, WIDEST) for s in spaces):
+        raise DataError(f"{SPACES}: each of the {count} images needs a width and a height, up to {WIDEST:,}")
     blank = Image.new("RGB", (1, 1))
     seen = [SeenImage(blank, blank)] * max(numbers, default=0)
     written = [(1, 1)] * len(seen)
     for number, image, (wide, high) in zip(numbers, images, spaces, strict=True):
         seen[number - 1], written[number - 1] = SeenImage(image, image), (wide, high)
-    return Gallery(seen, spaces=written)
+    return Gallery(seen, spaces=written), numbers
 
 
-def _whole(value: Any, count: int) -> bool:
-    return isinstance(value, list) and len(value) == count and all(type(n) is int and n >= 1 for n in value)
+def _whole(value: Any, count: int, most: int) -> bool:
+    """Whether this is a list of so many whole numbers from 1 to ``most``."""
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(type(n) is int and 1 <= n <= most for n in value)
+    )

@@ -19,7 +19,7 @@ from selfverify.tasks.tools import ToolError
 logger = logging.getLogger(__name__)
 
 MOST_HUNG = 8
-"""Threads that may hang in one tool before it counts as broken. A hung thread cannot be ended."""
+"""Threads that may hang in one tool; while so many do, it is not offered. A hung thread cannot be ended."""
 LONGEST_FAULT = 300
 """Characters of an unexpected error that the model is shown."""
 
@@ -55,7 +55,7 @@ class Toolbox:
     def __init__(self, tools: Sequence[VisualTool[Any]], seconds: float = 60.0) -> None:
         self.tools, self.seconds = {tool.name: tool for tool in tools}, seconds
         self._by_name: dict[str, VisualTool[Any]] = {}
-        self._hung: dict[str, int] = {}
+        self._left_behind: dict[str, list[threading.Thread]] = {}
         self._lock = threading.Lock()
         for tool in tools:
             for name in (tool.name, *tool.also):
@@ -68,8 +68,8 @@ class Toolbox:
 
     def missing(self, tool: VisualTool[Any]) -> str:
         """Why a tool is not available here; empty where it is."""
-        if self._hung.get(tool.name, 0) >= MOST_HUNG:
-            return f"it has hung {MOST_HUNG} times"
+        if (hung := self._hung(tool.name)) >= MOST_HUNG:
+            return f"{hung} calls of it hang"
         return tool.missing()
 
     def chosen(self, name: str, arguments: Mapping[str, Any]) -> Chosen:
@@ -103,14 +103,22 @@ class Toolbox:
             except ToolError as error:
                 result.set_exception(error)
 
-        threading.Thread(target=work, daemon=True, name=f"tool {tool.name}").start()
+        thread = threading.Thread(target=work, daemon=True, name=f"tool {tool.name}")
+        thread.start()
         try:
             return result.result(self.seconds)
         except TimeoutError:
             with self._lock:
-                self._hung[tool.name] = self._hung.get(tool.name, 0) + 1
+                self._left_behind.setdefault(tool.name, []).append(thread)
             note(logger, "tool_hung", f"the tool {tool.name} hangs", tool=tool.name, seconds=self.seconds)
             raise ToolFault(f"{tool.name} took longer than {self.seconds:g} s") from None
+
+    def _hung(self, name: str) -> int:
+        """How many calls of a tool hang; one that has ended after all, such as a slow one, does not."""
+        with self._lock:
+            running = [thread for thread in self._left_behind.get(name, []) if thread.is_alive()]
+            self._left_behind[name] = running
+        return len(running)
 
     def _guarded(self, call: Chosen, gallery: Gallery) -> Found:
         name = call.tool.name
