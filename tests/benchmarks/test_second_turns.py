@@ -1,0 +1,58 @@
+"""`benchmarks/second_turns.py` counts what second turns did, and draws it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from PIL import Image
+from tests.samples import sample, write_samples
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("second_turns")
+
+
+def write(folder: Path, pairs: str) -> str:
+    """A problem for each pair: is the first turn right, is the second."""
+    rows = [
+        sample(f"p{n}", 0, second == "1", None, rewards={"correct_1": float(first)})
+        for n, (first, second) in enumerate(pairs.split())
+    ]
+    folder.mkdir()
+    write_samples(folder / "samples.jsonl", {}, rows)
+    return str(folder)
+
+
+def test_shares_and_picture(program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out, picture = write(tmp_path / "a", "11 11 01 00"), tmp_path / "o.json", tmp_path / "p.png"
+    program.main([f"a = b={folder}", "--output", str(out), "--picture", str(picture)])
+    [(name, found)] = json.loads(out.read_text()).items()
+    assert name == "a = b"
+    shares = {part: found[part]["value"] for part in ("1->1", "0->1", "1->0", "0->0")}
+    assert shares == {"1->1": 0.5, "0->1": 0.25, "1->0": 0.0, "0->0": 0.25}
+    assert found["acc@t2"]["value"] == 0.75
+    assert found["1->0"]["interval"] == [0.0, 0.0]
+    assert "75.0" in capsys.readouterr().out
+    assert Image.open(picture).width > 1000
+
+
+@pytest.mark.parametrize(("given", "says"), [("gone=/nowhere", "nowhere"), ("folder", "as NAME=FOLDER")])
+def test_bad_input(program: ModuleType, given: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main([given])
+    assert says in capsys.readouterr().err
+
+
+def test_single_turns(program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_samples(tmp_path / "samples.jsonl", {}, [sample("p", 0, True, None)])
+    with pytest.raises(SystemExit):
+        program.main([f"one={tmp_path}"])
+    assert "no second turns" in capsys.readouterr().err
