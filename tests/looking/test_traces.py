@@ -54,7 +54,10 @@ def test_every_drop_has_its_reason(tmp_path: Path) -> None:
     assert dropped(tmp_path, make(steps=[{"error": "outside"}])) == ""
     assert dropped(tmp_path, make("x" * 400, "5"), most_tokens=100) == "they are longer than 100 tokens"
     assert dropped(tmp_path, make("x" * 360, "5"), most_tokens=100) == ""
-    for name, value in (("cuts", []), ("messages", []), ("cuts", [[["plan", 0]], [["action", 0]]])):
+    for name, value in (
+        ("cuts", []), ("messages", []), ("cuts", [[["plan", 0]], [["action", 0]]]), ("cuts", [[], []]),
+        ("cuts", [[[]], [[]]]),
+    ):  # fmt: skip
         one = make()
         setattr(one, name, value)
         assert dropped(tmp_path, one).startswith("malformed: "), name

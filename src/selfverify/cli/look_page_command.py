@@ -37,8 +37,12 @@ def page(
     found = (one for one in all_traces(folder) if not wanted or wanted & {one.id, one.problem})
     shown = [*islice(found, most)]
     if not shown:
-        missing = f"no conversation {', '.join(sorted(wanted))}" if wanted else "no conversation"
-        raise ConfigError(f"{folder} has {missing}; its ids stand in sft.jsonl, or leave --trace out")
+        if not wanted:
+            raise ConfigError(f"{folder} has no conversation; `selfverify looking collect` holds some")
+        missing = ", ".join(sorted(wanted))
+        raise ConfigError(
+            f"{folder} has no conversation {missing}; its ids stand in sft.jsonl, or leave --trace out"
+        )
     about = f"From {folder.name}: {len(shown)} conversation{'s' if len(shown) > 1 else ''}."
     path = write_look_page(shown, about, folder / IMAGES, output, sum(1 for _ in found))
     typer.echo(f"{len(shown)} conversations: {path}")

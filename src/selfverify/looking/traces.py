@@ -235,15 +235,10 @@ class Curation:
 def malformed(trace: LookTrace) -> str:
     """What is wrong with a trace's form; empty where nothing is."""
     for message in trace.messages:
-        if message.get("role") not in ROLES:
-            return "a role is unknown"
         content = message.get("content")
-        parts = _opened(content) if isinstance(content, list) else [{"type": "text", "text": content}]
-        for part in parts:
-            if not isinstance(part, dict) or part.get("type") not in ("text", "image"):
-                return "a part is neither text nor image"
-            if not isinstance(part.get("image" if is_image(part) else "text"), str):
-                return "a part is empty"
+        opened = _opened(content) if isinstance(content, list) else content
+        if fault := malformed_message({**message, "content": opened}):
+            return fault
     roles = [message["role"] for message in trace.messages]
     if not roles or roles[0] == "assistant" or roles[-1] != "assistant":
         return "no question at the beginning, or no answer at the end"
@@ -254,6 +249,19 @@ def malformed(trace: LookTrace) -> str:
         return "a turn is empty or shows images"
     if len(trace.cuts) != len(said):
         return "channels and turns differ in number"
-    if trace.cuts[-1][0][0] != ANSWER:
+    if [cut[:1] for cut in trace.cuts[-1][:1]] != [[ANSWER]]:
         return "they end without an answer"
+    return ""
+
+
+def malformed_message(message: Mapping[str, Any]) -> str:
+    """What is wrong with the form of one message, whose parts are not nested; empty where nothing is."""
+    if message.get("role") not in ROLES:
+        return "a role is unknown"
+    content = message.get("content")
+    for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
+        if not isinstance(part, dict) or part.get("type") not in ("text", "image"):
+            return "a part is neither text nor image"
+        if not isinstance(part.get("image" if is_image(part) else "text"), str):
+            return "a part is empty"
     return ""

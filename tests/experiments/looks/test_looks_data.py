@@ -220,6 +220,45 @@ def test_nothing_right_says_why(tmp_path: Path, loop: Loop) -> None:
         make_sets(tmp_path, Demands(), FREE)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda row: row["conversations"][0]["messages"][1].pop("role"), "conversation 0: a role is unknown"),
+        (lambda row: row["conversations"][0]["messages"][1].update(content=None), "0: a part is empty"),
+        (lambda row: row["conversations"][0]["messages"][0].update(content=[["x"]]), "0: a part is neither"),
+        (lambda row: row["conversations"][0].update(messages=[]), "0: it has no messages"),
+        (lambda row: row["about"].update(told="x"), "about.told is no whole number"),
+        (lambda row: row["about"].update(cuts=[1]), "about.cuts is no list of lists"),
+        (lambda row: row["about"].update(steps="x"), "about.steps is no list of objects"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, change: Any, said: str) -> None:
+    """Whatever reads the folder: the file, the problem and what is wrong."""
+    collect_looks(far_recipe(), EXPERT, tmp_path, problems=2)
+    path = tmp_path / "collected.jsonl"
+    head, line, *rest = path.read_text().splitlines(True)
+    row = json.loads(line)
+    change(row)
+    path.write_text("".join([head, json.dumps(row) + "\n", *rest]))
+    named = rf"collected.jsonl: problem {row['problem']}: .*{said}"
+    server = TeacherSettings(server="http://127.0.0.1:9", model="m")
+    for read in (
+        lambda: list(all_traces(tmp_path)),
+        lambda: make_sets(tmp_path, Demands(), FREE),
+        lambda: branch_looks(far_recipe(), TeacherSettings(own=True), tmp_path, "branched"),
+        lambda: judge_looks(tmp_path, server),
+    ):
+        with pytest.raises(DataError, match=named):
+            read()
+
+
+def test_nothing_was_collected(tmp_path: Path) -> None:
+    """Whoever judges or shows it is told so, and nothing is written."""
+    with pytest.raises(ConfigError, match=r"has no collected\.jsonl"):
+        judge_looks(tmp_path / "none", TeacherSettings(server="http://127.0.0.1:9", model="m"))
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_collection_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted one stores what it has; the same files come out as of one that was not."""
     monkeypatch.setattr("selfverify.experiments.teaching.AT_ONCE", 2)

@@ -70,7 +70,7 @@ def judge_looks(
         raise ConfigError("answers are judged by a model behind a server: name it with --server and --model")
     asked: list[tuple[LookTrace, str]] = []
     for source in SOURCES:
-        if source == "induced" or not (folder / SOURCES[source]).is_file():
+        if source == "induced" or (source != "sampled" and not (folder / SOURCES[source]).is_file()):
             continue
         settings, rows = read_lessons(folder, source)
         for row in rows:

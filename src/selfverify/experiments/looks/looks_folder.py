@@ -21,11 +21,11 @@ from typing import Any, Literal
 
 from PIL.Image import Image
 
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.journal import read_journal
 from selfverify.evaluation.steps import IMAGES, written_images
 from selfverify.experiments.teaching import Lessons, Taught
-from selfverify.looking.traces import LookTrace
+from selfverify.looking.traces import LookTrace, malformed_message
 
 COLLECTED, VERDICTS = "collected.jsonl", "verdicts.jsonl"
 SFT, PAIRS, ABOUT = "sft.jsonl", "pairs.jsonl", "data.json"
@@ -59,7 +59,30 @@ def read_lessons(folder: Path, source: str) -> tuple[dict[str, Any], list[Lesson
     if not path.is_file():
         raise ConfigError(f"{folder} has no {path.name}; `selfverify looking collect` makes it")
     settings, rows = read_journal(path, Lessons)
+    for row in rows.values():
+        if fault := _fault(row):
+            raise DataError(f"{path}: problem {row.problem}: {fault}. Restore the file, or delete it")
     return settings, [rows[index] for index in sorted(rows)]
+
+
+def _fault(row: Lessons) -> str:
+    """What is wrong with a line whose fields have the right types; empty where nothing is."""
+    for number, one in enumerate(row.conversations):
+        why = next(filter(None, map(malformed_message, one.messages)), "")
+        if why or not one.messages:
+            return f"conversation {number}: {why or 'it has no messages'}"
+    told, cuts, steps = (row.about.get(name, wanted) for name, wanted in _TOLD.items())
+    if type(told) is not int:
+        return "about.told is no whole number"
+    if not isinstance(cuts, list) or not all(isinstance(cut, list) for cut in cuts):
+        return "about.cuts is no list of lists"
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        return "about.steps is no list of objects"
+    return ""
+
+
+_TOLD: dict[str, Any] = {"told": 1, "cuts": [], "steps": []}
+"""What `Lessons.about` says of the beginning that a conversation goes on from, with what it is by default."""
 
 
 def all_traces(folder: Path) -> Iterator[LookTrace]:
