@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from tests.experiments.looks.looks_files import write_looks
+from tests.experiments.looks.looks_files import write_lines, write_looks
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.data import open_rows
 from selfverify.experiments.looks.export_looks import export_looks
+from selfverify.experiments.looks.read_pairs import read_pairs
 
 
 def plain(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -180,6 +181,36 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     next((looks / "images").iterdir()).unlink()
     with pytest.raises(DataError, match=r"the image .*\.png is missing"):
         export_looks(looks, tmp_path / "b", "trl")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("sft.jsonl", {"messages": [None]}, "message 0: a role is unknown"),
+        ("sft.jsonl", {"messages": []}, "it has no messages"),
+        ("sft.jsonl", {"messages": [USER | {"content": 5}]}, "message 0: a part is empty"),
+        ("sft.jsonl", {"messages": [USER | {"content": [5]}]}, "message 0: a part is neither"),
+        ("sft.jsonl", {"messages": [{"role": "user", "content": [{"type": "image", "image": 7}]}]}, "empty"),
+        ("sft.jsonl", {"id": 7}, "it is no trace"),
+        ("pairs.jsonl", {"prompt": []}, "prompt: it has no messages"),
+        ("pairs.jsonl", {"chosen": []}, "chosen: it has no messages"),
+        ("pairs.jsonl", {"chosen": [{"role": "assistant"}]}, "chosen: message 0: a part is empty"),
+        ("pairs.jsonl", {"rejected": [SAY | {"content": [{"type": "text", "text": "x"}]}]}, "no text"),
+        ("pairs.jsonl", {"rejected": [USER, SAY]}, "rejected: it begins and ends with a turn"),
+    ],
+)
+def test_damaged_sets_name_their_line(tmp_path: Path, file: str, change: dict[str, Any], said: str) -> None:
+    """Neither an export nor the leak test ends otherwise, and the export writes nothing of the set."""
+    looks = write_looks(tmp_path / "looks")
+    first, second = (json.loads(line) for line in (looks / file).read_text().splitlines())
+    write_lines(looks / file, [first, second | change])
+    for target in ("trl", "llama-factory"):
+        with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
+            export_looks(looks, tmp_path / target, target)  # type: ignore[arg-type]
+        assert not (tmp_path / target).exists()
+    if file == "pairs.jsonl":
+        with pytest.raises(DataError, match=rf"{file}, line 2: .*{said}"):
+            read_pairs(looks)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.looks_folder import SFT
-from selfverify.experiments.looks.read_pairs import read_lines, read_pairs
+from selfverify.experiments.looks.read_pairs import fault_in, read_lines, read_pairs
 from selfverify.looking.traces import Message, is_image, parts_of
 
 MARK = "<image>"
@@ -137,8 +137,11 @@ def _traces(folder: Path) -> list[dict[str, Any]]:
     path = folder / SFT
     found = []
     for number, line in read_lines(path):
-        if not isinstance(line, dict) or not isinstance(line.get("messages"), list) or "id" not in line:
+        messages = line.get("messages") if isinstance(line, dict) else None
+        if not isinstance(messages, list) or not isinstance(line.get("id"), str):
             raise DataError(f"{path}, line {number}: it is no trace")
+        if why := fault_in([message if isinstance(message, dict) else {} for message in messages]):
+            raise DataError(f"{path}, line {number}: {why}")
         found.append(line)
     return found
 

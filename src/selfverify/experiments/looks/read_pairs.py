@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import naming, read_regular
 from selfverify.experiments.looks.looks_folder import PAIRS
 from selfverify.looking.preference_pairs import Pair
+from selfverify.looking.traces import Message, malformed_message
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -26,12 +27,35 @@ def read_pairs(path: Path) -> list[Pair]:
     reader, found = TypeAdapter(Pair), []
     for number, line in _raw_lines(path):
         try:
-            found.append(reader.validate_json(line))
+            pair = reader.validate_json(line)
         except ValidationError as error:
             fault = error.errors()[0]
             name = ".".join(str(part) for part in fault["loc"])
             raise DataError(f"{path}, line {number}: {f'{name}: ' if name else ''}{fault['msg']}") from None
+        if why := _fault(pair):
+            raise DataError(f"{path}, line {number}: {why}")
+        found.append(pair)
     return found
+
+
+def _fault(pair: Pair) -> str:
+    """What is wrong with a pair whose fields have the right types; empty where nothing is."""
+    for name, messages in (("prompt", pair.prompt), ("chosen", pair.chosen), ("rejected", pair.rejected)):
+        if why := fault_in(messages):
+            return f"{name}: {why}"
+        if name != "prompt" and not messages[0]["role"] == messages[-1]["role"] == "assistant":
+            return f"{name}: it begins and ends with a turn of the assistant"
+    return ""
+
+
+def fault_in(messages: Sequence[Message]) -> str:
+    """What is wrong with the form of a conversation, or of a part of one; empty where nothing is."""
+    for place, message in enumerate(messages):
+        if why := malformed_message(message):
+            return f"message {place}: {why}"
+        if message["role"] == "assistant" and not isinstance(message["content"], str):
+            return f"message {place}: a turn is no text"
+    return "" if messages else "it has no messages"
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
