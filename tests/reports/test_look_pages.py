@@ -29,6 +29,7 @@ from selfverify.experiments.looks.collect_looks import collect_looks
 from selfverify.experiments.looks.looks_folder import all_traces
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.looking.look_settings import LookSettings
+from selfverify.looking.look_steps import step_of
 from selfverify.looking.looking_task import LookingTask
 from selfverify.looking.stop_rules import After, StopRule, Verified
 from selfverify.looking.traces import LookTrace
@@ -182,6 +183,14 @@ def test_what_is_missing_or_hostile(tmp_path: Path) -> None:
         assert raw not in page
     with pytest.raises(DataError, match="no conversation"):
         write_look_page([], "", tmp_path, tmp_path / "y.html")
+
+
+@pytest.mark.parametrize(("name", "value"), [("step", "<b>"), ("step", 1.5), ("stopped", ["cap"])])
+def test_a_record_that_is_no_step(name: str, value: Any) -> None:
+    """A damaged one is shown as what was said, and breaks no page."""
+    record = {"step": 1, "tool": "crop", "arguments": {}, "error": "", "images": [], "sources": []}
+    assert step_of(record | {"stopped": ""}) is not None
+    assert step_of(record | {"stopped": ""} | {name: value}) is None
 
 
 def test_the_report_shows_the_steps(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def step_of(record: Any) -> Mapping[str, Any] | None:
     """What is kept of a turn, where it is a `LookStep`; older files may lack some of its fields."""
     if not isinstance(record, Mapping) or not _FIRST <= record.keys() <= _NAMES:
         return None
-    return record
+    return record if type(record["step"]) is int and isinstance(record["stopped"], str) else None
 
 
 _NAMES = {field.name for field in fields(LookStep)}
