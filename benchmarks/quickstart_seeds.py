@@ -1,0 +1,207 @@
+"""What the quickstart wins, over several seeds, and whether it is what was to be reached.
+
+Each training seed has four evaluations, of the policy before and after training: on validation problems, where
+the fused score's weight is fitted, and on test problems, where everything else is measured.
+
+    selfverify train quickstart seed=0 name=quickstart-0 evaluation.split=validation
+    selfverify eval quickstart seed=0 --output test-before-0
+    selfverify eval runs/quickstart-0 evaluation.split=test --output test-after-0
+    python benchmarks/quickstart_seeds.py --runs runs/quickstart-* --before test-before-* \
+        --after test-after-* --output adpo.json
+
+Intervals are 95 %, over seeds and problems (`selfverify.evaluation.paired_tests`). The last line is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import show
+
+from selfverify.core.atomic_files import write_json
+from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.evaluation.fuse import fusion_of_samples, with_fused
+from selfverify.evaluation.metrics import SampleTable, statistics
+from selfverify.evaluation.paired_tests import compare
+from selfverify.evaluation.statistics import draws, on_all
+from selfverify.evaluation.store import StoredSample, find_store, read_samples
+from selfverify.selection.rules import Floats
+
+SHOWN = (
+    "pass@1", "majority@8", "best@8", "weighted@8", "oracle@8", "within_problem_auc", "auc",
+    "logprob.within_problem_auc", "fused.best@8", "fused.weighted@8", "fused.within_problem_auc",
+)  # fmt: skip
+"""Figures that are kept for each seed."""
+
+CLASSES = ("wrong sum", "digit not shown")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A difference of two figures that was to be reached: its value, and its interval's lower end.
+
+    Args:
+        own: The figure, and whether it is that of after training.
+        other: What it is compared with; None: with nothing.
+        least: What it has to be at least; None: no bound.
+        low: What its interval has to lie above; None: no bound.
+    """
+
+    own: tuple[str, bool]
+    other: tuple[str, bool] | None
+    least: float | None
+    low: float | None
+
+
+GOALS = {
+    "auc": Goal(("within_problem_auc", True), None, 0.85, None),
+    "auc_over_before": Goal(("within_problem_auc", True), ("within_problem_auc", False), None, 0.0),
+    "best_over_majority": Goal(("best@8", True), ("majority@8", True), 0.02, 0.0),
+    "pass_over_before": Goal(("pass@1", True), ("pass@1", False), 0.0, None),
+    "fused_over_majority": Goal(("fused.best@8", True), ("majority@8", True), 0.11, None),
+    "fused_over_before": Goal(("fused.best@8", True), ("fused.best@8", False), 0.0, None),
+    "fused_over_weighted": Goal(("fused.best@8", True), ("weighted@8", True), 0.0, None),
+    "weighted_over_before": Goal(("weighted@8", True), ("weighted@8", False), None, None),
+    "best_over_before": Goal(("best@8", True), ("best@8", False), None, None),
+    "majority_over_before": Goal(("majority@8", True), ("majority@8", False), None, None),
+}
+"""What the project asks of its quickstart; the last three are told and have no bound."""
+
+Measured = dict[str, tuple[float, Floats]]
+"""A sample set's figures: the value, and the values on draws of its problems."""
+
+
+def samples_of(folder: Path, name: str = "") -> list[StoredSample]:
+    """The samples of an evaluation, or of a run's stage."""
+    return read_samples(find_store(folder / name if name else folder))[1]
+
+
+def measured(samples: Sequence[StoredSample]) -> tuple[Measured, int]:
+    """The figures of a sample set, and the number of its problems."""
+    table = SampleTable.from_samples(samples)
+    problems = len(table.correct)
+    return {n: (on_all(s, problems), draws(s, problems)) for n, s in statistics(table).items()}, problems
+
+
+def over_seeds(pairs: Sequence[tuple[float, Floats]], problems: int) -> dict[str, Any]:
+    """The mean over seeds, with its interval over seeds and problems."""
+    nothing = np.zeros_like(pairs[0][1])
+    found = compare([v for v, _ in pairs], [d for _, d in pairs], [0.0], [nothing], problems)
+    return {"value": found.difference, "interval": found.interval}
+
+
+def judged(
+    goal: Goal, before: Sequence[Measured], after: Sequence[Measured], problems: int
+) -> dict[str, Any]:
+    """A goal's figure, and whether it is reached."""
+
+    def find(which: tuple[str, bool]) -> list[tuple[float, Floats]]:
+        name, trained = which
+        return [figures[name] for figures in (after if trained else before)]
+
+    pairs = find(goal.own)
+    if goal.other is not None:
+        pairs = [(v - w, d - e) for (v, d), (w, e) in zip(pairs, find(goal.other), strict=True)]
+    found = over_seeds(pairs, problems)
+    if goal.least is None and goal.low is None:
+        return found
+    reached = goal.least is None or found["value"] >= goal.least
+    if goal.low is not None:
+        reached = reached and found["interval"] is not None and found["interval"][0] > goal.low
+    return found | {"at_least": goal.least, "interval_above": goal.low, "reached": reached}
+
+
+def told(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything that is written.
+
+    Raises:
+        DataError: Seeds lack an evaluation, or have other problems or numbers of samples.
+    """
+    folders = (options.runs, options.before, options.after)
+    if len({len(each) for each in folders}) > 1:
+        raise DataError("--runs, --before and --after each take one folder for each seed, in the same order")
+    before, after, weights, sizes = [], [], [], set()
+    for run, first, last in zip(*folders, strict=True):
+        fused: list[list[StoredSample]] = []
+        fitted = []
+        for stage, folder in (("before", first), ("after", last)):
+            fusion = fusion_of_samples(samples_of(run, f"samples-{stage}.jsonl"))
+            fused.append(with_fused(samples_of(folder), fusion))
+            fitted.append(fusion.weight)
+        weights.append(fitted)
+        (own, problems), (trained, also) = measured(fused[0]), measured(fused[1])
+        before.append(own)
+        after.append(trained)
+        sizes |= {(problems, len(fused[0])), (also, len(fused[1]))}
+    if len(sizes) > 1:
+        raise DataError(f"seeds have other numbers of problems and samples: {sorted(sizes)}")
+    [(problems, count)] = sizes
+    starts = [measured(samples_of(run, "samples-before.jsonl")) for run in options.runs]
+
+    def mean(figures: Sequence[Measured]) -> dict[str, Any]:
+        return {name: over_seeds([one[name] for one in figures], problems) for name in SHOWN}
+
+    def each(figures: Sequence[Measured]) -> list[dict[str, float]]:
+        return [{name: one[name][0] for name in SHOWN} for one in figures]
+
+    def against(name: str) -> dict[str, Any]:
+        key = f"errors.{name}.within_problem_auc"
+        return over_seeds([figures[key] for figures, _ in starts], starts[0][1])
+
+    return {
+        "seeds": len(before),
+        "problems": problems,
+        "samples": count // problems,
+        "before": mean(before),
+        "after": mean(after),
+        "before_by_seed": each(before),
+        "after_by_seed": each(after),
+        "weight_of_logprob": weights,
+        "start_on_validation": {name: against(name) for name in CLASSES},
+        "goals": {name: judged(goal, before, after, problems) for name, goal in GOALS.items()},
+    }
+
+
+def printed(found: Mapping[str, Any]) -> None:
+    """Two tables: figures before and after, and goals."""
+
+    def cell(each: Mapping[str, Any]) -> str:
+        low_high = each["interval"]
+        return f"{each['value']:.3f}" + (f" ({low_high[0]:.3f} to {low_high[1]:.3f})" if low_high else "")
+
+    rows = [[name, cell(found["before"][name]), cell(found["after"][name])] for name in SHOWN]
+    show(f"{found['seeds']} seeds, {found['problems']} problems", ["", "before", "after"], rows)
+    goals = found["goals"].items()
+    show("Goals", ["", "found", "reached"], [[n, cell(g), g.get("reached", "-")] for n, g in goals])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the evaluations, print and write what they say."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words = {"runs": "the run of each seed, measured on validation problems"}
+    words |= {"before": "each seed's test evaluation before training", "after": "and after it"}
+    for name, text in words.items():
+        parser.add_argument(f"--{name}", type=Path, nargs="+", required=True, metavar="FOLDER", help=text)
+    parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
+    options = parser.parse_args(argv)
+    try:
+        found = told(options)
+    except SelfVerifyError as error:
+        parser.error(str(error))
+    printed(found)
+    if options.output:
+        write_json(options.output, found)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
