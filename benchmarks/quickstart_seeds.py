@@ -1,7 +1,7 @@
 """What the quickstart wins, over several seeds, and whether it is what was to be reached.
 
-Each training seed has four evaluations, of the policy before and after training: on validation problems, where
-the fused score's weight is fitted, and on test problems, where everything else is measured.
+Each training seed has four evaluations, of the policy before and after training: on validation problems,
+where the weight of the fused score is fitted, and on test problems, where everything else is measured.
 
     selfverify train quickstart seed=0 name=quickstart-0 evaluation.split=validation
     selfverify eval quickstart seed=0 --output test-before-0
