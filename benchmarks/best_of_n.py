@@ -1,7 +1,7 @@
 """Best of N on the trained digits policy: how right each strategy is, and what each costs per problem.
 
-    selfverify quickstart
-    python benchmarks/best_of_n.py --model runs/quickstart/model [--problems 512 --samples 16 --repeats 3]
+    selfverify train adpo-digits
+    python benchmarks/best_of_n.py --model runs/adpo-digits/model [--problems 512 --samples 16 --repeats 3]
 
 Accuracy: every strategy at every N, averaged over subsets of the samples of held-out problems. What has to be
 decided (which strategy is the default, when adaptive sampling stops) is decided on the validation split and
@@ -94,7 +94,7 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="a trained policy, such as runs/quickstart/model")
+    parser.add_argument("--model", required=True, help="a trained policy, such as runs/adpo-digits/model")
     parser.add_argument("--output", type=Path, default=Path("runs/best_of_n"), help="where samples are kept")
     parser.add_argument("--problems", type=int, default=512, help="problems of each split")
     parser.add_argument("--samples", type=int, default=16, help="samples of each problem")

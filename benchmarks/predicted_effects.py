@@ -9,8 +9,8 @@ Every push is the mean over problems, whose samples are taken as one group; with
 problems. Groups of other sizes than the recipe's have other baselines, so take as many samples.
 
     selfverify eval adapo-digits --output two-turns evaluation.split=validation evaluation.samples=8
-    selfverify eval quickstart --output one-turn evaluation.split=validation evaluation.samples=8
-    selfverify eval quickstart task.name=digits-locate --output boxes evaluation.split=validation
+    selfverify eval adpo-digits --output one-turn evaluation.split=validation evaluation.samples=8
+    selfverify eval adpo-digits task.name=digits-locate --output boxes evaluation.split=validation
     python benchmarks/predicted_effects.py two-turns one-turn boxes [--output effects.json]
 
 The last line is one JSON object.

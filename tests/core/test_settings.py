@@ -27,7 +27,7 @@ def test_settings_take_paths(tmp_path: Path) -> None:
 
 
 def test_a_recipe_with_paths_is_written_as_text(tmp_path: Path) -> None:
-    recipe = load_recipe("quickstart")
+    recipe = load_recipe("adpo-digits")
     changed = {"policy": {"path": tmp_path}, "output": tmp_path / "run"}
     made = Recipe.model_validate(recipe.model_dump() | changed)
     assert made.folder == tmp_path / "run" and f"output: {tmp_path / 'run'}" in to_yaml(made)

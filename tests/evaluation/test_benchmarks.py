@@ -340,7 +340,7 @@ def test_from_the_command_line(name: str, tmp_path: Path, tiny_folder: Path) -> 
     out, data = tmp_path / "out", tmp_path / "data"
     data.mkdir()
     command = [
-        "eval", "quickstart", f"policy.path={tiny_folder}", f"task.name={given.task}",
+        "eval", "adpo-digits", f"policy.path={tiny_folder}", f"task.name={given.task}",
         f"task.test={given.write(data)}", "evaluation.problems=2", "evaluation.samples=2",
         "sampling.max_new_tokens=6", "--output", str(out), "--json",
     ]  # fmt: skip

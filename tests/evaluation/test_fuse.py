@@ -105,7 +105,7 @@ def test_the_command_fits_and_says_it(tmp_path: Path) -> None:
     assert isinstance(weight, Fusion) and f"fused: soft + {weight.weight:g} log-prob" in shown.output
     words = ["calibrate", str(tmp_path), "--verifier", "soft", "--output", str(tmp_path / "soft.json")]
     assert CliRunner().invoke(app, words).exit_code == 0
-    for command in (["eval", "quickstart", "--calibration"], ["matrix", "a=x", "--fuse"]):
+    for command in (["eval", "adpo-digits", "--calibration"], ["matrix", "a=x", "--fuse"]):
         shown = CliRunner().invoke(app, [*command, str(tmp_path / "soft.json")])
         assert shown.exit_code == 2 and "soft.json was fitted for the verifier 'soft'" in shown.output
     shown = CliRunner().invoke(app, ["matrix", "a=x", "--fuse", "much"])

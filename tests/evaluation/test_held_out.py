@@ -127,7 +127,7 @@ def test_readers_are_told_what_recipes_say(policy: Policy, tmp_path: Path) -> No
     made = [{**row, "split": "ab"[i % 2]} for i, row in enumerate(rows(4))]
     file = write_jsonl(tmp_path / "a.data", made)
     common = ["task.name=math", f"task.test={file}", "task.test.format=jsonl"]
-    recipe = load_recipe("quickstart", [*common, "task.test.split=b", f"task.train={file}"])
+    recipe = load_recipe("adpo-digits", [*common, "task.test.split=b", f"task.train={file}"])
     assert recipe.task.options["train"] == str(file)
     assert recipe.task.options["test"] == {"path": str(file), "format": "jsonl", "split": "b"}
     (tmp_path / "again.yaml").write_text(to_yaml(recipe))
@@ -135,6 +135,6 @@ def test_readers_are_told_what_recipes_say(policy: Policy, tmp_path: Path) -> No
     task: Any = make_task("math", **recipe.task.options)
     assert [task.problem("test", 0, i).target for i in range(task.count("test"))] == ["1", "3"]
     with pytest.raises(ConfigError, match=r"task\.test\.spilt.*no such key; did you mean task\.test\.split"):
-        load_recipe("quickstart", [*common, "task.test.spilt=b"])
+        load_recipe("adpo-digits", [*common, "task.test.spilt=b"])
     with pytest.raises(ConfigError, match=r"task\.test\.on_bad"):
-        load_recipe("quickstart", [*common, "task.test.on_bad=ignore"])
+        load_recipe("adpo-digits", [*common, "task.test.on_bad=ignore"])

@@ -200,7 +200,7 @@ def test_filter_by_a_server(loop: Loop, tmp_path: Path) -> None:
 def test_matrix_with_a_server_as_generator_and_verifier(loop: Loop, tmp_path: Path) -> None:
     fake = FakeUpstream(write=numbered)
     small = ["task.name=digits-sum", "evaluation.problems=3", "evaluation.samples=2"]
-    recipe = load_recipe("quickstart", small)
+    recipe = load_recipe("adpo-digits", small)
     cells = run_matrix({"a": f"{loop.upstream(fake)}#m"}, recipe, tmp_path, sizes=(1, 2), say=lambda _: None)
     assert [(c.n, c.generator, c.verifier) for c in cells] == [
         (1, "a", "none"), (2, "a", "majority"), (2, "a", "a")
@@ -230,17 +230,17 @@ def test_the_commands(loop: Loop, tmp_path: Path) -> None:
 
     address = f"{loop.upstream(FakeUpstream(write=numbered))}#m"
     small = ["task.name=digits-sum", "evaluation.problems=2", "evaluation.samples=4"]
-    code, text = run("eval", "quickstart", f"policy.path={address}", *small, "--output", str(tmp_path / "a"))
+    code, text = run("eval", "adpo-digits", f"policy.path={address}", *small, "--output", str(tmp_path / "a"))
     assert code == 0 and "accuracy by the number of samples" in text, text
-    code, text = run("eval", address, *small, "--recipe", "quickstart", "--output", str(tmp_path / "b"))
+    code, text = run("eval", address, *small, "--recipe", "adpo-digits", "--output", str(tmp_path / "b"))
     assert code == 0 and len(read_samples(tmp_path / "b" / "samples.jsonl")[1]) == 8, text
     code, text = run("eval", address)
     assert code == 2 and "--recipe" in text
     kept = tmp_path / "kept.jsonl"
     code, text = run(
-        "data", "filter", "quickstart", f"policy.path={address}", *small,
+        "data", "filter", "adpo-digits", f"policy.path={address}", *small,
         "--problems", "3", "--samples", "4", "--output", str(kept),
     )  # fmt: skip
     assert code == 0 and "of 3 problems" in text, text
-    code, text = run("train", "quickstart", f"policy.path={address}", f"output={tmp_path / 'run'}")
+    code, text = run("train", "adpo-digits", f"policy.path={address}", f"output={tmp_path / 'run'}")
     assert code == 2 and "needs its weights" in " ".join(text.split())

@@ -209,7 +209,7 @@ def test_eval_and_report(walker: Policy, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("selfverify.experiments.run.start_processes", lambda recipe: None)
     settings = ["task.name=walks", "evaluation.problems=3", "evaluation.samples=2"]
     settings += ["sampling.max_new_tokens=8"]
-    done = CliRunner().invoke(app, ["eval", "quickstart", *settings, "--output", str(tmp_path / "run")])
+    done = CliRunner().invoke(app, ["eval", "adpo-digits", *settings, "--output", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
     shown = whole(read_samples(tmp_path / "run" / "samples.jsonl")[1])

@@ -153,7 +153,7 @@ def test_who_reaches_the_goal_and_hands_in_nothing_is_no_example(tmp_path: Path,
     ("name", "teacher", "output", "message"),
     [
         ("smartsnap-phone-qwen3", EXPERT, "x.csv", "written as .parquet or .jsonl"),
-        ("quickstart", EXPERT, "x.jsonl", "over after the first answer"),
+        ("adpo-digits", EXPERT, "x.jsonl", "over after the first answer"),
     ],
 )
 def test_collections_that_cannot_be(

@@ -256,7 +256,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_the_command(tiny_folder: Path, tmp_path: Path) -> None:
-    common = ["data", "filter", "quickstart", f"policy.path={tiny_folder}", "sampling.max_new_tokens=8"]
+    common = ["data", "filter", "adpo-digits", f"policy.path={tiny_folder}", "sampling.max_new_tokens=8"]
     out = tmp_path / "k.jsonl"
     common += ["--problems", "3", "--samples", "2", "--output", str(out)]
     first = CliRunner().invoke(app, common)

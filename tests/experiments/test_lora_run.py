@@ -28,7 +28,7 @@ def call(*arguments: str) -> str:
 
 def test_train_eval_and_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    call("train", "quickstart", "output=runs/mine", *SMALL)
+    call("train", "adpo-digits", "output=runs/mine", *SMALL)
     assert (tmp_path / "runs/mine/model/adapter_config.json").is_file()
     call("train", "runs/mine", "--resume", "learner.steps=2")
     call("eval", "runs/mine")

@@ -31,7 +31,7 @@ from selfverify.verifiers.by_policy import Judge
 def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> None:
     """An untrained model writes nothing readable: pass@1 0, no judge's row. Called again, it loads."""
     small = ["evaluation.problems=4", "evaluation.samples=2", "sampling.max_new_tokens=8"]
-    recipe = load_recipe("quickstart", [*small, "policy.device=cpu"])
+    recipe = load_recipe("adpo-digits", [*small, "policy.device=cpu"])
     said: list[str] = []
     cells = run_matrix({"a": str(tiny_folder)}, recipe, tmp_path, sizes=(1, 2), say=said.append)
     assert said == [
@@ -53,7 +53,7 @@ def test_matrix_runs_resumes_and_counts(tiny_folder: Path, tmp_path: Path) -> No
 def test_one_model_is_in_memory(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second takes the first one's place; judges that have judged everything are not loaded again."""
     recipe = load_recipe(
-        "quickstart", ["evaluation.problems=2", "evaluation.samples=2", "sampling.max_new_tokens=4"]
+        "adpo-digits", ["evaluation.problems=2", "evaluation.samples=2", "sampling.max_new_tokens=4"]
     )
     load, alive, most = Policy.load, weakref.WeakSet[Policy](), [0, 0]
 
@@ -78,7 +78,7 @@ def test_a_reward_model_and_a_server(tmp_path: Path) -> None:
         fake = FakeUpstream(write=lambda body, i: tagged(f"answer {i}", f"0.{i}"))
         models = {"far": f"{loop.upstream(fake)}#m"}
         small = ["task.name=word-sums", "evaluation.problems=3", "evaluation.samples=4"]
-        recipe, output = load_recipe("quickstart", small), tmp_path / "out"
+        recipe, output = load_recipe("adpo-digits", small), tmp_path / "out"
         rewarding = {"rm": str(folder)}
         run = {"sizes": (1, 4), "reward_models": rewarding, "say": lambda _: None}
         cells = run_matrix(models, recipe, output, **run)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_judge_that_fails_goes_on(tmp_path: Path) -> None:
             "evaluation.samples=1",
             "policy.server.tries=1",
         ]
-        recipe = load_recipe("quickstart", more)
+        recipe = load_recipe("adpo-digits", more)
         with pytest.raises(
             ServerError, match=r"the judge failed on answer 0 of problem digits-sum/test/0/\d+"
         ):

@@ -19,11 +19,11 @@ name: small
 sizes: [1, 2]
 benchmarks:
   Pick:
-    recipe: quickstart
+    recipe: adpo-digits
     overrides: [evaluation.problems=2, evaluation.samples=2, sampling.max_new_tokens=4]
     models: {base: MODEL}
   Sum:
-    recipe: quickstart
+    recipe: adpo-digits
     overrides: [task.name=digits-sum, evaluation.problems=2, evaluation.samples=2, sampling.max_new_tokens=4]
     models: {base: MODEL}
 """

@@ -20,7 +20,7 @@ pytest.importorskip("trl.generation.vllm_generation", exc_type=ImportError)
 def recipe_of(folder: Path, *more: str, engine: str = "vllm") -> Recipe:
     small = ["evaluation.problems=3", "evaluation.samples=2", "sampling.max_new_tokens=5"]
     words = [f"policy.path={folder}", "policy.device=cpu", f"sampling.engine={engine}"]
-    return load_recipe("quickstart", [*small, *words, *more])
+    return load_recipe("adpo-digits", [*small, *words, *more])
 
 
 def test_an_evaluation_by_vllm(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ SMALL = EvaluationConfig(problems=2, samples=2)
 
 def recipe(output: Path, steps: int) -> Recipe:
     return load_recipe(
-        "quickstart",
+        "adpo-digits",
         [
             f"output={output}",
             f"learner.steps={steps}",
@@ -118,7 +118,7 @@ def test_a_supervised_run_is_measured_where_it_is_compared(tmp_path: Path) -> No
     """A study hands over what all its runs start from; otherwise such a run only makes a model."""
     small = ["learner.steps=1", "learner.groups_per_step=2", "learner.warmup_steps=0", "method.name=sft"]
     wanted = load_recipe(
-        "quickstart", [*small, f"output={tmp_path}", "evaluation.problems=2", "evaluation.samples=2"]
+        "adpo-digits", [*small, f"output={tmp_path}", "evaluation.problems=2", "evaluation.samples=2"]
     )
     train(wanted)
     assert not (tmp_path / "metrics.json").exists()

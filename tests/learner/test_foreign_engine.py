@@ -291,12 +291,12 @@ def test_vllm_gets_the_weights_of_every_step_and_of_a_resumed_run(tmp_path: Path
 
 
 def test_recipe_refuses_what_vllm_would_not_know() -> None:
-    recipe = load_recipe("quickstart", ["sampling.engine=vllm"])
+    recipe = load_recipe("adpo-digits", ["sampling.engine=vllm"])
     assert recipe.sampling.engine == "vllm"
     with pytest.raises(ConfigError, match=r"policy\.max_pixels does not reach vLLM"):
-        load_recipe("quickstart", ["sampling.engine=vllm", "policy.max_pixels=4096"])
+        load_recipe("adpo-digits", ["sampling.engine=vllm", "policy.max_pixels=4096"])
     with pytest.raises(ConfigError, match="server_base_url"):
-        load_recipe("quickstart", ["sampling.engine=vllm", "sampling.vllm.mode=server"])
+        load_recipe("adpo-digits", ["sampling.engine=vllm", "sampling.vllm.mode=server"])
 
 
 def test_missing_vllm_is_named_before_a_model_is_loaded(
@@ -306,7 +306,7 @@ def test_missing_vllm_is_named_before_a_model_is_loaded(
 
     monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: False)
     monkeypatch.setattr(Policy, "load", lambda *_: pytest.fail("a model is loaded"))
-    recipe = load_recipe("quickstart", ["sampling.engine=vllm", f"output={tmp_path / 'run'}"])
+    recipe = load_recipe("adpo-digits", ["sampling.engine=vllm", f"output={tmp_path / 'run'}"])
     with pytest.raises(ConfigError, match=r"pip install 'selfverify\[vllm\]'"):
         train(recipe)
     assert not (tmp_path / "run").exists()

@@ -51,7 +51,7 @@ def recipe_of(folder: Path, tmp_path: Path, *more: str) -> Recipe:
         "sampling.group_size=4",
         "sampling.max_new_tokens=24",
     ]
-    return load_recipe("quickstart", [*settings, *more])
+    return load_recipe("adpo-digits", [*settings, *more])
 
 
 def measured_run(recipe: Recipe) -> dict[str, int]:

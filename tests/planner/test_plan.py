@@ -38,7 +38,7 @@ TWO = PlanSettings(gpu="h200", gpus=2, shard="fsdp", **LENGTHS)
 @pytest.fixture(scope="module")
 def planned(tiny_folder: Path) -> Plan:
     """The tiny model in bfloat16 on two GPUs, four problems on each."""
-    recipe = load_recipe("quickstart", [f"policy.path={tiny_folder}", "policy.dtype=bfloat16", *SETTINGS])
+    recipe = load_recipe("adpo-digits", [f"policy.path={tiny_folder}", "policy.dtype=bfloat16", *SETTINGS])
     return make_plan(recipe, TWO)
 
 
@@ -83,7 +83,7 @@ def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None
     """Fewer bytes of state; what backward needs does not stay on the GPU; the work is the same."""
     overrides = ["policy.dtype=bfloat16", *SETTINGS, "learner.optimizer=adamw_8bit"]
     recipe = load_recipe(
-        "quickstart", [f"policy.path={tiny_folder}", "policy.activation_offload=true", *overrides]
+        "adpo-digits", [f"policy.path={tiny_folder}", "policy.activation_offload=true", *overrides]
     )
     less = make_plan(recipe, TWO).measured.phases["update"]
     full = planned.measured.phases["update"]
@@ -96,7 +96,7 @@ def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None
 
 def test_vllm_takes_its_share(tiny_folder: Path) -> None:
     """Beside everything else; its work is not planned."""
-    recipe = load_recipe("quickstart", [f"policy.path={tiny_folder}", "sampling.engine=vllm", *SETTINGS])
+    recipe = load_recipe("adpo-digits", [f"policy.path={tiny_folder}", "sampling.engine=vllm", *SETTINGS])
     made = make_plan(recipe, PlanSettings(gpu="h100", **LENGTHS))
     assert made.memory.phases["update"]["vllm"] == round(0.3 * 80e9)
     assert "sampling" not in made.memory.phases and "vLLM" in made.assumptions[1]
@@ -114,7 +114,7 @@ def test_kernels_are_the_gpus(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(kernels, "forward", forward)
     overrides = [f"policy.path={tiny_folder}", "policy.dtype=bfloat16", *SETTINGS]
-    recipe = load_recipe("quickstart", [*overrides, "policy.gradient_checkpointing=true"])
+    recipe = load_recipe("adpo-digits", [*overrides, "policy.gradient_checkpointing=true"])
     for gpu, name in (("a100", "CudaFlash"), ("cpu", "CpuFlash")):
         taken.clear()
         make_plan(recipe, PlanSettings(gpu=gpu, **LENGTHS))
@@ -175,7 +175,7 @@ def test_a_real_size(tmp_path: Path) -> None:
         "policy.dtype=bfloat16",
         "policy.gradient_checkpointing=true",
     ]
-    recipe = load_recipe("quickstart", [*overrides, "learner.micro_batch_groups=1", "method.name=grpo"])
+    recipe = load_recipe("adpo-digits", [*overrides, "learner.micro_batch_groups=1", "method.name=grpo"])
     made = make_plan(recipe, PlanSettings(prompt_tokens=600, image_tokens=400, response_tokens=200))
     assert made.measured.parameters.total == 3_754_622_976
     assert made.memory.fits
@@ -206,7 +206,7 @@ def run(*arguments: object, code: int = 0) -> str:
 def test_command_prints_json_and_a_table(tiny_folder: Path) -> None:
     """Both say the same."""
     arguments = [
-        "quickstart",
+        "adpo-digits",
         f"policy.path={tiny_folder}",
         *SETTINGS,
         "--gpu",
@@ -224,22 +224,22 @@ def test_command_prints_json_and_a_table(tiny_folder: Path) -> None:
 def test_wrong_input(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ends in a line that says what to do."""
     here = f"policy.path={tiny_folder}"
-    assert "did you mean h100? known: b200, h200" in run("quickstart", "--gpu", "h10", code=2)
-    assert "there is no such key" in run("quickstart", "policy.pathh=x", code=2)
-    assert "template and the image alone take" in run("quickstart", here, "--prompt-tokens", 2, code=2)
-    assert "demonstrations" in run("quickstart", here, "method.name=sft", "--prompt-tokens", 60, code=2)
+    assert "did you mean h100? known: b200, h200" in run("adpo-digits", "--gpu", "h10", code=2)
+    assert "there is no such key" in run("adpo-digits", "policy.pathh=x", code=2)
+    assert "template and the image alone take" in run("adpo-digits", here, "--prompt-tokens", 2, code=2)
+    assert "demonstrations" in run("adpo-digits", here, "method.name=sft", "--prompt-tokens", 60, code=2)
 
     def offline(*_: Any, **__: Any) -> Any:
         raise OSError("no connection")
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
     assert loading.AutoConfig is AutoConfig
-    assert "give a local folder" in run("quickstart", "policy.path=org/name", code=2)
+    assert "give a local folder" in run("adpo-digits", "policy.path=org/name", code=2)
 
 
 def test_text_models_have_no_images(text_folders: dict[str, Path]) -> None:
     """They are planned as well, without a vision phase; asking for images is an error."""
-    recipe = load_recipe("quickstart", [f"policy.path={text_folders['llama']}", *SETTINGS])
+    recipe = load_recipe("adpo-digits", [f"policy.path={text_folders['llama']}", *SETTINGS])
     made = make_plan(recipe, PlanSettings(gpu="a100", prompt_tokens=40, response_tokens=8))
     assert "images" not in made.memory.phases and made.measured.shapes.image_tokens == 0
     with pytest.raises(ConfigError, match="reads text only"):
@@ -250,11 +250,11 @@ def test_lengths_of_replies(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     """They have to be given where nobody knows them, and are exactly as long; images count as well."""
     here = [f"policy.path={tiny_folder}", *SETTINGS]
     given = {"reply_tokens": 70, "reply_image_tokens": 36, "response_tokens": 20}
-    one = load_recipe("quickstart", here)
+    one = load_recipe("adpo-digits", here)
     with pytest.raises(ConfigError, match="no conversations of several turns"):
         make_plan(one, PlanSettings(**given))
     monkeypatch.setattr(DigitsPick, "limits", EpisodeLimits(turns=30))
-    recipe = load_recipe("quickstart", [*here, "episode.turns=5", "policy.dtype=bfloat16"])
+    recipe = load_recipe("adpo-digits", [*here, "episode.turns=5", "policy.dtype=bfloat16"])
     with pytest.raises(ConfigError, match=r"up to 5 turns.*give --reply-tokens"):
         make_plan(recipe, PlanSettings())
     with pytest.raises(ConfigError, match="--reply-tokens 5: the chat template and the image alone take"):
@@ -279,7 +279,7 @@ def test_first_screens_are_planned(tiny_folder: Path, monkeypatch: pytest.Monkey
     """Each sample hears its own, also where the policy speaks once."""
     make = DigitsPick.problem
     monkeypatch.setattr(DigitsPick, "problem", lambda *p: replace(make(*p), environment_begins=True))
-    recipe = load_recipe("quickstart", [f"policy.path={tiny_folder}", *SETTINGS])
+    recipe = load_recipe("adpo-digits", [f"policy.path={tiny_folder}", *SETTINGS])
     with pytest.raises(ConfigError, match=r"begin with what is shown.*give --reply-tokens"):
         make_plan(recipe, PlanSettings())
     given = {"reply_tokens": 70, "reply_image_tokens": 36, "response_tokens": 20}
@@ -295,7 +295,7 @@ def test_first_screens_are_planned(tiny_folder: Path, monkeypatch: pytest.Monkey
 def test_second_turns_are_planned(method: str) -> None:
     """Both turns at their longest, and what is put between them."""
     words = ["method.second_turn=Check the answer.", "evaluation.second_turn=Check the answer."]
-    recipe = load_recipe("quickstart", [f"method.name={method}", *words, "sampling.max_new_tokens=20"])
+    recipe = load_recipe("adpo-digits", [f"method.name={method}", *words, "sampling.max_new_tokens=20"])
     policy = Policy.load("builtin:digits", device="cpu")
     shapes = shapes_of(recipe, policy, 2, PlanSettings())
     problem, request = make_task("digits-pick").problem("train", 0, 0), Reply("Check the answer.")

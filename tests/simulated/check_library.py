@@ -395,7 +395,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "evaluation.samples": 2,
     }
     calls = [
-        ["train", "quickstart", "output=run", *(f"{name}={value}" for name, value in small.items())],
+        ["train", "adpo-digits", "output=run", *(f"{name}={value}" for name, value in small.items())],
         ["merge", "run", "whole"],
     ]
     for call in calls:

@@ -81,7 +81,7 @@ def evaluated(folder: Path) -> dict[str, Any]:
         "sampling.engine": "vllm", "sampling.vllm.max_model_length": 512, "policy.device": "cpu",
         "evaluation.problems": 32, "evaluation.samples": 4, "evaluation.batch_problems": 16,
     }  # fmt: skip
-    recipe = load_recipe("quickstart", [f"{key}={value}" for key, value in small.items()])
+    recipe = load_recipe("adpo-digits", [f"{key}={value}" for key, value in small.items()])
     return evaluate_recipe(recipe, output=folder)
 
 

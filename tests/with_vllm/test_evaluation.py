@@ -24,7 +24,7 @@ def run(*words: str) -> str:
 
 
 def measured(output: Path, *overrides: str) -> list[StoredSample]:
-    run("eval", "quickstart", "policy.device=cpu", *overrides, "--output", str(output))
+    run("eval", "adpo-digits", "policy.device=cpu", *overrides, "--output", str(output))
     return sorted(read_samples(find_store(output))[1], key=lambda sample: sample.problem)
 
 
@@ -72,7 +72,7 @@ def test_it_filters_data(vllm_server: Serving, tmp_path: Path) -> None:
     """Each problem by its own four samples, some of which are right."""
     kept = tmp_path / "kept.jsonl"
     words = ["--problems", "12", "--samples", "4", "--output", str(kept), "--json"]
-    verdicts = json.loads(run("data", "filter", "quickstart", f"policy.path={vllm_server.url}#m", *words))
+    verdicts = json.loads(run("data", "filter", "adpo-digits", f"policy.path={vllm_server.url}#m", *words))
     assert sorted(verdict["index"] for verdict in verdicts) == [*range(12)]
     for verdict in verdicts:
         right = verdict["samples"].get("1", 0)

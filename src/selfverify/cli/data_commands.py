@@ -93,7 +93,7 @@ def filter_(
 
     Examples:
 
-    - `selfverify data filter quickstart --problems 256 --output kept.jsonl`
+    - `selfverify data filter adpo-digits --problems 256 --output kept.jsonl`
 
     - `selfverify data filter adpo-math task.train=my/train.jsonl --samples 8`
 

@@ -64,11 +64,11 @@ def evaluate(
 
     - `selfverify eval runs/no-kl`
 
-    - `selfverify eval quickstart evaluation.samples=12 evaluation.temperature=0.2`
+    - `selfverify eval adpo-digits evaluation.samples=12 evaluation.temperature=0.2`
 
     - `selfverify eval runs/no-kl/checkpoints/checkpoint-000100/model --json`
 
-    - `selfverify eval ./my-model --recipe quickstart`
+    - `selfverify eval ./my-model --recipe adpo-digits`
 
     - `selfverify eval http://127.0.0.1:8000#MODEL --recipe adpo-math task.test=MathVista.tsv`
     """
@@ -223,7 +223,7 @@ def calibrate(
 class MatrixSettings(Settings):
     """What a table of models is made by."""
 
-    recipe: str = "quickstart"
+    recipe: str = "adpo-digits"
     """The recipe with the task, the evaluation's settings and the answers' length."""
 
     sizes: str = "1,4,8,12"
@@ -274,7 +274,7 @@ def matrix(
 
     Examples:
 
-    - `selfverify matrix base=builtin:digits adpo=runs/quickstart/model --set evaluation.samples=12`
+    - `selfverify matrix base=builtin:digits adpo=runs/adpo-digits/model --set evaluation.samples=12`
 
     - `selfverify matrix table-5.yaml --output runs/table-5`
     """

@@ -20,7 +20,7 @@ def plan(
 
     Examples:
 
-    - `selfverify plan quickstart --gpu cpu`
+    - `selfverify plan adpo-digits --gpu cpu`
 
     - `selfverify plan my.yaml --gpu h200 --gpus 8 --shard fsdp`
 

@@ -1,6 +1,6 @@
 """A recipe: everything that defines an experiment, in one YAML file that is checked before anything starts.
 
-    recipe = load_recipe("quickstart", ["learner.learning_rate=5e-5", "method.kl=0"])
+    recipe = load_recipe("adpo-digits", ["learner.learning_rate=5e-5", "method.kl=0"])
 
 A key that does not exist, a value that does not fit and a combination that cannot work are errors at
 once, with the file, the line and the nearest key that does exist.

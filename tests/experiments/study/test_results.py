@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_is_none_and_seeds_without_it_are_left_out() -> 
 
 
 def test_boxes_have_a_mean_iou_and_that_of_the_selected_answer() -> None:
-    recipe = load_recipe("quickstart", ["task.name=digits-locate", "evaluation.problems=2"])
+    recipe = load_recipe("adpo-digits", ["task.name=digits-locate", "evaluation.problems=2"])
     ids = [f"digits-locate/test/0/{index}" for index in range(2)]
     quality = {ids[0]: [0.6, 0.2], ids[1]: [0.9, 0.4]}
     score = {ids[0]: [0.1, 0.8], ids[1]: [0.5, 0.5]}
@@ -124,7 +124,7 @@ def test_runs_of_a_task_need_the_same_problems() -> None:
 
 
 def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
-    recipe = load_recipe("quickstart", ["evaluation.problems=2"])
+    recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
     samples = {"adpo": {0: FIRST}, "other": {0: SECOND}}
     found = task_results(FIRST, samples, {"adpo": recipe, "other": recipe}, "adpo")
     head, _, before, adpo, other = (line.split(" | ") for line in task_table(found).splitlines())
@@ -154,7 +154,7 @@ def test_tables_show_the_best_in_bold_and_differences_that_are_sure() -> None:
 def test_classes_of_error_have_a_table_of_their_own() -> None:
     """By hand: the trained policy errs once in four answers, and its score is level with the same problem's
     right one. Of the three right answers it is level with one, and above two."""
-    recipe = load_recipe("quickstart", ["evaluation.problems=2"])
+    recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
     erring = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.9, error="wrong sum", logprob=-2.0)]
     after = [*erring, *answers(([], []), ([1, 1], [0.5, 0.5]))]
     found = task_results(FIRST, {"adpo": {0: after}}, {"adpo": recipe}, None)
@@ -187,7 +187,7 @@ def test_two_turns_have_a_table_of_their_own() -> None:
             for n, (i, j) in enumerate(kinds)
         ]
 
-    recipe = load_recipe("quickstart", ["evaluation.problems=2"])
+    recipe = load_recipe("adpo-digits", ["evaluation.problems=2"])
     start = turns((1, 1), (0, 0), (1, 1), (0, 0))
     other = {0: turns((1, 0), (0, 0), (1, 1), (0, 0)), 1: turns((1, 0), (0, 1), (1, 1), (0, 0))}
     recipes = {"ours": recipe, "other": recipe}

@@ -1,7 +1,7 @@
 """The study file: which variants of which recipe run on which tasks, checked before anything starts.
 
     name: adpo-digits
-    recipe: quickstart
+    recipe: adpo-digits
     seeds: [0, 1, 2]
     baseline: adpo
     tasks:
