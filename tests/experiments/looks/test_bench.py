@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.data.test_vstar import write
 from typer.testing import CliRunner
 
@@ -47,6 +48,29 @@ def test_a_benchmark_with_and_without(tmp_path: Path, tiny_folder: Path) -> None
     assert again.exit_code == 0 and "mean of tasks" in again.output, again.output
     shown = CliRunner().invoke(app, ["looking", "tables", f"tiny={tmp_path / 'out'}"])
     assert "| tiny + VTS-V | 0.00 | – | – |" in shown.output, shown.output
+
+
+def test_questions_without_images(tmp_path: Path) -> None:
+    """Before anything is loaded: they would be answered from their words, and count as looked at."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    rows = [
+        {"id": "seen", "image": "a.png", "question": "Which? A. one B. two", "answer": "A"},
+        {"id": "blind", "question": "Which? A. one B. two", "answer": "A"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [
+        "looking",
+        "bench",
+        str(tmp_path / "rows.jsonl"),
+        "--model",
+        "nowhere",
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code and "1 of its questions have no image, such as math/test/rows/blind" in " ".join(
+        result.output.split()
+    )
 
 
 def test_the_papers_averages_are_those_of_its_cells() -> None:

@@ -12,7 +12,7 @@ from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError
 from selfverify.experiments.looks.bench_row import COLUMNS, LEFT_OUT, MARKED, WITH, WITHOUT, BenchRow
 from selfverify.experiments.recipe import Recipe
-from selfverify.experiments.run import evaluate_recipe
+from selfverify.experiments.run import evaluate_recipe, recipe_task
 from selfverify.looking.crop_hits import CROP_HIT
 from selfverify.looking.look_episode import STEPS
 from selfverify.looking.look_settings import LookSettings
@@ -64,7 +64,7 @@ def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
 
     Raises:
         ConfigError: The file or the model is not there, or the output holds something else.
-        DataError: No question can be used.
+        DataError: No question can be used, or one has no image.
     """
     test = settings.data.model_dump(mode="json")
     look = settings.look.model_dump(mode="json")
@@ -74,10 +74,30 @@ def bench(settings: BenchSettings, output: Path) -> list[BenchRow]:
         (WITH, "looking", {"name": "look", "test": test, "look": look}),
     ]
     recipes = [(name, folder, _recipe(settings, task)) for name, folder, task in asked]
+    _refuse_without_images(recipes[-1][2], settings)
     rows = [row_of(name, evaluate_recipe(recipe, output=output / folder)) for name, folder, recipe in recipes]
     about = {"data": settings.data.path, "model": settings.model}
     write_json(output / BENCH, about | {"rows": [asdict(row) for row in rows]})
     return rows
+
+
+def _refuse_without_images(recipe: Recipe, settings: BenchSettings) -> None:
+    """A question that has lost its image would be answered from its words, and count as looked at."""
+    task = recipe_task(recipe)
+    count = task.count("test")
+    known = [n for n in (settings.problems, count) if n is not None]
+    blind = []
+    for index in range(min(known, default=0)):
+        try:
+            problem = task.problem("test", recipe.seed, index)
+        except DataError:
+            continue  # the evaluation says what is wrong with it
+        blind += [] if problem.images else [problem.id]
+    if blind:
+        raise DataError(
+            f"{settings.data.path}: {len(blind)} of its questions have no image, such as "
+            f"{', '.join(blind[:3])}; give them their images, or take them out of the file"
+        )
 
 
 def _recipe(settings: BenchSettings, task: dict[str, Any]) -> Recipe:
