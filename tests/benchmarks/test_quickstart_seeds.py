@@ -68,7 +68,8 @@ def test_a_verifier_that_learns(program: ModuleType, tmp_path: Path, capsys: Any
         - np.mean([b["within_problem_auc"] for b in found["before_by_seed"]])
     )
     assert goals["pass_over_before"] | {"interval": None} == {
-        "value": 0, "interval": None, "at_least": 0.0, "interval_above": None, "reached": True,
+        "value": 0, "interval": None, "at_least": 0.0, "more_than": None, "interval_above": None,
+        "reached": True,
     }  # fmt: skip
     # Three of eight agree on the right answer, and no two wrong ones do.
     assert goals["best_over_majority"]["value"] < 0 and not goals["best_over_majority"]["reached"]
@@ -79,6 +80,16 @@ def test_one_that_does_not(program: ModuleType, tmp_path: Path, capsys: Any) -> 
     program.main(folders(tmp_path, (0.3, 0.3)))
     goals = json.loads(capsys.readouterr().out.splitlines()[-1])["goals"]
     assert not goals["auc_over_before"]["reached"]
+
+
+def test_what_is_level_is_not_above(program: ModuleType) -> None:
+    draws = np.array([-0.02, 0.0, 0.02])
+    level = [{"fused.best@8": (0.8, draws), "weighted@8": (0.8, draws)}]
+    found = program.judged(program.GOALS["fused_over_weighted"], level, level, 30)
+    assert (found["value"], found["more_than"], found["reached"]) == (0.0, 0.0, False)
+    more = [{"fused.best@8": (0.81, draws), "weighted@8": (0.8, draws)}]
+    assert program.judged(program.GOALS["fused_over_weighted"], level, more, 30)["reached"]
+    assert "reached" not in program.judged(program.GOALS["fused_over_weighted_before"], level, more, 30)
 
 
 def test_seeds_that_lack_an_evaluation(program: ModuleType, tmp_path: Path, capsys: Any) -> None:
