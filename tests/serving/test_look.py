@@ -187,4 +187,4 @@ def test_the_list_of_tools() -> None:
     assert "no model is named" in " ".join(shown.output.split())
     words = ["solve", "--task", "digits-pick", "--look", "--tool", "depth", "--depth-model", "/nowhere"]
     refused = " ".join(run(*words).output.split())
-    assert "depth is not available here: depth_model: /nowhere is no folder" in refused
+    assert "depth_model: /nowhere is no folder" in refused
