@@ -107,8 +107,8 @@ def test_classes_of_error_are_shown_with_intervals_and_reasons(run_copy, tmp_pat
     (run_copy / "metrics.json").write_text(json.dumps(metrics))
     page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
     rows = page.split("<h2>By class of error</h2>")[1].split("</table>")[0]
-    assert "wrong &lt;sum&gt;" in rows and "<td>0.750 (0.700 to 0.800)</td>" in rows
-    assert "<td>–</td><td>no answer is of this class</td>" in rows
+    assert "wrong &lt;sum&gt;" in rows and ">0.750<small>0.700 – 0.800</small></td>" in rows
+    assert 'data-label="AUC within a problem">–</td>' in rows and ">no answer is of this class</td>" in rows
 
 
 def test_figures_follow_the_colours_of_the_page(page):

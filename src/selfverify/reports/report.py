@@ -199,22 +199,24 @@ def _errors(run: RunData) -> list[dict[str, Any]]:
     for stage in STAGES:
         if rows := tabulate_errors(run.summaries.get(stage, {})):
             intervals = run.summaries[stage].get("intervals") or {}
-            heads = [stage_title(run, stage), *(COLUMNS[name] for name in rows[0] if name != "error")]
+            heads = ["Class", *(COLUMNS[name] for name in rows[0] if name != "error")]
             cells = [
                 [
-                    _ranged(value, intervals.get(f"{ERRORS}.{row['error']}.{name}"))
+                    {
+                        "value": _cell(value),
+                        "interval": _ends(intervals.get(f"{ERRORS}.{row['error']}.{name}")),
+                    }
                     for name, value in row.items()
                 ]
                 for row in rows
             ]
-            found.append({"heads": heads, "rows": cells})
+            found.append({"title": stage_title(run, stage), "heads": heads, "rows": cells})
     return found
 
 
-def _ranged(value: Any, interval: Sequence[float] | None) -> str:
-    """A figure with its interval, where it has one."""
-    ends = f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval and isinstance(value, float) else ""
-    return _cell(value) + ends
+def _ends(interval: Sequence[float] | None) -> str:
+    """An interval as text; empty where there is none."""
+    return f"{interval[0]:.3f} – {interval[1]:.3f}" if interval else ""
 
 
 def _cell(value: Any) -> str:
