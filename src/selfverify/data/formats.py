@@ -128,6 +128,8 @@ def find_sources(
     for file in files:
         require_regular(file)  # some readers map a file into memory, and wait for a pipe
     name = format if format and FORMATS[format].open else detect(files[0])
+    if name == "vstar" and files[0].suffix in FORMATS["jsonl"].suffixes:
+        name = "jsonl"  # its list in place of the files beside its images
     if name in ("reasonseg", "gui-odyssey"):
         files, left = _listed_split(path, files, left)
     make = FORMATS[name].open

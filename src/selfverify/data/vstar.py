@@ -34,7 +34,7 @@ def is_vstar(record: Record) -> bool:
 
 def is_vstar_line(record: Record) -> bool:
     """Whether a record is a line of V*'s list."""
-    return {"image", "text", "label"} <= record.keys() and bool(_OPTION.search(str(record["text"])))
+    return {"image", "text", "label"} <= record.keys()
 
 
 def convert_vstar(record: Record, place: Place, images: Images) -> Sequence[Row | DataError]:
@@ -62,6 +62,8 @@ def _of_list(record: Record, place: Place, images: Images) -> Row:
     refs = images.refs(record["image"], place)
     text = fields.text(record["text"], "text", fields.LONGEST_QUESTION)
     options = dict(_OPTION.findall(text))
+    if not options:
+        raise DataError(f"its text has no options: lines such as (A) red are needed behind {shown(text)}")
     label = fields.text(record["label"], "label", 10).strip("()")
     if len(options) < 2 or label not in options:
         raise DataError(f"its label {shown(record['label'])} is none of the options in its text")
