@@ -213,6 +213,16 @@ def test_damaged_sets_name_their_line(tmp_path: Path, file: str, change: dict[st
             read_pairs(looks)
 
 
+@pytest.mark.parametrize("file", ["sft.jsonl", "pairs.jsonl"])
+def test_what_stands_in_a_set_twice(tmp_path: Path, file: str) -> None:
+    """As after two files were put together: it would be learnt twice."""
+    looks = write_looks(tmp_path / "looks")
+    path = looks / file
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(DataError, match=rf"{file}, line 3: .* stands in line 1, too; take one of them out"):
+        export_looks(looks, tmp_path / "out", "trl")
+
+
 def test_the_command(tmp_path: Path) -> None:
     looks = write_looks(tmp_path / "looks")
     words = ["looking", "export", str(looks), "--to", "llama-factory", "--output", str(tmp_path / "out")]

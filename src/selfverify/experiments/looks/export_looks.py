@@ -29,7 +29,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import read_regular
 from selfverify.evaluation.steps import IMAGES
 from selfverify.experiments.looks.looks_folder import SFT
-from selfverify.experiments.looks.read_pairs import fault_in, read_lines, read_pairs
+from selfverify.experiments.looks.read_pairs import Lines, fault_in, read_lines, read_pairs
 from selfverify.looking.traces import Message, is_image, parts_of
 
 MARK = "<image>"
@@ -135,13 +135,14 @@ class _ExportedImages:
 
 def _traces(folder: Path) -> list[dict[str, Any]]:
     path = folder / SFT
-    found = []
+    found, lines = [], Lines(path)
     for number, line in read_lines(path):
         messages = line.get("messages") if isinstance(line, dict) else None
         if not isinstance(messages, list) or not isinstance(line.get("id"), str):
             raise DataError(f"{path}, line {number}: it is no trace")
         if why := fault_in([message if isinstance(message, dict) else {} for message in messages]):
             raise DataError(f"{path}, line {number}: {why}")
+        lines.add(line["id"], number)
         found.append(line)
     return found
 

@@ -21,10 +21,10 @@ def read_pairs(path: Path) -> list[Pair]:
 
     Raises:
         ConfigError: There is no such file.
-        DataError: A line is no pair; the message names it.
+        DataError: A line is no pair, or its pair stands there twice; the message names it.
     """
     path = path / PAIRS if path.is_dir() else path
-    reader, found = TypeAdapter(Pair), []
+    reader, found, lines = TypeAdapter(Pair), [], Lines(path)
     for number, line in _raw_lines(path):
         try:
             pair = reader.validate_json(line)
@@ -34,8 +34,33 @@ def read_pairs(path: Path) -> list[Pair]:
             raise DataError(f"{path}, line {number}: {f'{name}: ' if name else ''}{fault['msg']}") from None
         if why := _fault(pair):
             raise DataError(f"{path}, line {number}: {why}")
+        lines.add(pair.id, number)
         found.append(pair)
     return found
+
+
+class Lines:
+    """The lines in which a file's ids stand, each once: what stands there twice would be learnt twice.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._found: dict[str, int] = {}
+
+    def add(self, id: str, number: int) -> None:
+        """Take note of an id.
+
+        Raises:
+            DataError: It stands in a line before.
+        """
+        first = self._found.setdefault(id, number)
+        if first != number:
+            raise DataError(
+                f"{self.path}, line {number}: {id[:200]} stands in line {first}, too; take one of them out"
+            )
 
 
 def _fault(pair: Pair) -> str:
