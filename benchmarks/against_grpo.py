@@ -1,0 +1,147 @@
+"""What scores that learn cost answers: methods against a GRPO of the same start, over seeds.
+
+    selfverify train quickstart seed=0 name=joint-0
+    selfverify train quickstart seed=0 name=apart-0 learner.channels=apart
+    selfverify train quickstart seed=0 name=grpo-0 method.name=grpo method.kl=0.2 learner.denominator=sequence
+    selfverify eval runs/joint-0 evaluation.problems=2048 evaluation.samples=4 --output e/joint-0 # and so on
+    python benchmarks/against_grpo.py --grpo e/grpo-* --of joint e/joint-* --of apart e/apart-* \\
+        --output against-grpo.json [--update adpo.json]
+
+All evaluations have the same problems. Differences have 95 % intervals over problems and seeds
+(`selfverify.evaluation.paired_tests`). ``--update`` puts the figures into a file that
+`benchmarks/quickstart_seeds.py` wrote, as ``grpo`` and ``grpo_gap_low``: the lower end of the first method's
+difference in pass@1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import show
+
+from selfverify.core.atomic_files import write_json
+from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.evaluation.store import find_store, read_samples
+from selfverify.experiments.study.results import MeasuredRun, difference, measure_samples, pooled
+
+PASS = "pass@1"
+SHOWN = ("pass@1", "majority", "best", "weighted", "within_problem_auc", "logprob.within_problem_auc")
+"""What is told; the figures of N samples at the N that was drawn."""
+
+
+def measured(folders: Sequence[Path], order: list[str]) -> dict[int, MeasuredRun]:
+    """The figures of a method's evaluations, one of each seed, on the problems in ``order``.
+
+    The first evaluation of all fills ``order``.
+
+    Raises:
+        DataError: An evaluation has no samples, or has other problems.
+    """
+    found = {}
+    for seed, folder in enumerate(folders):
+        samples = read_samples(find_store(folder))[1]
+        order.extend(() if order else dict.fromkeys(sample.problem for sample in samples))
+        try:
+            found[seed] = measure_samples(samples, order)
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from None
+    return found
+
+
+def told(grpo: Sequence[Path], methods: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Each method's figures, and their differences from GRPO's.
+
+    Raises:
+        DataError: An evaluation is missing, or they differ in their problems or their numbers of samples.
+    """
+    order: list[str] = []
+    runs = {"grpo": measured(grpo, order)} | {name: measured(of, order) for name, of in methods.items()}
+    names = _names(runs)
+    found: dict[str, Any] = {"problems": len(order), "methods": {}}
+    for name, of in runs.items():
+        figures = pooled(of)
+        found["methods"][name] = {key: figures[key] for key in names} | {"seeds": len(of)}
+        if name != "grpo":
+            over = difference(of, runs["grpo"])
+            found["methods"][name]["over_grpo"] = {key: over[key] for key in names}
+    return found
+
+
+def _names(runs: Mapping[str, Mapping[int, MeasuredRun]]) -> list[str]:
+    """The metrics that are told, by their full names."""
+    every = [set(one.values) for of in runs.values() for one in of.values()]
+    common = set.intersection(*every)
+    most = {name.rpartition("@")[2] for name in common if name.startswith("oracle@")}
+    count = max(map(int, most), default=1)
+    if any(f"oracle@{count}" not in one or f"oracle@{count + 1}" in one for one in every):
+        raise DataError("the evaluations have other numbers of samples; give all of them the same")
+    names = [name if name in common else f"{name}@{count}" for name in SHOWN]
+    return [name for name in names if name in common]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the evaluations, print and write what they say."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--grpo", type=Path, nargs="+", required=True, metavar="FOLDER", help="GRPO's, by seed"
+    )
+    parser.add_argument(
+        "--of",
+        nargs="+",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="a name, then its folders by seed",
+    )
+    parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
+    parser.add_argument("--update", type=Path, help="a file of quickstart_seeds.py that gets them, too")
+    options = parser.parse_args(argv)
+    methods = {name: [Path(folder) for folder in folders] for name, *folders in options.of}
+    if len(methods) < len(options.of) or not all(methods.values()) or "grpo" in methods:
+        parser.error("--of takes a name that no other has, and one folder at least")
+    try:
+        found = told(options.grpo, methods)
+        if options.update:
+            write_json(options.update, _updated(options.update, found))
+    except SelfVerifyError as error:
+        parser.error(str(error))
+    for name, of in found["methods"].items():
+        rows = [
+            [key, _cell(of[key]["mean"], of[key]["interval"]), _over(of, key)]
+            for key in of
+            if key not in ("seeds", "over_grpo")
+        ]
+        show(f"{name}, {of['seeds']} seeds, {found['problems']} problems", ["", "found", "over GRPO"], rows)
+    if options.output:
+        write_json(options.output, found)
+
+
+def _updated(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is no file of quickstart_seeds.py ({error})") from None
+    first = next(of for name, of in found["methods"].items() if name != "grpo")
+    low = (first["over_grpo"][PASS]["interval"] or [None])[0]
+    return before | {"grpo": dict(found), "grpo_gap_low": low}
+
+
+def _over(of: Mapping[str, Any], key: str) -> str:
+    over = of.get("over_grpo", {}).get(key)
+    return _cell(over["difference"], over["interval"], "+") if over else ""
+
+
+def _cell(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
+    if interval is None:
+        return f"{value:{sign}.3f}"
+    return f"{value:{sign}.3f} ({interval[0]:{sign}.3f} to {interval[1]:{sign}.3f})"
+
+
+if __name__ == "__main__":
+    main()
