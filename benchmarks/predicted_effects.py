@@ -32,7 +32,13 @@ from torch import Tensor
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError
 from selfverify.evaluation.metrics import SampleTable
-from selfverify.evaluation.statistics import Statistic, bootstrap_interval, mean_statistic, on_all
+from selfverify.evaluation.statistics import (
+    Statistic,
+    bootstrap_interval,
+    mean_statistic,
+    on_all,
+    ratio_statistic,
+)
 from selfverify.evaluation.store import CORRECT_1, StoredSample, find_store, read_samples
 from selfverify.evaluation.turn_keeping import TurnTable, breakeven_statistic, keeping, turn_rates
 from selfverify.objectives import (
@@ -48,7 +54,7 @@ from selfverify.objectives import (
     score_push,
 )
 
-GAPS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+GAPS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 MARGINS = (0.025, 0.05, 0.1, 0.2, 0.25)
 CONCORDANCE_SCALE = 4.0
 
@@ -75,6 +81,9 @@ def two_turns(samples: Sequence[StoredSample]) -> dict[str, Any]:
             push = first_turn_push(first, second, shape, scale=scale)
             title = f"push on first answers, {name}" + ("" if scale else ", unscaled")
             found[title] = mean_statistic(push.numpy())
+    # Unscaled, the push falls by as much with each unit of the gap, and turns where nothing of it is left.
+    level, raised = (first_turn_push(first, second, _fixed(gap), scale=False).numpy() for gap in (0.0, 1.0))
+    found["gap at which the push turns, unscaled"] = ratio_statistic(level, level - raised)
     return {name: measured(statistic, problems) for name, statistic in found.items()}
 
 

@@ -50,6 +50,7 @@ def test_two_turns(program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads((tmp_path / "found.json").read_text())[str(tmp_path)] == found
     assert value(found, "breakeven gap, within") == value(found, "breakeven gap, pooled") == 1.0
     assert value(found, "push on first answers, gap 1, unscaled") == pytest.approx(0)
+    assert value(found, "gap at which the push turns, unscaled") == pytest.approx(1)
     assert value(found, "push on first answers, gap 0.5") > 0 > value(found, "push on first answers, gap 2")
     assert value(found, "keep_gap") == pytest.approx(3 / 4 - 1 / 4)
 
