@@ -162,7 +162,7 @@ def test_thoughts_that_a_server_takes_out_are_put_back(loop: Loop, monkeypatch: 
 
 
 def test_own_gateway_answers_as_the_policy(loop: Loop, tmp_path: Path) -> None:
-    """Greedy answers, their own scores and log-probabilities are the same; nothing may choose among them."""
+    """Greedy answers, all their scores and log-probabilities are the same; nothing may choose among them."""
     policy, task = Policy.load("builtin:digits", device="cpu"), make_task("digits-pick")
     gateway = Gateway(Local(policy, "digits"), GatewaySettings(), metrics=Metrics())
     url = loop.gateway(gateway)
@@ -179,6 +179,7 @@ def test_own_gateway_answers_as_the_policy(loop: Loop, tmp_path: Path) -> None:
     ]
     for one, other in zip(own, theirs, strict=True):
         assert other.logprob is not None and one.logprob == pytest.approx(other.logprob, abs=0.02)
+        assert one.scores["soft"] == pytest.approx(other.scores["soft"], abs=1e-4)
     drawn = config.model_copy(update={"temperature": 1.0})
     with pytest.raises(ConfigError, match="NAME@plain"):
         evaluate(make_answerer(PolicyConfig(path=f"{url}#digits")), task, drawn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 
 from sampled_threads import sampled_threads
+from selfverify.core.problem import Problem
 from selfverify.policy.policy import Policy
 from selfverify.policy.voice import Voice
 from selfverify.remote.connection import ServerSettings
@@ -25,6 +27,7 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.best_of import BestOf, Choosing
 from selfverify.serving.counters import Metrics
 from selfverify.serving.free_question import FreeQuestion, free_problem
+from selfverify.serving.likeliest import likeliest
 from selfverify.serving.local import Local
 from selfverify.serving.own_streams import OwnStream
 from selfverify.serving.request_images import Picture
@@ -151,6 +154,68 @@ def test_real_samples_depend_on_the_seed_alone(policy: Policy) -> None:
     assert texts[0] == texts[1] == texts[2] and len(set(texts[0])) > 1
     content = alone[1]["choices"][0]["logprobs"]["content"]
     assert content and all(entry["logprob"] <= 0 for entry in content)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+@pytest.mark.parametrize("model", ["tiny@plain", "tiny@bo2,verifier=none,content=raw"])
+def test_likeliest_tokens(policy: Policy, temperature: float, model: str) -> None:
+    """A place's alternatives are the model's own, best first; a drawn one has the same value."""
+    body = ask(image=data_url(png()), seed=5, temperature=temperature, logprobs=True, top_logprobs=4)
+    status, reply = post_one(policy, body | {"model": model})
+    assert status == 200
+    entries = reply["choices"][0]["logprobs"]["content"]
+    assert entries and all(len(entry["top_logprobs"]) == 4 for entry in entries)
+    for entry in entries:
+        values = [other["logprob"] for other in entry["top_logprobs"]]
+        assert values == sorted(values, reverse=True) and sum(map(math.exp, values)) <= 1 + 1e-5
+        assert all(other["bytes"] == list(other["token"].encode()) for other in entry["top_logprobs"])
+        same = [other for other in entry["top_logprobs"] if other["token"] == entry["token"]]
+        assert not same or min(abs(o["logprob"] - entry["logprob"]) for o in same) < 1e-4
+        assert temperature or same
+
+
+def test_all_tokens_by_hand(policy: Policy) -> None:
+    """The alternatives of an answer of two tokens are the softmax of the whole model's own logits."""
+    [prompt] = policy.encode([free_problem("Which?", [])])
+    tokens = policy.tokenizer("12", add_special_tokens=False)["input_ids"][:2]
+    most, temperature = 3, 0.5
+    [rows] = likeliest(policy, prompt, [tokens], most, temperature)
+    with torch.no_grad():
+        ids = torch.cat([prompt.ids, torch.tensor(tokens)])[None].to(policy.device)
+        places = slice(len(prompt.ids) - 1, -1)
+        logits = policy.model(input_ids=ids).logits[0, places].float()
+    expected = (logits / temperature).log_softmax(-1).topk(most)
+    assert [[token for token, _ in row] for row in rows] == expected.indices.tolist()
+    assert [v for row in rows for _, v in row] == pytest.approx(expected.values.flatten().tolist(), abs=1e-4)
+    assert likeliest(policy, prompt, [[], []], most, temperature) == [[], []]
+
+
+def test_an_answer_that_is_begun_goes_on(policy: Policy) -> None:
+    """What follows the beginning is what the model gives for its tokens behind the prompt."""
+    more = {"continue_final_message": True, "add_generation_prompt": False, "model": "tiny@plain"}
+    body = ask(temperature=0, logprobs=True, top_logprobs=3) | more | {"max_tokens": 1}
+    begun = [*body["messages"], {"role": "assistant", "content": "<answer>12"}]
+    status, reply = post_one(policy, body | {"messages": begun})
+    assert status == 200
+    [entry] = reply["choices"][0]["logprobs"]["content"]
+    [prompt] = policy.encode([Problem("p", body["messages"])])
+    tokens = policy.tokenizer("<answer>12", add_special_tokens=False)["input_ids"]
+    [rows] = likeliest(policy, prompt, [[*tokens, tokens[0]]], 3, 0.0)
+    found = [(other["token"], other["logprob"]) for other in entry["top_logprobs"]]
+    assert [token for token, _ in found] == [policy.tokenizer.decode([token]) for token, _ in rows[-1]]
+    assert [value for _, value in found] == pytest.approx([value for _, value in rows[-1]], abs=1e-4)
+    assert reply["usage"]["prompt_tokens"] == len(prompt.ids) + len(tokens)
+    begun[-1] = {
+        "role": "assistant",
+        "content": [{"type": "image_url", "image_url": {"url": data_url(png())}}],
+    }
+    status, reply = post_one(policy, body | more | {"messages": begun})
+    assert status == 400 and reply["error"]["param"] == "messages.1.content"
+    begun[-1] = {"role": "assistant", "content": policy.tokenizer.convert_ids_to_tokens(
+        policy.loaded.family.placeholder(policy.model)
+    )}  # fmt: skip
+    status, reply = post_one(policy, body | more | {"messages": begun})
+    assert status == 400 and "image token" in reply["error"]["message"]
 
 
 def test_requests_that_wait_become_one_batch(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +495,12 @@ def test_a_failing_request_does_not_fail_the_others(policy: Policy, monkeypatch:
         ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
         ({"response_format": "json"}, 400, "unsupported_parameter", "response_format"),
         ({"frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),
-        ({"top_logprobs": 3}, 400, "unsupported_parameter", "top_logprobs"),
+        ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "invalid_value", "top_logprobs"),
+        ({"continue_final_message": "no"}, 400, "invalid_value", "continue_final_message"),
+        ({"continue_final_message": True}, 400, "invalid_value", "continue_final_message"),
+        ({"add_generation_prompt": False}, 400, "invalid_value", "add_generation_prompt"),
+        ({"model": "tiny@plain", "continue_final_message": True}, 400, "invalid_value", "messages.0.role"),
         ({"best_of": {"verifier": "judge:/etc"}}, 400, "invalid_value", "best_of.verifier"),
         ({"max_tokens": 10**9}, 400, "invalid_value", "max_tokens"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_value", "messages.0.role"),

@@ -22,6 +22,8 @@ from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.converse import recite
 from selfverify.serving.api_errors import ApiError
 from selfverify.serving.free_question import FreeQuestion
+from selfverify.serving.likeliest import Likeliest, likeliest
+from selfverify.serving.own_prompts import own_prompt
 from selfverify.serving.own_streams import OwnStream
 from selfverify.verifiers.base import Verifier, verify
 from selfverify.verifiers.server_judge import ServerJudge
@@ -49,7 +51,9 @@ class Job:
         verifier: Scores the candidates; None leaves them without scores.
         sampling: How the candidates are sampled.
         seed: The seed of the sampling.
-        make: Makes a candidate of a trajectory.
+        make: Makes a candidate of a trajectory and the alternatives of its tokens.
+        goes_on: Whether the question ends with the beginning of its answer.
+        alternatives: How many of the likeliest tokens are wanted in each place.
         done: Gets the candidates, and how many tokens the prompt has.
         stream: Gets the tokens of the first candidate while they are drawn.
         finished: By place what is written to its end, while others of the batch are not.
@@ -61,7 +65,9 @@ class Job:
     verifier: Verifier | None
     sampling: SamplingConfig
     seed: int
-    make: Callable[[Trajectory], Completion]
+    make: Callable[[Trajectory, Likeliest], Completion]
+    goes_on: bool = False
+    alternatives: int = 0
     stream: OwnStream | None = None
     done: asyncio.Future[tuple[list[Completion], int]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -78,6 +84,7 @@ class Unjudged(NamedTuple):
     """Candidates, without images, that a server is still to judge, and how many tokens their prompt has."""
 
     rows: list[Trajectory]
+    likeliest: list[Likeliest]
     tokens: int
 
 
@@ -173,7 +180,8 @@ class Batcher:
         """Have a server judge a job's candidates, and tell the job of them."""
         try:
             await self.call(lambda: score_groups([Group(job.ask(), drawn.rows)], job.verifier), job.verifier)
-            _tell(job, ([job.make(row) for row in drawn.rows], drawn.tokens))
+            made = map(job.make, drawn.rows, drawn.likeliest)
+            _tell(job, ([*made], drawn.tokens))
         except Exception as error:
             _tell(job, error)
 
@@ -205,7 +213,7 @@ class Batcher:
             if not job.done.done():
                 try:
                     problems[job] = job.ask()
-                    [prompts[job]] = self.policy.encode([problems[job]])
+                    prompts[job] = own_prompt(self.policy, problems[job], job.goes_on)
                 except (ApiError, DataError) as error:
                     results[job] = error
         if not prompts:
@@ -232,15 +240,25 @@ class Batcher:
             for job, samples in zip(alive, sampled, strict=True)
             if not job.done.done()
         }
+        others = {job: self._likeliest(job, prompts[job], group) for job, group in groups.items()}
         if unjudged:
             return results | {
-                job: Unjudged(group.trajectories, len(prompts[job].ids)) for job, group in groups.items()
+                job: Unjudged(group.trajectories, others[job], len(prompts[job].ids))
+                for job, group in groups.items()
             }
         if groups:
             score_groups(list(groups.values()), alive[0].verifier)
         for job, group in groups.items():
-            results[job] = ([job.make(row) for row in group.trajectories], len(prompts[job].ids))
+            made = map(job.make, group.trajectories, others[job])
+            results[job] = ([*made], len(prompts[job].ids))
         return results
+
+    def _likeliest(self, job: Job, prompt: Prompt, group: Group) -> list[Likeliest]:
+        """The alternatives of each candidate's tokens; none where nobody asks for them."""
+        if not job.alternatives:
+            return [[] for _ in group.trajectories]
+        answers = [row.tokens for row in group.trajectories]
+        return likeliest(self.policy, prompt, answers, job.alternatives, job.sampling.temperature)
 
     def _told(self, job: Job, problem: Problem, sample: Sample) -> Trajectory:
         """One sampled answer, judged by the job's task."""

@@ -38,7 +38,6 @@ _UNSUPPORTED = dict.fromkeys(
 ) | {
     "frequency_penalty": "other than 0 is not supported",
     "presence_penalty": "other than 0 is not supported",
-    "top_logprobs": "is not supported; logprobs is",
 }  # fmt: skip
 """Fields that would change an answer and that this backend cannot honour, and what is said of them."""
 
@@ -108,6 +107,9 @@ class Local(Backend):
         if body.get("response_format", {"type": "text"}) != {"type": "text"}:
             text = "response_format other than text is not supported"
             raise ApiError(400, text, "unsupported_parameter", "response_format")
+        if body.get("top_logprobs") and not body.get("logprobs"):
+            raise invalid_value("top_logprobs", "it needs logprobs: true")
+        _check_going_on(ask)
         if self._longest is not None and self._tokens(body) >= self._longest:
             raise invalid_value("max_tokens", f"the model has room for fewer than {self._longest} tokens")
 
@@ -157,6 +159,8 @@ class Local(Backend):
             sampling=sampling,
             seed=(body["seed"] * 1_000_003 + first) & (2**63 - 1),
             make=make,
+            goes_on=bool(body.get("continue_final_message")),
+            alternatives=body.get("top_logprobs", 0),
             stream=stream,
         )
         try:
@@ -167,7 +171,7 @@ class Local(Backend):
             for row in rows:
                 if isinstance(verifier, (Inline, Soft)) and "sampled" in row.scores:
                     row.scores.setdefault(drawing.verifier, row.scores["sampled"])
-                drawing.arrived(make(row))
+                drawing.arrived(make(row, []))
             raise
         except DataError as error:
             raise ApiError(400, str(error), "invalid_value", "messages") from None
@@ -238,6 +242,25 @@ class Local(Backend):
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
         return [{"id": self.model, "object": "model", "created": 0, "owned_by": "selfverify"}]
+
+
+def _check_going_on(ask: Ask) -> None:
+    """Refuse a request that says two things of how its prompt ends, or that would have candidates scored.
+
+    Raises:
+        ApiError: It does.
+    """
+    goes_on, begins = (ask.body.get(name) for name in ("continue_final_message", "add_generation_prompt"))
+    for name, value in (("continue_final_message", goes_on), ("add_generation_prompt", begins)):
+        if value not in (None, True, False):
+            raise invalid_value(name, "true or false is needed")
+    if goes_on and begins:
+        raise invalid_value("add_generation_prompt", "it has to be false beside continue_final_message: true")
+    if begins is False and not goes_on:
+        raise invalid_value("add_generation_prompt", "false needs continue_final_message: true")
+    if goes_on and (ask.look is not None or ask.best_of.verifier != "none"):
+        text = "nothing is chosen or looked at where an answer goes on: name MODEL@plain, and no look"
+        raise invalid_value("continue_final_message", text)
 
 
 def _reads_again(verifier: Verifier | None) -> TypeGuard[Verifier]:

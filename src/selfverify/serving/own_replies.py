@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from selfverify.core.trajectory import TURN_1, Trajectory
 from selfverify.looking.look_steps import steps_of
 from selfverify.policy.policy import Policy
 from selfverify.remote.server_replies import Completion
 from selfverify.rollouts.reading import answer_logprob
+from selfverify.serving.likeliest import Likeliest
 from selfverify.tasks.base import Judged
 
 
@@ -53,9 +55,23 @@ def looked_completion(policy: Policy, trajectory: Trajectory, verifier: str, num
 
 
 def completion_of(
-    policy: Policy, trajectory: Trajectory, verifier: str, stops: Sequence[str], with_logprobs: bool
+    policy: Policy,
+    trajectory: Trajectory,
+    likeliest: Likeliest,
+    verifier: str,
+    stops: Sequence[str],
+    with_logprobs: bool,
 ) -> Completion:
-    """Return a trajectory of one turn as a chat completion: without its end token, cut at the first stop."""
+    """Return a trajectory of one turn as a chat completion: without its end token, cut at the first stop.
+
+    Args:
+        policy: Wrote it.
+        trajectory: The turn.
+        likeliest: The alternatives of its tokens; empty where they are not known.
+        verifier: The name of the verifier.
+        stops: Texts before which the answer ends.
+        with_logprobs: Whether the log-probabilities of its tokens are wanted.
+    """
     reply, decode = reply_of(trajectory, verifier), policy.tokenizer.decode
     told = trajectory.tokens[:-1] if reply.finish == "stop" else trajectory.tokens
     reply.text = decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -63,9 +79,14 @@ def completion_of(
     if places:
         reply.text, reply.finish = reply.text[: min(places)], "stop"
     if with_logprobs:
-        pieces = [decode([token]) for token in told]
+        drawn, shown = zip(told, trajectory.logprobs, strict=False), likeliest or [[] for _ in told]
         reply.logprobs = [
-            {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
-            for piece, value in zip(pieces, trajectory.logprobs, strict=False)
+            _entry(decode, token, value) | {"top_logprobs": [_entry(decode, *other) for other in others]}
+            for (token, value), others in zip(drawn, shown, strict=False)
         ]
     return reply
+
+
+def _entry(decode: Callable[[list[int]], str], token: int, logprob: float) -> dict[str, Any]:
+    piece = decode([token])
+    return {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
