@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfverify.cli.eval_commands import by_category, by_error
+from selfverify.cli.eval_commands import by_category, by_error, why_empty
 from selfverify.evaluation.breakdown import MOST_VALUES
 
 
@@ -37,6 +37,7 @@ def test_classes_of_error_are_printed_with_the_reason_of_empty_cells() -> None:
         }
     }
     columns, rows, _ = by_error(metrics)
-    assert columns == ["error", "answers", "share", "auc", "missing"]
-    assert rows[1] == ["not shown", 0, 0.0, None, "no answer is of this class"]
-    assert by_error({})[:2] == ([], [])
+    assert columns == ["error", "answers", "share", "auc"]
+    assert rows[1] == ["not shown", 0, 0.0, None]
+    assert why_empty(metrics) == ["not shown: no answer is of this class"]
+    assert by_error({})[:2] == ([], []) and why_empty({}) == []

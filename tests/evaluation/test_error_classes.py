@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samples import sample
-from selfverify.evaluation.error_classes import MALFORMED, tabulate_errors
+from selfverify.evaluation.error_classes import MALFORMED, NOT_STORED, tabulate_errors
 from selfverify.evaluation.metrics import summarise
 from selfverify.evaluation.store import StoredSample
 
@@ -56,11 +56,18 @@ def test_a_class_without_samples_is_empty_and_says_why() -> None:
 
 
 def test_samples_that_were_stored_without_classes_are_told_from_answers_without_errors() -> None:
-    old = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.1)]
-    found = summarise(old, errors=("wrong sum",))["errors"]
-    assert found["wrong sum"]["missing"] == (
-        "no answer is of this class (1 wrong answers have no class: they were stored without)"
-    )
+    """How many there are of a class is then not known; malformed ones are seen all the same."""
+    lost = sample("p0", 2, False, None, finish="error", answer=None, key=None)
+    old = [sample("p0", 0, True, 0.9), sample("p0", 1, False, 0.1), lost]
+    found = summarise(old, errors=("wrong sum",))
+    assert found["errors"]["wrong sum"] == {
+        "answers": None, "share": None, "within_problem_auc": None, "auc": None,
+        "logprob_within_problem_auc": None, "missing": NOT_STORED.format(count=1),
+    }  # fmt: skip
+    assert found["errors"][MALFORMED]["share"] == 0
+    assert found["intervals"]["errors.wrong sum.share"] is None
+    outage = summarise([old[0], lost], errors=("wrong sum",))["errors"]
+    assert outage["wrong sum"]["share"] == 0
 
 
 def test_tasks_without_classes_have_no_such_table() -> None:

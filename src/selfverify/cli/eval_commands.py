@@ -100,6 +100,8 @@ def evaluate(
     columns, cells, title = by_error(metrics)
     if cells:
         print_table(columns, cells, title, no_wrap=("error",))
+    for line in why_empty(metrics):
+        typer.echo(line)
 
 
 def fitted_fusion(path: Path) -> Fusion:
@@ -149,9 +151,17 @@ def by_error(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
     """The columns, rows and title of the table by class of error; no rows where a task names no classes."""
     from selfverify.evaluation.error_classes import tabulate_errors
 
-    rows = tabulate_errors(metrics)
+    rows = [{k: v for k, v in row.items() if k != "missing"} for row in tabulate_errors(metrics)]
     title = "by class of error: right answers against those of the class alone"
     return list(rows[0]) if rows else [], [list(row.values()) for row in rows], title
+
+
+def why_empty(metrics: dict[str, Any]) -> list[str]:
+    """A line for each class of error with empty cells: why there are no figures."""
+    from selfverify.evaluation.error_classes import tabulate_errors
+
+    rows = tabulate_errors(metrics)
+    return [f"{row['error']}: {row['missing']}" for row in rows if row.get("missing")]
 
 
 class CalibrationSettings(Settings):

@@ -8,6 +8,7 @@ right answers are compared with that class alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,36 +30,53 @@ MALFORMED = "malformed"
 ERRORS = "errors"
 """The table of a summary that has these figures, and the beginning of their names."""
 
-Classes = Mapping[str, NDArray[np.bool_]]
-"""Which of the samples ``[P, G]`` belong to each class."""
+
+@dataclass(frozen=True, slots=True)
+class ErrorClasses:
+    """Which of the samples ``[P, G]`` err in which way.
+
+    Args:
+        masks: The samples of each class; empty where there are no classes.
+        without: How many answers are wrong and readable and have no class.
+    """
+
+    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    without: int = 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether answers were stored without their classes: some are wrong, and not one has a class."""
+        return self.without > 0 and not any(mask.any() for n, mask in self.masks.items() if n != MALFORMED)
 
 
-def error_classes(rows: Sequence[Sequence[StoredSample]], named: Sequence[str] = ()) -> Classes:
+def error_classes(rows: Sequence[Sequence[StoredSample]], named: Sequence[str] = ()) -> ErrorClasses:
     """Return the samples of each class: those that the task has named, in its order, and `MALFORMED`.
 
-    Classes that samples have and the task has not named follow. Nothing is returned where neither the task
-    nor a sample names a class. An answer that could not be judged has none.
+    Classes that samples have and the task has not named follow. There are none where neither the task nor a
+    sample names a class. An answer that could not be judged has none.
     """
     found = {s.error for row in rows for s in row if s.error}
     if not named and not found:
-        return {}
+        return ErrorClasses()
 
     def of(sample: StoredSample) -> str | None:
         unread = sample.answer is None and not sample.correct and sample.finish != Finish.ERROR
         return sample.error or (MALFORMED if unread else None)
 
     own = np.array([[of(sample) or "" for sample in row] for row in rows])
-    return {name: own == name for name in dict.fromkeys([*named, *sorted(found), MALFORMED])}
+    wrong = np.array([[not s.correct and s.finish != Finish.ERROR for s in row] for row in rows])
+    masks = {name: own == name for name in dict.fromkeys([*named, *sorted(found), MALFORMED])}
+    return ErrorClasses(masks, int((wrong & (own == "")).sum()))
 
 
 def error_statistics(
-    classes: Classes, correct: Floats, score: Floats, logprob: Floats
+    classes: ErrorClasses, correct: Floats, score: Floats, logprob: Floats
 ) -> dict[str, Statistic]:
     """Return the figures of each class, named ``errors.CLASS.FIGURE``, as functions of problem weights.
 
     ``share`` is the share of all answers. ``within_problem_auc`` and ``auc`` compare right answers with the
     class alone, in the same problem and over all. ``logprob_within_problem_auc`` is what the answer's mean
-    log-probability reaches without having been taught.
+    log-probability reaches without having been taught. Where the classes were not stored, shares are unknown.
 
     Args:
         classes: The classes.
@@ -67,11 +85,12 @@ def error_statistics(
         logprob: ``[P, G]``, likewise.
     """
     found: dict[str, Statistic] = {}
-    for name, mask in classes.items():
+    for name, mask in classes.masks.items():
+        share = np.where(classes.lost and name != MALFORMED, np.nan, row_mean(mask))
         compared = mask | (correct > 0.5)
         own, free = (np.where(compared, values, np.nan) for values in (score, logprob))
         found |= {
-            f"{ERRORS}.{name}.share": mean_statistic(row_mean(mask)),
+            f"{ERRORS}.{name}.share": mean_statistic(share),
             f"{ERRORS}.{name}.within_problem_auc": mean_statistic(within_problem_auc(own, correct)),
             f"{ERRORS}.{name}.auc": auc_statistic(own, correct),
             f"{ERRORS}.{name}.logprob_within_problem_auc": mean_statistic(within_problem_auc(free, correct)),
@@ -80,7 +99,7 @@ def error_statistics(
 
 
 def error_table(
-    classes: Classes, correct: Floats, values: Mapping[str, float | None]
+    classes: ErrorClasses, correct: Floats, values: Mapping[str, float | None]
 ) -> dict[str, dict[str, Any]]:
     """Return each class's figures, how many ``answers`` it has, and why figures are ``missing``.
 
@@ -89,26 +108,30 @@ def error_table(
         correct: ``[P, G]`` in {0, 1}.
         values: The figures by the names of `error_statistics`; None where undefined.
     """
-    classed = np.any([*classes.values()], axis=0) if classes else np.zeros(correct.shape, dtype=bool)
-    unknown = int(((correct < 0.5) & ~classed).sum())
     table = {}
-    for name, mask in classes.items():
-        start = f"{ERRORS}.{name}."
+    for name, mask in classes.masks.items():
+        start, lost = f"{ERRORS}.{name}.", classes.lost and name != MALFORMED
         own = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
         lacking = [figure for figure, value in own.items() if value is None]
+        why = NOT_STORED.format(count=classes.without) if lost else _why(mask, correct)
         table[name] = {
-            "answers": int(mask.sum()),
+            "answers": None if lost else int(mask.sum()),
             **own,
-            **({"missing": _why(mask, correct, unknown)} if lacking else {}),
+            **({"missing": why} if lacking else {}),
         }
     return table
 
 
-def _why(mask: NDArray[np.bool_], correct: Floats, unknown: int) -> str:
+NOT_STORED = (
+    "{count} wrong answers were stored without their class, by another version: delete them, evaluate again"
+)
+"""Why nothing is known of a class that samples of another version do not have."""
+
+
+def _why(mask: NDArray[np.bool_], correct: Floats) -> str:
     """Why right answers and those of a class cannot be compared."""
     if not mask.any():
-        rest = f" ({unknown} wrong answers have no class: they were stored without)" if unknown else ""
-        return f"no answer is of this class{rest}"
+        return "no answer is of this class"
     if not (correct > 0.5).any():
         return "no answer is right"
     return "no problem has a right answer and one of this class that both have a score"

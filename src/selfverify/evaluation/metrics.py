@@ -19,7 +19,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Finish
 from selfverify.evaluation.error_classes import (
     ERRORS,
-    Classes,
+    ErrorClasses,
     error_classes,
     error_statistics,
     error_table,
@@ -84,7 +84,7 @@ class SampleTable:
     boxes: Floats | None
     targets: Floats | None
     talks: dict[str, Floats]
-    errors: Classes
+    errors: ErrorClasses
     headline: str = HEADLINE
     comparable: bool = True
 
@@ -321,7 +321,7 @@ def summarise(
         **{name: value for name, value in values.items() if "." not in name},
         **{name: verification(table, name) for name in other_scores(table)},
         **tables,
-        **({ERRORS: error_table(table.errors, table.correct, values)} if table.errors else {}),
+        **({ERRORS: error_table(table.errors, table.correct, values)} if table.errors.masks else {}),
         **({FUSED: verification(table, FUSED) | tables[FUSED]} if FUSED in tables else {}),
         "score": headline,
         "problems": problems,

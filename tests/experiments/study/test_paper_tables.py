@@ -151,6 +151,27 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     assert "sampled with version 0.0.1" in paper_tables(run_sources([f"a:x={a}"])).notes[0]
 
 
+def test_empty_cells_have_their_reason(tmp_path: Path) -> None:
+    """A row with fewer samples than another, sizes that none has, and a category of one value."""
+    many, few = rows(0, 0.5), [one for one in rows(1, 0.5) if one.sample < 2]
+    a, b = stored(tmp_path / "a", many), stored(tmp_path / "b", few)
+    found = paper_tables(run_sources([f"a:x={a}", f"b:x={b}"]))
+    assert found.notes == ["b on x: no N = 4, 8, as it has fewer samples."]
+    with pytest.raises(ConfigError, match=r"as many samples as a size asks for \(4, 12\); say smaller"):
+        paper_tables(run_sources([f"b:x={b}"]), sizes=(4, 12))
+    file = write_jsonl(
+        tmp_path / "t.jsonl", [{"question": "?", "answer": str(i), "category": "sums"} for i in range(2)]
+    )
+    task = make_task("math", test=str(file))
+    names = [task.problem("test", 0, i).id for i in range(2)]
+    alike = stored(
+        tmp_path / "m", [sample(name, 0, True, 0.5) for name in names], name="math",
+        options={"test": str(file)}, problems=None,
+    )  # fmt: skip
+    found = paper_tables(run_sources([f"a:sums={alike}"]), categories=["category"])
+    assert found.notes == ["sums: no columns of 'category', whose only value is 'sums'."]
+
+
 def test_tests_against_a_row(tmp_path: Path) -> None:
     """Differences are those of the figures; the corrected p is what decides; the footnote says how."""
     folders = {

@@ -171,8 +171,8 @@ def test_classes_of_error_have_a_table_of_their_own() -> None:
         "wrong sum", "adpo", "25.0 [0.0, 50.0]", "0.500 [0.500, 0.500]", "0.167 [0.167, 0.500]",
         "1.000 [1.000, 1.000]",
     ]  # fmt: skip
-    assert before[3:] == ["no such answer"] * 3 and missed[3:] == ["no such answer"] * 3
-    results = {"study": "s", "tasks": {"pick": found}, "missing": [], "baseline": None}
+    assert before[2:] == ["not stored"] * 4 and missed[3:] == ["no such answer"] * 3
+    results = {"study": "s", "tasks": {"pick": found}, "missing": [], "notes": [], "baseline": None}
     assert ERRORS_NOTE in markdown(results)
     plain = {"before": {"metrics": {}}, "variants": {}}
     assert error_classes_of(plain) == []

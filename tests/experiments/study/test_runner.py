@@ -148,6 +148,25 @@ def test_a_folder_with_another_recipes_run_is_refused(file: Path, tmp_path: Path
         run_study(load_study(file), tmp_path / "moved", say=quiet, launch=FakeLaunch())
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_runs_of_another_version_are_named_or_refused(file: Path, tmp_path: Path) -> None:
+    """Their figures are not mixed in without a word; a recipe that is not read says what to do."""
+    study, out = load_study(file), tmp_path / "out"
+    run_study(study, out, say=quiet, launch=FakeLaunch())
+    assert json.loads((out / "results.json").read_text())["notes"] == []
+    for label in ("pick/grpo/seed-1", "pick/before"):
+        path = out / label / "metrics.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "0.0.1"}))
+    run_study(study, out, say=quiet, launch=FakeLaunch())
+    [note] = json.loads((out / "results.json").read_text())["notes"]
+    assert "Made with version 0.0.1" in note and "pick/grpo/seed-1, pick/before. Delete" in note
+    assert (out / "table.md").read_text().endswith(f"{note}\n")
+    recipe = out / "pick/grpo/seed-1/recipe.yaml"
+    recipe.write_text(f"old_key: 3\n{recipe.read_text()}")
+    with pytest.raises(ConfigError, match=r"grpo/seed-1 holds a run.*old_key.*another version.*Delete the"):
+        run_study(study, out, say=quiet, launch=FakeLaunch())
+
+
 def test_tables_name_the_file_that_is_missing_or_cut_short(file: Path, tmp_path: Path) -> None:
     study, folder = load_study(file, "0"), tmp_path / "out"
     run_study(study, folder, say=quiet, launch=FakeLaunch())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -117,8 +118,8 @@ def paper_tables(
 
     Raises:
         ConfigError: Rows of a benchmark were measured in different ways, no benchmark has a category, a
-            folder was made with a version whose settings this one does not know, or there is no such row to
-            compare with.
+            folder was made with a version whose settings this one does not know, there is no such row to
+            compare with, or all rows have fewer samples than all sizes.
         DataError: A store is damaged, or rows of a benchmark are about different problems.
     """
     for name in strategies:
@@ -126,6 +127,7 @@ def paper_tables(
     methods = list(dict.fromkeys(source.method for source in sources))
     baseline = None if against is None else baseline_row(against, methods, strategies)
     found, known = PaperTables(against=baseline), set[str]()
+    short = set[tuple[str, str, int]]()
     measured_by: BySeed = {}
     for benchmark in dict.fromkeys(source.benchmark for source in sources):
         measured = [read_store(source) for source in sources if source.benchmark == benchmark]
@@ -138,6 +140,8 @@ def paper_tables(
         for missing in [name for name in categories if name not in columns]:
             found.notes.append(f"{benchmark}: its problems have no category {missing!r}.")
         shown: Columns = {name: columns[name] for name in categories if name in columns}
+        for name, [value] in ((name, [*of]) for name, of in shown.items() if len(of) == 1):
+            found.notes.append(f"{benchmark}: no columns of {name!r}, whose only value is {value!r}.")
         for method in dict.fromkeys(one.source.method for one in measured):
             own = [one for one in measured if one.source.method == method]
             parts: list[list[SizedFigures]] = [[], []]
@@ -152,11 +156,13 @@ def paper_tables(
                     )
                 )  # fmt: skip
                 _note_scores(one, strategies, score, found.notes)
+                short |= {(method, benchmark, n) for n in sizes if n * len(order) > len(one.samples)}
             for seeds in filter(None, parts):
                 _add(found.figures, measured_by, method, benchmark, seeds)
     if unknown := [name for name in categories if name not in known]:
         have = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"no benchmark has a category {unknown[0]!r}; categories: {have}")
+    _note_sizes(found, short, sizes)
     _add_means(found, measured_by)
     if baseline is not None:
         counts = {(f.benchmark, f.place): f.problems for f in found.figures}
@@ -226,6 +232,25 @@ def _mean(own: Sequence[tuple[float, Floats]]) -> float:
 def _categories(problem: Problem | None) -> Mapping[str, Sequence[str]]:
     found: Mapping[str, Sequence[str]] = (problem.meta.get("categories") or {}) if problem else {}
     return found
+
+
+def _note_sizes(found: PaperTables, short: AbstractSet[tuple[str, str, int]], sizes: Sequence[int]) -> None:
+    """Name the rows that have too few samples for a size of the tables.
+
+    Raises:
+        ConfigError: No row has enough for any size.
+    """
+    shown = {f.place.n for f in found.figures if f.place.chooser != TURNS}
+    if short and not found.figures:
+        text = ", ".join(map(str, sizes))
+        raise ConfigError(f"no row has as many samples as a size asks for ({text}); say smaller ones")
+    rows: dict[tuple[str, str], list[int]] = {}
+    for method, benchmark, n in sorted(short):
+        if n in shown:
+            rows.setdefault((method, benchmark), []).append(n)
+    for (method, benchmark), counts in rows.items():
+        lacking = ", ".join(map(str, counts))
+        found.notes.append(f"{method} on {benchmark}: no N = {lacking}, as it has fewer samples.")
 
 
 def _note_scores(one: MeasuredStore, strategies: Sequence[str], score: str, notes: list[str]) -> None:

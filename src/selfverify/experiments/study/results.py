@@ -23,6 +23,7 @@ import numpy as np
 
 from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.errors import DataError
+from selfverify.core.version import __version__
 from selfverify.evaluation.error_classes import ERRORS
 from selfverify.evaluation.held_out import HeldOut, target_boxes
 from selfverify.evaluation.metrics import HEADLINE, Boxes, SampleTable, statistics
@@ -42,7 +43,7 @@ from selfverify.experiments.registry import make_task
 from selfverify.experiments.study.study_figures import draw_figures
 from selfverify.experiments.study.study_file import BEFORE, Run, Study
 from selfverify.experiments.study.study_tables import markdown
-from selfverify.reports.run_data import RunData, load_run
+from selfverify.reports.run_data import RunData, load_run, read_metrics
 from selfverify.selection.rules import Floats, best_weights
 
 
@@ -68,7 +69,7 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
         DataError: Runs of one task were measured on different problems, or a file is corrupt.
     """
     tasks: dict[str, Any] = {}
-    missing = []
+    missing, versions = [], dict[str, list[str]]()
     for task in study.tasks:
         found: dict[str, dict[int, RunData]] = {}
         recipes: dict[str, Recipe] = {}
@@ -77,6 +78,7 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
             if (folder / "metrics.json").is_file():
                 found.setdefault(run.variant, {})[run.seed] = load_run(folder)
                 recipes[run.variant] = run.recipe
+                versions.setdefault(_version(folder), []).append(run.label)
             else:
                 missing.append(run.label)
         # In the file's order, whatever the order in which runs were finished.
@@ -92,6 +94,7 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
                         f"{file} is missing; delete metrics.json beside it and run the study to make it"
                     )
             before = read_samples(first)[1]
+            versions.setdefault(_version(first.parent), []).append(f"{task}/{BEFORE}")
             samples = {v: {k: run.samples["after"] for k, run in of.items()} for v, of in found.items()}
             tasks[task] = task_results(before, samples, recipes, study.baseline)
             draw_figures(output / "figures", task, tasks[task], found)
@@ -103,10 +106,26 @@ def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
         "see experiments.study.results",
         "tasks": tasks,
         "missing": missing,
+        "notes": _notes(versions),
     }
     write_json(output / "results.json", results)
     write_text(output / "table.md", markdown(results))
     return output / "results.json"
+
+
+def _version(folder: Path) -> str:
+    """The version that a run was made with; one that notes none is taken for this one's."""
+    return read_metrics(folder).get("version") or __version__
+
+
+def _notes(versions: Mapping[str, Sequence[str]]) -> list[str]:
+    """What has to be said of runs that another version has trained or sampled."""
+    return [
+        f"Made with version {version}, while these tables are counted by {__version__}, which may train and "
+        f"sample otherwise: {', '.join(labels)}. Delete their folders to run them anew."
+        for version, labels in versions.items()
+        if version != __version__
+    ]
 
 
 def task_results(

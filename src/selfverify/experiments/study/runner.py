@@ -236,7 +236,14 @@ def _refuse_other_recipe(job: StudyJob) -> None:
     if not (job.folder / RECIPE_FILE).is_file():
         return
     read = measured_settings if job.before is None else _settings
-    changed = differences(read(load_recipe(job.folder)), read(job.recipe))
+    try:
+        held = load_recipe(job.folder)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{job.folder} holds a run whose recipe this version does not read ({error}): it was made with "
+            "another version, or changed. Delete the folder to run it anew, or choose another --output"
+        ) from None
+    changed = differences(read(held), read(job.recipe))
     if changed:
         raise ConfigError(
             f"{job.folder} holds a run of another recipe: {'; '.join(changed[:3])}. Delete the folder to run "

@@ -112,6 +112,7 @@ def markdown(results: Mapping[str, Any]) -> str:
                 parts += [f"Difference from **{other}** {TESTED.format(count=count)}", table]
     if results["missing"]:
         parts.append(f"Not finished: {', '.join(results['missing'])}.")
+    parts += results["notes"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -166,7 +167,7 @@ def error_table(task: Mapping[str, Any]) -> str:
         for label, row in rows.items():
             found = {column.name: row["metrics"].get(f"{ERRORS}.{error}.{column.name}") for column in columns}
             share = (found["share"] or {}).get("mean")
-            empty = "no such answer" if share == 0 else "–"
+            empty = {0: "no such answer", None: "not stored"}.get(share, "–")
             cells = [_cell(found[column.name], "mean", column) for column in columns]
             body.append([error, label, *(empty if cell == "–" else cell for cell in cells)])
     return _grid(["class of error", "variant", *(column.heading for column in columns)], body)
