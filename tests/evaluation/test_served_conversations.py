@@ -21,6 +21,7 @@ from selfverify.core.tags import Tagged
 from selfverify.evaluation.evaluate import evaluate
 from selfverify.evaluation.served_answerer import ServedAnswerer
 from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.evaluation.talk_figures import mean_time, timing_file
 from selfverify.experiments.registry import make_task
 from selfverify.tasks.base import Judged, Task, judge_integer, user_turn
 from selfverify.tasks.tool_episode import ToolEpisode
@@ -134,6 +135,9 @@ def test_a_servers_own_tool_calls(loop: Loop, native: None, tmp_path: Path) -> N
     ]  # fmt: skip
     assert steps[1].record == {"role": "tool", "said": [0, 1]} and '"name": "add"' in steps[0].text
     assert rows[0].rewards["tool_calls"] == 1 and steps[0].values["tool_calls"] == 1
+    noted = [json.loads(line) for line in timing_file(tmp_path / "s.jsonl").read_text().splitlines()]
+    assert [row["conversations"] for row in noted] == [2, 2, 2]
+    assert min(mean_time(tmp_path / "s.jsonl").values()) > 0
 
 
 def test_calls_in_texts(loop: Loop, tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ def run(*words: str) -> tuple[int, str]:
         (["a=x", "--server", "http://h#m"], "--server is NAME=URL#MODEL"),
         (["a=x", "--server", "a=http://h#m"], "a model has this name"),
         (["a=x", "--strategy", "bst"], "no strategy"),
+        (["a=x", "--sizes", "9,16"], "sizes from 9: only evaluation.samples=8 are drawn"),
+        (["a=x", "--set", "evaluation.score=greedy"], "so all are read softly"),
         (["a=x", "--reward-model", "r"], "--reward-model is NAME=FOLDER"),
         (
             ["a=x", "--server", "r=http://h#m", "--reward-model", "r=x"],

@@ -121,7 +121,8 @@ def figures_by_size(
         strategies: Names of strategies.
         sizes: Numbers of candidates.
         headline: The scores that choices are made by.
-        columns: Which problems, in the order of the rows, belong to which categories.
+        columns: Which problems, in the order of the rows, belong to which categories. One with a single value
+            that all problems have is left out.
         order: The ids in the order of the rows; by default that of the samples.
 
     Raises:
@@ -134,7 +135,8 @@ def figures_by_size(
     chosen = choices(table, task, problems, [STRATEGIES["first"], *map(find_strategy, strategies)], wanted)
     parts = {ALL: np.ones(count, dtype=bool)}
     for column, values in (columns or {}).items():
-        parts |= {f"{column}: {value}": mask for value, mask in values.items() if len(values) > 1}
+        if len(values) > 1 or not all(mask.all() for mask in values.values()):
+            parts |= {f"{column}: {value}": mask for value, mask in values.items()}
     found = SizedFigures(table.problems, counts={name: int(mask.sum()) for name, mask in parts.items()})
     for n in wanted:
         for name in ["first"] if n == 1 else strategies:

@@ -17,6 +17,7 @@ from selfverify.core.trajectory import Group
 from selfverify.evaluation.answerers import Answerer, AskedProblems, MakeRows
 from selfverify.evaluation.extraction import SELF, Extractor, PolicyExtractor
 from selfverify.evaluation.sweep import Sweep
+from selfverify.evaluation.talk_figures import note_time
 from selfverify.policy.loading import Loaded, load_structure
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.answers import opening
@@ -98,7 +99,11 @@ class ServedAnswerer(Answerer):
         if begin is None:
             begin, limits = opening(asked.task, asked.second_turn)
 
-        def keep(place: int, group: Group, again: Counter[int]) -> None:
+        turns = (limits or asked.task.limits).turns
+
+        def keep(place: int, group: Group, again: Counter[int], seconds: dict[str, float]) -> None:
+            if asked.store is not None and turns > 1:
+                note_time(asked.store, len(group.trajectories), seconds)
             held_again = Counter({(0, number): count for number, count in again.items()})
             sweep.store(make_rows([indices[place]], Rollout([], [group], held_again=held_again)))
 

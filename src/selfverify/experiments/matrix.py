@@ -76,12 +76,20 @@ def run_matrix(
         The cells of the table.
 
     Raises:
-        ConfigError: There is no model, the models write places in different units, a server's address is
+        ConfigError: There is no model, ``evaluation.score`` is not ``soft``, no size is within
+            ``evaluation.samples``, the models write places in different units, a server's address is
             none, the folder cannot be made, or a reward model is none or cannot read the problems.
         ServerError: A server failed; what was finished is stored.
     """
     task = make_task(recipe.task.name, **recipe.task.options)
     config = recipe.evaluation
+    if config.score != "soft":
+        raise ConfigError(
+            f"evaluation.score={config.score}: judges rate what others wrote, so all are read softly; "
+            "`selfverify eval` and `tables --score` read a model's own in other ways"
+        )
+    if min(sizes) > config.samples:
+        raise ConfigError(f"sizes from {min(sizes)}: only evaluation.samples={config.samples} are drawn")
     make_output_folder(output)
     how = recipe.policy.server
     behind = {name: _server_judge(address, name, how) for name, address in (servers or {}).items()}
@@ -132,6 +140,8 @@ def run_matrix(
         strategy=strategy,
         categories=columns_of([_groupings(problem) for problem in problems]),
     )
+    if large := [n for n in sizes if n > config.samples]:
+        say(f"no rows for N = {', '.join(map(str, large))}: evaluation.samples={config.samples} are drawn")
     judged = judgings(samples, every)
     for one in judged:
         if one.scored == 0:

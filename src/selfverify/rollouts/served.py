@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -38,9 +40,9 @@ from selfverify.tasks.base import Task
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Keep = Callable[[int, Group, Counter[int]], None]
-"""Gets the place of each problem among those asked, its group, as soon as it is whole, and how often each of
-its conversations was held again."""
+Keep = Callable[[int, Group, Counter[int], dict[str, float]], None]
+"""Gets the place of each problem among those asked, its group, as soon as it is whole, how often each of its
+conversations was held again, and the seconds that they took by phase."""
 
 _LARGEST_SEED = 2**31 - 1
 """Of requests: some servers hold seeds in 32 bits."""
@@ -92,7 +94,9 @@ class ServedRollouts:
         Args:
             problems: The problems.
             seeds: One per problem, sent with its requests; some servers ignore it.
-            keep: Called with each problem's group.
+            keep: Called with each problem's place, group, the conversations that were held again, and the
+                seconds in which the server spoke (``say``), episodes replied (``reply``) and replies were
+                taken in (``hear``).
 
         Raises:
             ConfigError: The server chooses among answers, or a conversation asks something aside.
@@ -119,11 +123,14 @@ class ServedRollouts:
                         if faults:
                             return
                         try:
-                            made, again = await self._group(asking, judging, problems[place], seeds[place])
+                            seconds = dict.fromkeys(("say", "reply", "hear"), 0.0)
+                            made, again = await self._group(
+                                asking, judging, problems[place], seeds[place], seconds
+                            )
                         except ServerError as error:
                             faults[problems[place].id] = error
                             return
-                        keep(place, Group(problems[place], made), again)
+                        keep(place, Group(problems[place], made), again, seconds)
 
                 try:
                     async with asyncio.TaskGroup() as tasks:
@@ -135,7 +142,12 @@ class ServedRollouts:
             raise _failed(faults)
 
     async def _group(
-        self, asking: _Asking, judging: asyncio.Lock, problem: Problem, seed: int
+        self,
+        asking: _Asking,
+        judging: asyncio.Lock,
+        problem: Problem,
+        seed: int,
+        seconds: dict[str, float],
     ) -> tuple[list[Trajectory], Counter[int]]:
         """The conversations about a problem, judged; those that were lost are held again."""
         limits, size = self.limits or self.task.limits, self.sampling.group_size
@@ -145,7 +157,8 @@ class ServedRollouts:
         for retry in range(self.retries + 1):
             wave = limits.at_once or size
             for first in range(0, len(left), wave):
-                made |= await self._wave(asking, judging, problem, seed, left[first : first + wave])
+                part = left[first : first + wave]
+                made |= await self._wave(asking, judging, problem, seed, part, seconds)
             again.update(left if retry else [])
             left = [g for g in left if made[g].lost]
             if not left:
@@ -156,7 +169,13 @@ class ServedRollouts:
         return [made[g] for g in range(size)], again
 
     async def _wave(
-        self, asking: _Asking, judging: asyncio.Lock, problem: Problem, seed: int, numbers: Sequence[int]
+        self,
+        asking: _Asking,
+        judging: asyncio.Lock,
+        problem: Problem,
+        seed: int,
+        numbers: Sequence[int],
+        seconds: dict[str, float],
     ) -> dict[int, Trajectory]:
         """Some conversations about a problem, judged."""
         limits = self.limits or self.task.limits
@@ -168,7 +187,7 @@ class ServedRollouts:
                 talk = ServedTalk(problem, "think" in self.task.tags, listener, self._listening)
                 talks[0, g] = talk
                 talk.open(partial(self.open_episode or self.task.open, problem, derived_seed(seed, g)))
-            await self._hold(asking, replies, problem, seed, talks)
+            await self._hold(asking, replies, problem, seed, talks, seconds)
             scores = await self._soft(asking.reader, [*talks.values()])
             async with judging:  # off the loop: judging may take long, and replies go on coming
                 await asyncio.to_thread(find_endings, self.task, talks)
@@ -188,15 +207,19 @@ class ServedRollouts:
         problem: Problem,
         seed: int,
         talks: Mapping[Place, ServedTalk],
+        seconds: dict[str, float],
     ) -> None:
         """Hold the conversations about one problem to their ends; what begins alike is asked for together."""
         turns = (self.limits or self.task.limits).turns
         begun = {place: talk.begin for place, talk in talks.items() if not talk.over}
-        for place, shown in (await self._replied(replies, begun, "before the first turn")).items():
-            if isinstance(shown, Exception):
-                talks[place].fail(shown)
-            else:
-                await self._off_loop(partial(talks[place].start, shown))
+        with _timed(seconds, "reply"):
+            openings = await self._replied(replies, begun, "before the first turn")
+        with _timed(seconds, "hear"):
+            for place, shown in openings.items():
+                if isinstance(shown, Exception):
+                    talks[place].fail(shown)
+                else:
+                    await self._off_loop(partial(talks[place].start, shown))
         for turn in range(turns):
             going = [place for place, talk in talks.items() if not talk.over]
             if not going:
@@ -204,10 +227,9 @@ class ServedRollouts:
             asked = [talks[place].served.body() for place in going]
             alike = all(body == asked[0] for body in asked)
             parts = [going] if alike else [[place] for place in going]
-            drawn = await asyncio.gather(
-                *[self._draw(asking, talks[part[0]], seed, turn, part[0][1], len(part)) for part in parts],
-                return_exceptions=True,
-            )
+            draws = [self._draw(asking, talks[part[0]], seed, turn, part[0][1], len(part)) for part in parts]
+            with _timed(seconds, "say"):
+                drawn = await asyncio.gather(*draws, return_exceptions=True)
             said: dict[Place, Said] = {}
             for part, completions in zip(parts, drawn, strict=True):
                 if isinstance(completions, ServerError) and turn and completions.status in REFUSALS:
@@ -218,9 +240,12 @@ class ServedRollouts:
                 else:
                     said |= {p: talks[p].say(c) for p, c in zip(part, completions, strict=True)}
             calls = {place: partial(talks[place].reply, words) for place, words in said.items()}
-            for place, heard in (await self._replied(replies, calls, f"turn {turn}")).items():
-                more = turn + 1 < turns
-                await self._off_loop(partial(talks[place].answer, said[place], heard, more))
+            with _timed(seconds, "reply"):
+                replied = await self._replied(replies, calls, f"turn {turn}")
+            with _timed(seconds, "hear"):
+                for place, heard in replied.items():
+                    more = turn + 1 < turns
+                    await self._off_loop(partial(talks[place].answer, said[place], heard, more))
 
     async def _replied(
         self, replies: Replies, calls: Mapping[Place, Callable[[], T]], what: str
@@ -281,6 +306,16 @@ class ServedRollouts:
             return found
 
         return await asyncio.gather(*map(read, talks))
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add what the clock says to a phase."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[phase] += time.perf_counter() - start
 
 
 def _refuse_chosen(found: Sequence[Completion]) -> None:

@@ -14,6 +14,7 @@ from data_files import write_jsonl
 from samples import sample, write_samples
 from selfverify.cli.main import app
 from selfverify.core.errors import ConfigError, DataError
+from selfverify.evaluation.by_size import ALL
 from selfverify.evaluation.metrics import SampleTable, accuracy, summarise
 from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.registry import make_task
@@ -159,17 +160,20 @@ def test_empty_cells_have_their_reason(tmp_path: Path) -> None:
     assert found.notes == ["b on x: no N = 4, 8, as it has fewer samples."]
     with pytest.raises(ConfigError, match=r"as many samples as a size asks for \(4, 12\); say smaller"):
         paper_tables(run_sources([f"b:x={b}"]), sizes=(4, 12))
-    file = write_jsonl(
-        tmp_path / "t.jsonl", [{"question": "?", "answer": str(i), "category": "sums"} for i in range(2)]
-    )
-    task = make_task("math", test=str(file))
-    names = [task.problem("test", 0, i).id for i in range(2)]
-    alike = stored(
-        tmp_path / "m", [sample(name, 0, True, 0.5) for name in names], name="math",
-        options={"test": str(file)}, problems=None,
-    )  # fmt: skip
-    found = paper_tables(run_sources([f"a:sums={alike}"]), categories=["category"])
-    assert found.notes == ["sums: no columns of 'category', whose only value is 'sums'."]
+    for given, shown, note in (
+        (("sums", "sums"), {ALL}, "sums: no columns of 'category', which is 'sums' for all problems."),
+        (("sums", ""), {ALL, "category: sums"}, "sums: 1 of 2 problems have no 'category'."),
+    ):
+        lines = [{"question": "?", "answer": str(i), "category": value} for i, value in enumerate(given)]
+        file = write_jsonl(tmp_path / f"t-{note[:9]}.jsonl", lines)
+        task = make_task("math", test=str(file))
+        names = [task.problem("test", 0, i).id for i in range(2)]
+        folder = stored(
+            tmp_path / note[:9], [sample(name, 0, True, 0.5) for name in names], name="math",
+            options={"test": str(file)}, problems=None,
+        )  # fmt: skip
+        found = paper_tables(run_sources([f"a:sums={folder}"]), categories=["category"])
+        assert found.notes == [note] and {f.place.category for f in found.figures} == shown
 
 
 def test_tests_against_a_row(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
@@ -140,8 +141,7 @@ def paper_tables(
         for missing in [name for name in categories if name not in columns]:
             found.notes.append(f"{benchmark}: its problems have no category {missing!r}.")
         shown: Columns = {name: columns[name] for name in categories if name in columns}
-        for name, [value] in ((name, [*of]) for name, of in shown.items() if len(of) == 1):
-            found.notes.append(f"{benchmark}: no columns of {name!r}, whose only value is {value!r}.")
+        found.notes += [note for name in shown if (note := _unlike(benchmark, name, shown[name]))]
         for method in dict.fromkeys(one.source.method for one in measured):
             own = [one for one in measured if one.source.method == method]
             parts: list[list[SizedFigures]] = [[], []]
@@ -232,6 +232,15 @@ def _mean(own: Sequence[tuple[float, Floats]]) -> float:
 def _categories(problem: Problem | None) -> Mapping[str, Sequence[str]]:
     found: Mapping[str, Sequence[str]] = (problem.meta.get("categories") or {}) if problem else {}
     return found
+
+
+def _unlike(benchmark: str, column: str, values: Mapping[str, NDArray[np.bool_]]) -> str:
+    """What has to be said of a column of categories: all problems have one value, or some have none."""
+    without = ~np.any([*values.values()], axis=0)
+    if without.any():
+        return f"{benchmark}: {without.sum()} of {len(without)} problems have no {column!r}."
+    [value, *others] = values
+    return "" if others else f"{benchmark}: no columns of {column!r}, which is {value!r} for all problems."
 
 
 def _note_sizes(found: PaperTables, short: AbstractSet[tuple[str, str, int]], sizes: Sequence[int]) -> None:
