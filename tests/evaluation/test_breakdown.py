@@ -110,6 +110,18 @@ def test_accuracy_by_category_and_by_every_column() -> None:
     }  # fmt: skip
 
 
+def test_categories_and_own_figures_read_scores_as_asked() -> None:
+    """The box that meets its target has the lower soft score and the higher written one: IoU 1 or 1/3."""
+    task = Grounding(rows={"test": grounding_rows()})
+    rows, problems = judged(task, GROUNDED)
+    for row in rows:
+        row.scores["sampled"] = 1 - (row.scores["soft"] or 0)
+    for headline, iou, right in (("soft", 1 / 3, 0), ("sampled", 1, 1)):
+        short = breakdown(rows, task, problems, headline)["categories"]["category"]["short"]
+        assert short["box_giou"]["curves"]["best"][1] == pytest.approx(iou, abs=0.01)
+        assert short["accuracy"]["curves"]["best"][1] == right
+
+
 def reordered(task: Task, answers: Answers) -> tuple[Any, Task, Any]:
     rows, problems = judged(task, answers)
     return rows, task, problems

@@ -226,6 +226,10 @@ def test_grpo_without_scores_pays_the_answers_format() -> None:
             "score_weight: 3 has no meaning with credit: entangled",
         ),
         ({"verification": "binary", "gamma": 0.1}, "gamma: 0.1 is a margin between answers"),
+        ({"verification": "binary", "concordance_scale": 2.0}, "concordance_scale: 2 scales no normalised"),
+        ({"credit": "entangled", "concordance_scale": 2.0}, "concordance_scale: 2 scales no normalised"),
+        ({"tau_score": 0.3}, "tau_score: 0.3 is a threshold of verification: binary, and pairwise has none"),
+        ({"verification": "class_mean", "tau_answer": 0.3}, "tau_answer: 0.3 is a threshold of"),
     ],
 )
 def test_ablations_refuse_what_they_would_ignore(options: dict[str, Any], named: str) -> None:
