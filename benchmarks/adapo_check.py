@@ -40,7 +40,12 @@ def measured(folder: Path, order: list[str]) -> MeasuredRun:
     Raises:
         DataError: There are no second turns, or other problems.
     """
-    samples = read_samples(find_store(folder))[1]
+    settings, samples = read_samples(find_store(folder))
+    if settings.get("temperature", 0):
+        raise DataError(
+            f"{folder} was sampled at T = {settings['temperature']:g}; "
+            "evaluate anew with evaluation.temperature=0"
+        )
     order.extend(() if order else dict.fromkeys(sample.problem for sample in samples))
     try:
         found = measure_samples(samples, order)
@@ -147,16 +152,21 @@ def figures_of(study: Path, evaluations: Path, label: str) -> dict[str, Any]:
     Raises:
         DataError: The study has no results, no such task or no baseline, or an evaluation is missing.
     """
+    file = study / "results.json"
     try:
-        results = json.loads((study / "results.json").read_text(encoding="utf-8"))
+        results = json.loads(file.read_text(encoding="utf-8"))
+        own, tasks = results["baseline"], results["tasks"]
     except FileNotFoundError:
         raise DataError(f"{study} has no results.json; `selfverify study` writes it") from None
-    own = results["baseline"]
-    if label not in results["tasks"]:
-        raise DataError(f"{study} has no task {label!r}, but {', '.join(results['tasks'])}; give --task")
-    task = results["tasks"][label]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{file} is not what `selfverify study` writes; run the study again") from None
+    if label not in tasks:
+        raise DataError(f"{study} has no task {label!r}, but {', '.join(tasks)}; give --task")
+    task = tasks[label]
     if own not in task["variants"]:
         raise DataError(f"{study}: the study's baseline {own!r} has no runs; the others are compared with it")
+    if SECOND not in task["variants"][own]["gain"]:
+        raise DataError(f"{file}: {label!r} has no second turns; give a study such as study-adapo-digits")
     at_one = sampled(task, own)
     seeds = at_one["seeds"]
     recipe = load_recipe(study / label / own / f"seed-{seeds[own][0]}")

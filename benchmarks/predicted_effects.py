@@ -30,7 +30,7 @@ from common import show
 from torch import Tensor
 
 from selfverify.core.atomic_files import write_json
-from selfverify.core.errors import DataError
+from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.evaluation.metrics import SampleTable
 from selfverify.evaluation.statistics import (
     Statistic,
@@ -67,6 +67,8 @@ def measured(statistic: Statistic, problems: int) -> dict[str, Any]:
 def two_turns(samples: Sequence[StoredSample]) -> dict[str, Any]:
     """Keeping, rates, the gaps at which erring begins to pay, and each reward's push on first answers."""
     table = TurnTable.from_samples(samples)
+    if table.first.shape[1] < 2:
+        raise DataError("each problem has one sample, and rewards compare several; give evaluation.samples=8")
     problems = len(table.first)
     found: dict[str, Statistic] = keeping(table)
     for within in (False, True):
@@ -154,13 +156,26 @@ def boxes(table: SampleTable) -> dict[str, Any]:
 
 
 def effects(path: Path) -> dict[str, Any]:
-    """All that can be said of a file of samples."""
-    _, samples = read_samples(find_store(path))
+    """All that can be said of a file of samples.
+
+    Raises:
+        DataError: There is nothing that a reward could be predicted from, or groups differ in size.
+    """
+    samples = read_samples(find_store(path))[1]
+    try:
+        return _effects(samples)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _effects(samples: Sequence[StoredSample]) -> dict[str, Any]:
     if any(CORRECT_1 in sample.rewards for sample in samples):
         return two_turns(samples)
     table = SampleTable.from_samples(samples)
+    if table.correct.shape[1] < 2:
+        raise DataError("each problem has one sample, and rewards compare several; give evaluation.samples=8")
     if np.isnan(table.scores["sampled"]).all():
-        raise DataError(f"{path}: no answer has a score, and no second turn follows one; nothing to predict")
+        raise DataError("no answer has a score, and no second turn follows one; nothing to predict")
     margin = MARGINS[2] if table.boxes is not None else 0.0
     return scored(table, margin) | (boxes(table) if table.boxes is not None else {})
 
@@ -174,7 +189,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = {}
     written: Callable[[float], str] = "{:.4g}".format
     for path in options.samples:
-        results[str(path)] = found = effects(path)
+        try:
+            results[str(path)] = found = effects(path)
+        except SelfVerifyError as error:
+            parser.error(str(error))
         rows = [
             [name, written(row["value"]), " to ".join(map(written, row["interval"] or []))]
             for name, row in found.items()

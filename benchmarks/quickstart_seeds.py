@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,14 @@ import numpy as np
 from common import show
 
 from selfverify.core.atomic_files import write_json
+from selfverify.core.differences import differences
 from selfverify.core.errors import DataError, SelfVerifyError
 from selfverify.evaluation.fuse import fusion_of_samples, with_fused
 from selfverify.evaluation.metrics import SampleTable, statistics
 from selfverify.evaluation.paired_tests import compare
 from selfverify.evaluation.statistics import draws, on_all
 from selfverify.evaluation.store import StoredSample, find_store, read_samples
+from selfverify.selection.fusion import Fusion
 from selfverify.selection.rules import Floats
 
 SHOWN = (
@@ -40,7 +43,8 @@ SHOWN = (
 )  # fmt: skip
 """Figures that are kept for each seed."""
 
-CLASSES = ("wrong sum", "digit not shown")
+CLASSES = {name: f"errors.{name}.within_problem_auc" for name in ("wrong sum", "digit not shown")}
+"""The figure of each class of error that is kept of the validation problems before training."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +85,54 @@ Measured = dict[str, tuple[float, Floats]]
 """A sample set's figures: the value, and the values on draws of its problems."""
 
 
-def samples_of(folder: Path, name: str = "") -> list[StoredSample]:
-    """The samples of an evaluation, or of a run's stage."""
-    return read_samples(find_store(folder / name if name else folder))[1]
+SAME = (
+    "task", "task_options", "split", "problems", "samples", "temperature", "top_p", "seed", "second_turn",
+)  # fmt: skip
+"""What has to be the same in all test evaluations, of the settings that they were made with."""
 
 
-def measured(samples: Sequence[StoredSample]) -> tuple[Measured, int]:
-    """The figures of a sample set, and the number of its problems."""
-    table = SampleTable.from_samples(samples)
-    problems = len(table.correct)
-    return {n: (on_all(s, problems), draws(s, problems)) for n, s in statistics(table).items()}, problems
+def measured(
+    samples: Sequence[StoredSample], source: Path, order: Sequence[str], needed: Sequence[str]
+) -> Measured:
+    """The figures of a sample set, on the problems in ``order``, so that the same draws are the same problems.
+
+    Raises:
+        DataError: There are other problems, or a needed figure cannot be measured.
+    """
+    if differing := {sample.problem for sample in samples} ^ set(order):
+        raise DataError(
+            f"{source}: seeds are compared on the same problems, and {len(differing)} differ, such as "
+            f"{min(differing)}; evaluate anew with the settings of the others"
+        )
+    try:
+        table = SampleTable.from_samples(samples, order)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from None
+    problems = len(order)
+    found = {n: (on_all(s, problems), draws(s, problems)) for n, s in statistics(table).items()}
+    if missing := [name for name in needed if name not in found or math.isnan(found[name][0])]:
+        raise DataError(
+            f"{source}: these samples have no {', '.join(missing)}; evaluate a recipe that asks for "
+            "scores, such as `quickstart`, with evaluation.samples=8"
+        )
+    return found
+
+
+def fitted(samples: Sequence[StoredSample], source: Path, tested: Sequence[str]) -> Fusion:
+    """The fusion that a run's validation problems ask for.
+
+    Raises:
+        DataError: The problems are those that it is measured on, or nothing can be fitted.
+    """
+    if shared := {sample.problem for sample in samples} & set(tested):
+        raise DataError(
+            f"{source}: {len(shared)} problems, such as {min(shared)}, are also among the test problems, "
+            "which the fused score's weight must not be fitted on; train with evaluation.split=validation"
+        )
+    try:
+        return fusion_of_samples(samples)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from None
 
 
 def over_seeds(pairs: Sequence[tuple[float, Floats]], problems: int) -> dict[str, Any]:
@@ -127,28 +169,38 @@ def told(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that is written.
 
     Raises:
-        DataError: Seeds lack an evaluation, or have other problems or numbers of samples.
+        DataError: Seeds lack an evaluation, or their evaluations cannot be compared.
     """
     folders = (options.runs, options.before, options.after)
     if len({len(each) for each in folders}) > 1:
         raise DataError("--runs, --before and --after each take one folder for each seed, in the same order")
-    before, after, weights, sizes = [], [], [], set()
-    for run, first, last in zip(*folders, strict=True):
-        fused: list[list[StoredSample]] = []
-        fitted = []
-        for stage, folder in (("before", first), ("after", last)):
-            fusion = fusion_of_samples(samples_of(run, f"samples-{stage}.jsonl"))
-            fused.append(with_fused(samples_of(folder), fusion))
-            fitted.append(fusion.weight)
-        weights.append(fitted)
-        (own, problems), (trained, also) = measured(fused[0]), measured(fused[1])
-        before.append(own)
-        after.append(trained)
-        sizes |= {(problems, len(fused[0])), (also, len(fused[1]))}
-    if len(sizes) > 1:
-        raise DataError(f"seeds have other numbers of problems and samples: {sorted(sizes)}")
-    [(problems, count)] = sizes
-    starts = [measured(samples_of(run, "samples-before.jsonl")) for run in options.runs]
+    before, after, starts, weights = [], [], [], []
+    order: list[str] = []
+    known: list[str] = []
+    settings: dict[str, Any] = {}
+    for run, *evaluations in zip(*folders, strict=True):
+        row = []
+        for stage, folder, figures in zip(("before", "after"), evaluations, (before, after), strict=True):
+            store = find_store(folder)
+            made, samples = read_samples(store)
+            own = {name: made.get(name) for name in SAME}
+            settings = settings or own
+            if changed := differences(settings, own):
+                raise DataError(
+                    f"{store} was made with other settings than the first --before: {'; '.join(changed)}; "
+                    "evaluate anew with the same"
+                )
+            order = order or list(dict.fromkeys(sample.problem for sample in samples))
+            source = find_store(run / f"samples-{stage}.jsonl")
+            held_out = read_samples(source)[1]
+            fusion = fitted(held_out, source, order)
+            row.append(fusion.weight)
+            figures.append(measured(with_fused(samples, fusion), store, order, SHOWN))
+            if stage == "before":
+                known = known or list(dict.fromkeys(sample.problem for sample in held_out))
+                starts.append(measured(held_out, source, known, list(CLASSES.values())))
+        weights.append(row)
+    problems = len(order)
 
     def mean(figures: Sequence[Measured]) -> dict[str, Any]:
         return {name: over_seeds([one[name] for one in figures], problems) for name in SHOWN}
@@ -157,13 +209,12 @@ def told(options: argparse.Namespace) -> dict[str, Any]:
         return [{name: one[name][0] for name in SHOWN} for one in figures]
 
     def against(name: str) -> dict[str, Any]:
-        key = f"errors.{name}.within_problem_auc"
-        return over_seeds([figures[key] for figures, _ in starts], starts[0][1])
+        return over_seeds([figures[CLASSES[name]] for figures in starts], len(known))
 
     return {
         "seeds": len(before),
         "problems": problems,
-        "samples": count // problems,
+        "samples": 8,
         "before": mean(before),
         "after": mean(after),
         "before_by_seed": each(before),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from common import show
 from matplotlib.figure import Figure
 
@@ -43,10 +44,16 @@ def figures_of(folder: str) -> dict[str, Any]:
     Raises:
         DataError: There are no samples, or they have one turn.
     """
-    table = SampleTable.from_samples(read_samples(find_store(Path(folder)))[1])
+    samples = read_samples(find_store(Path(folder)))[1]
+    try:
+        table = SampleTable.from_samples(samples)
+    except DataError as error:
+        raise DataError(f"{folder}: {error}") from None
     first = table.rewards.get(CORRECT_1)
     if first is None:
         raise DataError(f"{folder}: these samples have no second turns; evaluate with evaluation.second_turn")
+    if np.isnan(first).any():
+        raise DataError(f"{folder}: some samples have no second turns; evaluate anew, all with a second turn")
     problems = len(table.correct)
     return {
         name.partition(".")[2]: {

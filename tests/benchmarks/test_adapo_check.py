@@ -87,6 +87,14 @@ Change = Callable[[Path, Path], object]
     ("change", "says"),
     [
         (lambda study, _: (study / "results.json").unlink(), "no results.json"),
+        (lambda study, _: (study / "results.json").write_text("{"), "results.json is not what"),
+        (lambda study, _: (study / "results.json").write_text("{}"), "results.json is not what"),
+        (
+            lambda _, zero: write_samples(
+                zero / "before" / "samples.jsonl", {"temperature": 1.0}, turned("11 11 10 00")
+            ),
+            "before was sampled at T = 1; evaluate anew with evaluation.temperature=0",
+        ),
         (
             lambda study, zero: (zero / "adapo" / "seed-1" / "samples.jsonl").unlink(),
             "seed-1 holds no samples",
@@ -117,3 +125,15 @@ def test_another_task(program: ModuleType, folders: list[str], capsys: pytest.Ca
     with pytest.raises(SystemExit):
         program.main([*folders, "--task", "sum"])
     assert "no task 'sum', but pick" in capsys.readouterr().err
+
+
+def test_a_study_of_single_turns(
+    program: ModuleType, folders: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(folders[0]) / "results.json"
+    whole = json.loads(file.read_text())
+    del whole["tasks"]["pick"]["variants"]["adapo"]["gain"]["turns.acc@t2"]
+    file.write_text(json.dumps(whole))
+    with pytest.raises(SystemExit):
+        program.main(folders)
+    assert "'pick' has no second turns" in capsys.readouterr().err

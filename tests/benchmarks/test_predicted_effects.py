@@ -13,7 +13,7 @@ import pytest
 from tests.samples import sample, write_samples
 
 from selfverify.core.errors import DataError
-from selfverify.evaluation.store import StoredStep, StoredVerdict
+from selfverify.evaluation.store import StoredSample, StoredStep, StoredVerdict
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -93,3 +93,31 @@ def test_samples_without_scores_are_refused(program: ModuleType, tmp_path: Path)
     write_samples(tmp_path / "samples.jsonl", {}, [sample("p", n, n > 0, None) for n in (0, 1)])
     with pytest.raises(DataError, match="no answer has a score"):
         program.effects(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([sample("p", n, n > 0, None) for n in (0, 1)], "no answer has a score"),
+        ([sample("p", 0, True, 0.5)], "evaluation.samples=8"),
+        ([sample("p", 0, True, 0.5), *(sample("q", n, True, 0.5) for n in (0, 1))], "the same number"),
+    ],
+)
+def test_bad_samples_end_in_a_line_that_names_them(
+    program: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    rows: list[StoredSample],
+    says: str,
+) -> None:
+    write_samples(tmp_path / "samples.jsonl", {}, rows)
+    with pytest.raises(SystemExit):
+        program.main([str(tmp_path)])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert str(tmp_path) in line and says in line
+
+
+def test_a_missing_folder(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["/nowhere"])
+    assert "/nowhere" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.samples import sample, write_samples
+
+from selfverify.evaluation.store import StoredSample, read_samples
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ERRORS = (None, "wrong sum", "digit not shown")
@@ -22,16 +25,16 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("quickstart_seeds")
 
 
-def write(path: Path, signal: float, seed: int, problems: int = 30) -> None:
+def write(path: Path, signal: float, seed: int, split: str, order: Sequence[int] = range(30)) -> None:
     """Eight samples a problem, three right; right ones have scores that are higher by ``signal``."""
     rng = np.random.default_rng(seed)
     rows = [
         sample(
-            f"p{p}", n, n < 3, float(np.clip(0.4 + signal * (n < 3) + 0.2 * rng.normal(), 0, 1)),
+            f"{split}/{p}", n, n < 3, float(np.clip(0.4 + signal * (n < 3) + 0.2 * rng.normal(), 0, 1)),
             key="r" if n < 3 else f"w{n}", error=None if n < 3 else ERRORS[1 + n % 2],
             logprob=float(rng.normal()),
         )
-        for p in range(problems)
+        for p in order
         for n in range(8)
     ]  # fmt: skip
     path.parent.mkdir(exist_ok=True)
@@ -43,9 +46,9 @@ def folders(tmp_path: Path, signals: tuple[float, float]) -> list[str]:
     for seed in range(2):
         run = tmp_path / f"run-{seed}"
         for stage, signal in zip(("before", "after"), signals, strict=True):
-            write(run / f"samples-{stage}.jsonl", signal, 10 * seed + len(stage))
+            write(run / f"samples-{stage}.jsonl", signal, 10 * seed + len(stage), "validation")
             folder = tmp_path / f"{stage}-{seed}"
-            write(folder / "samples.jsonl", signal, 50 + 10 * seed + len(stage))
+            write(folder / "samples.jsonl", signal, 50 + 10 * seed + len(stage), "test")
             words[stage].append(str(folder))
         words["runs"].append(str(run))
     return [word for name, values in words.items() for word in (f"--{name}", *values)]
@@ -96,3 +99,70 @@ def test_seeds_that_lack_an_evaluation(program: ModuleType, tmp_path: Path, caps
     with pytest.raises(SystemExit):
         program.main(folders(tmp_path, (0.0, 0.5))[:-1])
     assert "one folder for each seed" in capsys.readouterr().err
+
+
+def rows(*names: str, **changes: Any) -> list[StoredSample]:
+    return [sample(name, n, n < 3, 0.1 * n, **changes) for name in names for n in range(8)]
+
+
+TESTED = [f"test/{p}" for p in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "says"),
+    [
+        (lambda p: write(p / "run-1/samples-after.jsonl", 0.5, 3, "test"), "run-1", "split=validation"),
+        (lambda p: write(p / "after-1/samples.jsonl", 0.5, 3, "other"), "after-1", "60 differ"),
+        (lambda p: write(p / "after-1/samples.jsonl", 0.5, 3, "test", range(20)), "after-1", "10 differ"),
+        (
+            lambda p: write_samples(p / "after-1/samples.jsonl", {"temperature": 0.2}, rows(*TESTED)),
+            "after-1", "temperature",
+        ),
+        (
+            lambda p: write_samples(p / "before-0/samples.jsonl", {}, rows(*TESTED)[::2]),
+            "before-0", "evaluation.samples=8",
+        ),
+        (
+            lambda p: write_samples(p / "before-0/samples.jsonl", {}, rows(*TESTED)[1:]),
+            "before-0", "every problem needs the same number",
+        ),
+        (
+            lambda p: write_samples(p / "after-0/samples.jsonl", {}, rows(*TESTED, scores={})),
+            "after-0", "best@8",
+        ),
+        (
+            lambda p: write_samples(p / "run-0/samples-before.jsonl", {}, rows("v", scores={})),
+            "run-0", "a fusion needs such problems",
+        ),
+        (
+            lambda p: write_samples(p / "run-0/samples-before.jsonl", {}, rows("v", "w")),
+            "run-0", "",
+        ),
+        (lambda p: (p / "run-1/samples-after.jsonl").unlink(), "run-1", "no folder and no file"),
+    ],
+)  # fmt: skip
+def test_evaluations_that_cannot_be_compared(
+    program: ModuleType,
+    tmp_path: Path,
+    capsys: Any,
+    change: Callable[[Path], object],
+    names: str,
+    says: str,
+) -> None:
+    given = folders(tmp_path, (0.0, 0.5))
+    change(tmp_path)
+    with pytest.raises(SystemExit):
+        program.main(given)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert names in line and says in line
+
+
+def test_the_order_of_the_problems_does_not_matter(program: ModuleType, tmp_path: Path, capsys: Any) -> None:
+    """Another order draws other samples here, so the same file is written the other way round."""
+    given = folders(tmp_path, (0.0, 0.6))
+    program.main(given)
+    first = json.loads(capsys.readouterr().out.splitlines()[-1])
+    store = tmp_path / "after-1" / "samples.jsonl"
+    write_samples(store, {}, read_samples(store)[1][::-1])
+    program.main(given)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == first

@@ -56,3 +56,17 @@ def test_single_turns(program: ModuleType, tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         program.main([f"one={tmp_path}"])
     assert "no second turns" in capsys.readouterr().err
+
+
+def test_other_numbers_of_samples_and_turns(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = {"rewards": {"correct_1": 1.0}}
+    uneven = [sample("p", 0, True, None, **two), *(sample("q", n, True, None, **two) for n in (0, 1))]
+    some = [sample("p", 0, True, None, **two), sample("q", 0, True, None)]
+    for rows, says in ((uneven, "the same number"), (some, "some samples have no second turns")):
+        write_samples(tmp_path / "samples.jsonl", {}, rows)
+        with pytest.raises(SystemExit):
+            program.main([f"one={tmp_path}"])
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert str(tmp_path) in line and says in line
