@@ -94,7 +94,7 @@ SAME = (
 def measured(
     samples: Sequence[StoredSample], source: Path, order: Sequence[str], needed: Sequence[str]
 ) -> Measured:
-    """The figures of a sample set, on the problems in ``order``, so that the same draws are the same problems.
+    """The figures of a sample set on the problems in ``order``, so that equal draws are equal problems.
 
     Raises:
         DataError: There are other problems, or a needed figure cannot be measured.
