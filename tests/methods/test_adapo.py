@@ -130,6 +130,17 @@ def test_rewards_of_the_wrong_sign_are_refused(options: dict[str, float]) -> Non
         make_method("adapo", **options)
 
 
+def test_options_that_the_rewards_do_not_read_are_refused() -> None:
+    with pytest.raises(ValidationError, match="fixed_gap: 2 would change nothing: adaptive rewards"):
+        make_method("adapo", fixed_gap=2)
+    with pytest.raises(ValidationError, match="fixed_gap: 2 would change nothing: reward: fixed does not"):
+        make_method("adapo", reward="fixed", fixed_gap=2)
+    with pytest.raises(ValidationError, match="threshold: 0.4 would change nothing"):
+        make_method("adapo", reward="fixed-correction", threshold=0.4)
+    make_method("adapo", reward="fixed-preservation", fixed_gap=2)
+    make_method("adapo", reward="adaptive", threshold=0.4)
+
+
 def test_recipe_names_what_would_pay_for_a_wrong_end() -> None:
     with pytest.raises(ConfigError, match=r"0->1 would earn -0.2 at P = 0"):
         load_recipe("adapo-digits", ["method.k_01=2"])

@@ -86,6 +86,7 @@ class AdaPOConfig(TwoTurnConfig):
 
     @model_validator(mode="after")
     def _check_rewards(self) -> AdaPOConfig:
+        self._refuse_unread()
         shape = self.shape  # refuses what would pay for a wrong end
         # At both ends of P; a second turn that is right is well formed, so that only the first can cost.
         least = float(reward_table(torch.tensor([0.0, 1.0]), shape)[..., 0, 1].min())
@@ -95,6 +96,19 @@ class AdaPOConfig(TwoTurnConfig):
                 "a trajectory earns that ends right, so that being right would not pay"
             )
         return self
+
+    def _refuse_unread(self) -> None:
+        """Raise where an option was changed that the rewards do not read."""
+        if self.reward == "adaptive":
+            unread: tuple[str, ...] = ("fixed_gap",)
+            instead = "adaptive rewards differ by the error rate; set reward: fixed-correction"
+        else:
+            unread = ("k_01", "k_11", "k_10", "k_00", "threshold")
+            unread += ("fixed_gap",) if self.reward == "fixed" else ()
+            instead = f"reward: {self.reward} does not read it; leave it out"
+        for name in unread:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: {value:g} would change nothing: {instead}")
 
 
 class AdaPO(TwoTurnMethod):
