@@ -108,8 +108,8 @@ def draw(found: Mapping[str, Any], breakeven: float | None, path: Path) -> None:
         if breakeven is not None:
             axes.axvline(breakeven, color=PALETTE["muted"], lw=1, ls="--")
             axes.annotate(
-                "erring pays\nfrom here on", (breakeven, 1), xycoords=("data", "axes fraction"), va="top",
-                xytext=(6, 0), textcoords="offset points", color=PALETTE["muted"],
+                "predicted: erring\npays from here on", (breakeven, 1), xycoords=("data", "axes fraction"),
+                va="top", xytext=(6, 0), textcoords="offset points", color=PALETTE["muted"],
             )  # fmt: skip
         axes.set_xticks(gaps, [f"{gap:g}" for gap in gaps])
         axes.set_xlabel("what a correction earns beyond a kept answer (dotted: before training)")

@@ -20,7 +20,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def write(run: Path, stage: str, right: str) -> None:
-    """Problems of two samples each: how many of them are right, such as ``"012"``; right ones score higher."""
+    """Problems of two samples each: how many are right, such as ``"012"``; right ones score higher."""
     run.mkdir(exist_ok=True)
     rows = [
         sample(f"p{p}", n, n < int(count), 0.9 if n < int(count) else 0.1)

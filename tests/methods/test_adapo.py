@@ -135,7 +135,7 @@ def test_options_that_the_rewards_do_not_read_are_refused() -> None:
         make_method("adapo", fixed_gap=2)
     with pytest.raises(ValidationError, match="fixed_gap: 2 would change nothing: reward: fixed does not"):
         make_method("adapo", reward="fixed", fixed_gap=2)
-    with pytest.raises(ValidationError, match="threshold: 0.4 would change nothing"):
+    with pytest.raises(ValidationError, match=r"threshold: 0\.4 would change nothing"):
         make_method("adapo", reward="fixed-correction", threshold=0.4)
     make_method("adapo", reward="fixed-preservation", fixed_gap=2)
     make_method("adapo", reward="adaptive", threshold=0.4)
