@@ -53,6 +53,8 @@ def test_two_turns(program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFi
     assert value(found, "gap at which the push turns, unscaled") == pytest.approx(1)
     assert value(found, "push on first answers, gap 0.5") > 0 > value(found, "push on first answers, gap 2")
     assert value(found, "keep_gap") == pytest.approx(3 / 4 - 1 / 4)
+    # Half of the first answers are right; (1 - 1/2) / their standard deviation, sqrt(2/7), is an advantage.
+    assert value(found, "push on first answers, one turn") == pytest.approx(0.25 / (2 / 7) ** 0.5, abs=1e-3)
 
 
 def test_answers_with_scores_that_say_nothing(program: ModuleType, tmp_path: Path) -> None:
