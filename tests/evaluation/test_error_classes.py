@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from samples import sample
@@ -82,3 +84,15 @@ def test_rows_for_people_have_the_columns_that_anything_is_known_of() -> None:
     assert rows[0]["missing"] is None and rows[2]["missing"]
     whole = tabulate_errors(summarise([one for one in BLIND if one.sample < 2]))
     assert set(whole[0]) >= {"error", "answers", "share", "auc", "missing"}
+
+
+def test_no_row_says_why_it_lacks_what_the_table_does_not_show() -> None:
+    """A task without scores has no columns of their AUCs; an empty class says why it lacks the rest."""
+    rows = tabulate_errors(
+        summarise([replace(one, scores={}) for one in BLIND], errors=("wrong sum", "torn"))
+    )
+    assert "auc" not in rows[0] and rows[0]["logprob_within_problem_auc"] is not None
+    assert [row["missing"] for row in rows if row["error"] in ("wrong sum", "torn")] == [
+        None,
+        "no answer is of this class",
+    ]

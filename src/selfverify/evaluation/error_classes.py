@@ -117,7 +117,7 @@ def error_table(
         table[name] = {
             "answers": None if lost else int(mask.sum()),
             **own,
-            **({"missing": why} if lacking else {}),
+            **({MISSING: why} if lacking else {}),
         }
     return table
 
@@ -137,19 +137,29 @@ def _why(mask: NDArray[np.bool_], correct: Floats) -> str:
     return "no problem has a right answer and one of this class that both have a score"
 
 
+MISSING = "missing"
+"""The reason why a class lacks figures."""
+
 COLUMNS = {
     "answers": "Answers",
     "share": "Share of all",
     "within_problem_auc": "AUC within a problem",
     "auc": "AUC",
     "logprob_within_problem_auc": "The log-prob's within a problem",
-    "missing": "Why figures are missing",
+    MISSING: "Why figures are missing",
 }
 """The columns of a table for people, and their titles."""
 
 
 def tabulate_errors(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for people for each class: its name as ``error``, and `COLUMNS` where any row has one."""
+    """Return a row for people for each class: its name as ``error``, and `COLUMNS` where any row has one.
+
+    A column that no class has a figure in, as those of scores where a task has none, is left out, and no row
+    says why it lacks it.
+    """
     table: Mapping[str, Mapping[str, Any]] = summary.get(ERRORS) or {}
-    kept = [column for column in COLUMNS if any(row.get(column) is not None for row in table.values())]
-    return [{"error": name, **{column: row.get(column) for column in kept}} for name, row in table.items()]
+    figures = [name for name in COLUMNS if name != MISSING]
+    kept = [name for name in figures if any(row.get(name) is not None for row in table.values())]
+    rows = [{"error": name, **{key: row.get(key) for key in kept}} for name, row in table.items()]
+    why = [table[row["error"]].get(MISSING) if None in row.values() else None for row in rows]
+    return [row | {MISSING: reason} for row, reason in zip(rows, why, strict=True)] if any(why) else rows

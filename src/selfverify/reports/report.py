@@ -13,7 +13,7 @@ from selfverify.core.differences import flatten
 from selfverify.core.errors import DataError
 from selfverify.core.files import make_folder
 from selfverify.evaluation.breakdown import SHOWN, tabulate
-from selfverify.evaluation.error_classes import COLUMNS, ERRORS, tabulate_errors
+from selfverify.evaluation.error_classes import COLUMNS, ERRORS, MISSING, tabulate_errors
 from selfverify.evaluation.store import StoredSample
 from selfverify.reports import charts, figures
 from selfverify.reports.agent_film import agent_film
@@ -205,6 +205,7 @@ def _errors(run: RunData) -> list[dict[str, Any]]:
                     {
                         "value": _cell(value),
                         "interval": _ends(intervals.get(f"{ERRORS}.{row['error']}.{name}")),
+                        "words": name == MISSING,
                     }
                     for name, value in row.items()
                 ]
