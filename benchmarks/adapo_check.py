@@ -2,9 +2,9 @@
 
     selfverify study study-adapo-digits-check
     selfverify eval adapo-digits-check --output greedy/before evaluation.samples=1 evaluation.temperature=0
-    selfverify eval runs/study-adapo-digits-check/pick/adapo/seed-0 --output greedy/adapo/seed-0 \\
+    selfverify eval runs/adapo-digits-check/pick/adapo/seed-0 --output greedy/adapo/seed-0 \\
         evaluation.samples=1 evaluation.temperature=0      # and so on for every run that the study has
-    python benchmarks/adapo_check.py runs/study-adapo-digits-check --greedy greedy --output adapo.json
+    python benchmarks/adapo_check.py runs/adapo-digits-check --greedy greedy --output adapo.json
 
 From the study's own samples (T = 1) come AdaPO's differences from every other variant and from the policy
 before training, of first and second answers; from those at T = 0 each variant's shares of spoiled and

@@ -1,7 +1,7 @@
 """Does it pay to err first (AdaPO, Fig. 2)? Both turns against what a correction earns beyond a kept answer.
 
     selfverify study study-adapo-digits-collapse
-    python benchmarks/collapse.py runs/study-adapo-digits-collapse --breakeven 3.65 --output collapse.json \\
+    python benchmarks/collapse.py runs/adapo-digits-collapse --breakeven 4.8 --output collapse.json \\
         --picture collapse.png
 
 The study's variants with ``method.reward`` of ``fixed`` (a gap of 0) or ``fixed-correction`` are the points
