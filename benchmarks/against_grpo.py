@@ -4,8 +4,9 @@
     selfverify train quickstart seed=0 name=apart-0 learner.channels=apart
     selfverify train quickstart seed=0 name=grpo-0 method.name=grpo method.kl=0.2 learner.denominator=sequence
     selfverify eval runs/joint-0 evaluation.problems=2048 evaluation.samples=4 --output e/joint-0 # and so on
+    selfverify eval quickstart evaluation.problems=2048 evaluation.samples=4 --output e/before
     python benchmarks/against_grpo.py --grpo e/grpo-* --of joint e/joint-* --of apart e/apart-* \\
-        --output against-grpo.json [--update adpo.json]
+        [--before e/before] --output against-grpo.json [--update adpo.json]
 
 All evaluations have the same problems. Differences have 95 % intervals over problems and seeds
 (`selfverify.evaluation.paired_tests`). ``--update`` puts the figures into a file that
@@ -52,22 +53,31 @@ def measured(folders: Sequence[Path], order: list[str]) -> dict[int, MeasuredRun
     return found
 
 
-def told(grpo: Sequence[Path], methods: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Each method's figures, and their differences from GRPO's.
+def told(
+    grpo: Sequence[Path], methods: Mapping[str, Sequence[Path]], before: Path | None = None
+) -> dict[str, Any]:
+    """Each method's figures, and their differences from GRPO's and from the policy's before training.
 
     Raises:
         DataError: An evaluation is missing, or they differ in their problems or their numbers of samples.
     """
     order: list[str] = []
     runs = {"grpo": measured(grpo, order)} | {name: measured(of, order) for name, of in methods.items()}
-    names = _names(runs)
+    start = measured([before], order)[0] if before else None
+    names = _names(runs | ({"before": {0: start}} if start else {}))
     found: dict[str, Any] = {"problems": len(order), "methods": {}}
+    if start:
+        figures = pooled({0: start})
+        found["before"] = {key: figures[key] for key in names}
     for name, of in runs.items():
         figures = pooled(of)
         found["methods"][name] = {key: figures[key] for key in names} | {"seeds": len(of)}
         if name != "grpo":
             over = difference(of, runs["grpo"])
             found["methods"][name]["over_grpo"] = {key: over[key] for key in names}
+        if start:
+            over = difference(of, dict.fromkeys(of, start))
+            found["methods"][name]["over_before"] = {key: over[key] for key in names}
     return found
 
 
@@ -99,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="NAME",
         help="a name, then its folders by seed",
     )
+    parser.add_argument("--before", type=Path, help="the evaluation of the policy that all start from")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     parser.add_argument("--update", type=Path, help="a file of quickstart_seeds.py that gets them, too")
     options = parser.parse_args(argv)
@@ -106,18 +117,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     if len(methods) < len(options.of) or not all(methods.values()) or "grpo" in methods:
         parser.error("--of takes a name that no other has, and one folder at least")
     try:
-        found = told(options.grpo, methods)
+        found = told(options.grpo, methods, options.before)
         if options.update:
             write_json(options.update, _updated(options.update, found))
     except SelfVerifyError as error:
         parser.error(str(error))
     for name, of in found["methods"].items():
         rows = [
-            [key, _cell(of[key]["mean"], of[key]["interval"]), _over(of, key)]
+            [
+                key,
+                _cell(of[key]["mean"], of[key]["interval"]),
+                _over(of, "over_grpo", key),
+                _over(of, "over_before", key),
+            ]
             for key in of
-            if key not in ("seeds", "over_grpo")
+            if key not in ("seeds", "over_grpo", "over_before")
         ]
-        show(f"{name}, {of['seeds']} seeds, {found['problems']} problems", ["", "found", "over GRPO"], rows)
+        heads = ["", "found", "over GRPO", "over before"]
+        show(f"{name}, {of['seeds']} seeds, {found['problems']} problems", heads, rows)
     if options.output:
         write_json(options.output, found)
 
@@ -132,8 +149,8 @@ def _updated(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
     return before | {"grpo": dict(found), "grpo_gap_low": low}
 
 
-def _over(of: Mapping[str, Any], key: str) -> str:
-    over = of.get("over_grpo", {}).get(key)
+def _over(of: Mapping[str, Any], what: str, key: str) -> str:
+    over = of.get(what, {}).get(key)
     return _cell(over["difference"], over["interval"], "+") if over else ""
 
 

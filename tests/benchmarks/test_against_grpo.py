@@ -36,7 +36,9 @@ def test_differences_from_grpo(program: ModuleType, tmp_path: Path) -> None:
     joint = [write(tmp_path / "j0", "2111", 0.9), write(tmp_path / "j1", "2211", 0.9)]
     kept, out = tmp_path / "adpo.json", tmp_path / "o.json"
     kept.write_text('{"seeds": 3}')
+    before = write(tmp_path / "b", "1100")
     words = ["--grpo", *grpo, "--of", "joint", *joint, "--output", str(out), "--update", str(kept)]
+    words += ["--before", before]
     program.main(words)
     found = json.loads(out.read_text())
     own, over = found["methods"]["joint"], found["methods"]["joint"]["over_grpo"]
@@ -48,6 +50,11 @@ def test_differences_from_grpo(program: ModuleType, tmp_path: Path) -> None:
     # Scores of .9 rank all right answers above wrong ones; equal ones are a coin.
     assert over["within_problem_auc"]["difference"] == pytest.approx(0.5)
     assert "best@2" in own and found["problems"] == 4
+    # Before, 2 of 8 samples were right.
+    assert found["before"]["pass@1"]["mean"] == pytest.approx(2 / 8)
+    gained = own["over_before"]["pass@1"]
+    assert gained["difference"] == pytest.approx(11 / 16 - 1 / 4)
+    assert gained["per_seed"] == {"0": pytest.approx(3 / 8), "1": pytest.approx(4 / 8)}
     updated = json.loads(kept.read_text())
     assert updated["seeds"] == 3 and updated["grpo"] == found
     assert updated["grpo_gap_low"] == over["pass@1"]["interval"][0] < 0.25
