@@ -1,7 +1,7 @@
 """What scores that learn cost answers: methods against a GRPO of the same start, over seeds.
 
-    selfverify train quickstart seed=0 name=joint-0
-    selfverify train quickstart seed=0 name=apart-0 learner.channels=apart
+    selfverify train quickstart seed=0 name=joint-0 learner.channels=joint
+    selfverify train quickstart seed=0 name=apart-0
     selfverify train quickstart seed=0 name=grpo-0 method.name=grpo method.kl=0.2 learner.denominator=sequence
     selfverify eval runs/joint-0 evaluation.problems=2048 evaluation.samples=4 --output e/joint-0 # and so on
     selfverify eval quickstart evaluation.problems=2048 evaluation.samples=4 --output e/before
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import show
+from common import show, with_interval
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = [
             [
                 key,
-                _cell(of[key]["mean"], of[key]["interval"]),
+                with_interval(of[key]["mean"], of[key]["interval"]),
                 _over(of, "over_grpo", key),
                 _over(of, "over_before", key),
             ]
@@ -151,13 +151,7 @@ def _updated(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _over(of: Mapping[str, Any], what: str, key: str) -> str:
     over = of.get(what, {}).get(key)
-    return _cell(over["difference"], over["interval"], "+") if over else ""
-
-
-def _cell(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
-    if interval is None:
-        return f"{value:{sign}.3f}"
-    return f"{value:{sign}.3f} ({interval[0]:{sign}.3f} to {interval[1]:{sign}.3f})"
+    return with_interval(over["difference"], over["interval"], "+") if over else ""
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import show
+from common import show, with_interval
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
@@ -68,20 +68,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [
         [
             name,
-            *(_cell(found[stage][name]["value"], found[stage][name]["interval"]) for stage in STAGES),
-            _cell(over["difference"], over["interval"], "+"),
+            *(with_interval(found[stage][name]["value"], found[stage][name]["interval"]) for stage in STAGES),
+            with_interval(over["difference"], over["interval"], "+"),
         ]
         for name, over in found["difference"].items()
     ]
     show(f"{found['run']}, {found['problems']} problems", ["", *STAGES, "difference"], rows)
     if options.output:
         write_json(options.output, found)
-
-
-def _cell(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
-    if interval is None:
-        return f"{value:{sign}.3f}"
-    return f"{value:{sign}.3f} ({interval[0]:{sign}.3f} to {interval[1]:{sign}.3f})"
 
 
 if __name__ == "__main__":

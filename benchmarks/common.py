@@ -147,6 +147,13 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     Console().print(table)
 
 
+def with_interval(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
+    """A figure with three decimals and its interval, where it has one; ``sign`` is ``+`` for differences."""
+    if interval is None:
+        return f"{value:{sign}.3f}"
+    return f"{value:{sign}.3f} ({interval[0]:{sign}.3f} to {interval[1]:{sign}.3f})"
+
+
 def finish(results: dict[str, Any], options: argparse.Namespace) -> None:
     """Print the results as the last line, one JSON object, with what they were measured on."""
     about = {

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import show
+from common import show, with_interval
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.differences import differences
@@ -229,8 +229,7 @@ def printed(found: Mapping[str, Any]) -> None:
     """Two tables: figures before and after, and goals."""
 
     def cell(each: Mapping[str, Any]) -> str:
-        low_high = each["interval"]
-        return f"{each['value']:.3f}" + (f" ({low_high[0]:.3f} to {low_high[1]:.3f})" if low_high else "")
+        return with_interval(each["value"], each["interval"])
 
     rows = [[name, cell(found["before"][name]), cell(found["after"][name])] for name in SHOWN]
     show(f"{found['seeds']} seeds, {found['problems']} problems", ["", "before", "after"], rows)
