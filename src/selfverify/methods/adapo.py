@@ -107,8 +107,8 @@ class AdaPOConfig(TwoTurnConfig):
             unread += ("fixed_gap",) if self.reward == "fixed" else ()
             instead = f"reward: {self.reward} does not read it; leave it out"
         for name in unread:
-            if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}: {value:g} would change nothing: {instead}")
+            if self.changed(name):
+                raise ValueError(f"{name}: {getattr(self, name):g} would change nothing: {instead}")
 
 
 class AdaPO(TwoTurnMethod):

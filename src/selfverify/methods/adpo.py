@@ -85,23 +85,18 @@ class ADPOConfig(PolicyGradientConfig):
                 f"gamma: {self.gamma:g} is a margin between answers, and verification: binary compares none; "
                 "leave it at 0"
             )
-        scaled = self.concordance_scale != self._own("concordance_scale")
-        if scaled and self.verification_credit == "normalised":
+        if self.changed("concordance_scale") and self.verification_credit == "normalised":
             raise ValueError(
                 f"concordance_scale: {self.concordance_scale:g} scales no normalised reward; drop it, or "
                 "set verification_credit: concordance or expected"
             )
         for name in ("tau_score", "tau_answer"):
-            if self.verification != "binary" and getattr(self, name) != self._own(name):
+            if self.verification != "binary" and self.changed(name):
                 raise ValueError(
                     f"{name}: {getattr(self, name):g} is a threshold of verification: binary, and "
                     f"{self.verification} has none; leave it out"
                 )
         return self
-
-    def _own(self, name: str) -> object:
-        """The default of an option."""
-        return type(self).model_fields[name].default
 
 
 class ADPO(Method):

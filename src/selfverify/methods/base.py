@@ -45,6 +45,10 @@ class MethodConfig(StrictModel):
         """Whether credit needs the probabilities of all scores that could have been written."""
         return False
 
+    def changed(self, option: str) -> bool:
+        """Whether an option has another value than its default."""
+        return bool(getattr(self, option) != type(self).model_fields[option].default)
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
