@@ -149,19 +149,18 @@ def by_category(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], st
 
 def by_error(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
     """The columns, rows and title of the table by class of error; no rows where a task names no classes."""
-    from selfverify.evaluation.error_classes import tabulate_errors
+    from selfverify.evaluation.error_classes import MISSING, tabulate_errors
 
-    rows = [{k: v for k, v in row.items() if k != "missing"} for row in tabulate_errors(metrics)]
+    rows = [{k: v for k, v in row.items() if k != MISSING} for row in tabulate_errors(metrics)]
     title = "by class of error: right answers against those of the class alone"
     return list(rows[0]) if rows else [], [list(row.values()) for row in rows], title
 
 
 def why_empty(metrics: dict[str, Any]) -> list[str]:
     """A line for each class of error with empty cells: why there are no figures."""
-    from selfverify.evaluation.error_classes import tabulate_errors
+    from selfverify.evaluation.error_classes import MISSING, tabulate_errors
 
-    rows = tabulate_errors(metrics)
-    return [f"{row['error']}: {row['missing']}" for row in rows if row.get("missing")]
+    return [f"{row['error']}: {row[MISSING]}" for row in tabulate_errors(metrics) if row.get(MISSING)]
 
 
 class CalibrationSettings(Settings):

@@ -160,7 +160,6 @@ def tabulate_errors(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     table: Mapping[str, Mapping[str, Any]] = summary.get(ERRORS) or {}
     figures = [name for name in COLUMNS if name != MISSING]
     kept = [name for name in figures if any(row.get(name) is not None for row in table.values())]
-    rows = [{"error": name, **{key: row.get(key) for key in kept}} for name, row in table.items()]
-    whys = [own.get(MISSING) for own in table.values()]
-    why = [reason if None in row.values() else None for row, reason in zip(rows, whys, strict=True)]
-    return [row | {MISSING: reason} for row, reason in zip(rows, why, strict=True)] if any(why) else rows
+    rows = {name: {"error": name, **{key: row.get(key) for key in kept}} for name, row in table.items()}
+    why = {name: table[name].get(MISSING) for name, row in rows.items() if None in row.values()}
+    return [row | ({MISSING: why.get(name)} if any(why.values()) else {}) for name, row in rows.items()]
