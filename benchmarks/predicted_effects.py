@@ -83,6 +83,8 @@ def two_turns(samples: Sequence[StoredSample]) -> dict[str, Any]:
             push = first_turn_push(first, second, shape, scale=scale)
             title = f"push on first answers, {name}" + ("" if scale else ", unscaled")
             found[title] = mean_statistic(push.numpy())
+    push = first_turn_push(first, second, RewardShape(), agreeing=True)
+    found["push on first answers, adapo, all groups"] = mean_statistic(push.numpy())
     alone = group_advantage(first.double()) * first
     found["push on first answers, one turn"] = mean_statistic(alone.mean(-1).numpy())
     # Unscaled, the push falls by as much with each unit of the gap, and turns where nothing of it is left.

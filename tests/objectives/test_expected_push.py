@@ -75,6 +75,9 @@ def test_first_turn_push_where_second_answers_are_equal() -> None:
     first = torch.tensor([[1.0, 0, 0], [1, 1, 0]], dtype=D)
     second = torch.tensor([[1.0, 1, 1], [0, 0, 0]], dtype=D)
     assert first_turn_push(first, second, fixed(2.0)).tolist() == [0, 0]
+    # Where such groups teach: 1->1 earns 2/3 less than the mean of 7/3; what ends wrong earns -1 alike.
+    pushed = first_turn_push(first, second, fixed(2.0), scale=False, agreeing=True)
+    torch.testing.assert_close(pushed, torch.tensor([-4 / 9, 0.0], dtype=D))
 
 
 def test_first_turn_push_is_the_covariance_that_the_gain_predicts() -> None:

@@ -61,13 +61,18 @@ def breakeven_gap(kept: float, corrected: float, positive: float = 1.0, negative
 
 
 def first_turn_push(
-    first: Tensor, second: Tensor, shape: RewardShape, eps: float = 1e-4, scale: bool = True
+    first: Tensor,
+    second: Tensor,
+    shape: RewardShape,
+    eps: float = 1e-4,
+    scale: bool = True,
+    agreeing: bool = False,
 ) -> Tensor:
     """How a group's advantages push the log-odds of a right first answer, ``mean_i A_i (x_i - p)``.
 
     x_i is 1 where first answer i is right. Advantages of a group add up to 0, so that p drops out and what is
     left is known from the group: its mean over groups is an unbiased estimate. As in AdaPO, P is the group's
-    own, and a group whose second answers are all right or all wrong teaches nothing (Appendix A.2).
+    own.
 
     Args:
         first: ``[..., G]``, 1 where the first answer is right, else 0.
@@ -75,15 +80,17 @@ def first_turn_push(
         shape: The rewards.
         eps: Added to the standard deviation.
         scale: Whether to divide by it.
+        agreeing: Whether a group teaches whose second answers are all right or all wrong. By default it does
+            not (Appendix A.2).
 
     Returns:
         ``[...]``; below 0 the group teaches to err first.
     """
     first, second = as_float(first), as_float(second)
     reward = trajectory_reward(reward_table(error_rate(first), shape), first, second)
-    advantage = group_advantage(reward, eps=eps, scale=scale)
+    push = (group_advantage(reward, eps=eps, scale=scale) * first).mean(-1)
     mixed = (second > 0.5).any(-1) & ~(second > 0.5).all(-1)
-    return torch.where(mixed, (advantage * first).mean(-1), 0.0)
+    return push if agreeing else torch.where(mixed, push, 0.0)
 
 
 def score_push(

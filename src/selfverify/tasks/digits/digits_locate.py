@@ -95,12 +95,12 @@ class DigitsLocate(Task):
         return Judged(iou, iou > 0.5, box, " ".join(map(str, box)))
 
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
-        """Name the digit, then its box; a wrong box is another digit's, or is pushed aside."""
+        """Name the digit, then its box; a wrong box is another digit's (or anywhere), or is pushed aside."""
         asked, box = problem.meta["asked"], list(problem.target)
         if wrong:
             others = [b for d, b in problem.meta["boxes"].items() if d != asked]
-            if others and rng.random() < 0.5:
-                box = list(others[rng.integers(len(others))])
+            if rng.random() < 0.5:
+                box = others[rng.integers(len(others))] if others else self._free_place([box], rng) or box
             x, y = (int(v) for v in rng.integers(-7, 8, 2))
             box = [max(box[0] + x, 0), max(box[1] + y, 0), max(box[2] + x, 1), max(box[3] + y, 1)]
         head = f"<think>{asked}</think><answer>{' '.join(map(str, box))}"
