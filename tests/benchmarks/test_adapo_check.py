@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +14,12 @@ from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
 from selfverify.experiments.study.results import task_results
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECIPE = load_recipe("adapo-digits-check", ["evaluation.problems=4"])
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("adapo_check")
+def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("adapo_check")
 
 
 def turned(pairs: str) -> list[StoredSample]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from pathlib import Path
+from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.mark.slow
 def test_all_sides_hold_the_same_conversations(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    benchmark: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     pytest.importorskip("trl", exc_type=ImportError)
     threads = torch.get_num_threads()
-    importlib.import_module("agent_rollouts").main(["--quick", "--hidden", "32", "--layers", "1"])
+    benchmark("agent_rollouts").main(["--quick", "--hidden", "32", "--layers", "1"])
     torch.set_num_threads(threads)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["turns_3"]["conversations"] == found["slow"]["conversations"] == 8

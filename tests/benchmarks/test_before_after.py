@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from tests.samples import sample, write_samples
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("before_after")
+def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("before_after")
 
 
 def write(run: Path, stage: str, right: str) -> None:

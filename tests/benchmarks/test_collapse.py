@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +15,6 @@ from selfverify.evaluation.store import StoredSample
 from selfverify.experiments.recipe import load_recipe, to_yaml
 from selfverify.experiments.study.results import task_results
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 VARIANTS = {
     "adapo": [],
     "wide": ["method.reward=fixed-correction", "method.fixed_gap=16"],
@@ -27,9 +26,8 @@ VARIANTS = {
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("collapse")
+def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("collapse")
 
 
 def turned(pairs: str) -> list[StoredSample]:

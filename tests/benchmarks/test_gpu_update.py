@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
-def program() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("gpu_update")
+def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("gpu_update")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +39,9 @@ def test_phases_and_arithmetic(program: Any, results: dict[str, Any]) -> None:
     assert figures["counted_over_analytic"] == pytest.approx(1, abs=0.01)
 
 
-def test_published_sizes(program: Any) -> None:
+def test_published_sizes(benchmark: Callable[[str], ModuleType]) -> None:
     """The parameters of the published checkpoints."""
-    models = importlib.import_module("gpu_models")
+    models = benchmark("gpu_models")
     tokenizer = models.tiny_tokenizer()
     counts = {}
     for name in ("3b", "7b"):
@@ -56,9 +51,9 @@ def test_published_sizes(program: Any) -> None:
     assert counts == {"3b": 3_754_622_976, "7b": 8_292_166_656}
 
 
-def test_attention_pairs(program: Any) -> None:
+def test_attention_pairs(benchmark: Callable[[str], ModuleType]) -> None:
     """Against counting who sees whom, token by token."""
-    models = importlib.import_module("gpu_models")
+    models = benchmark("gpu_models")
     shape, p, r, g = models.SHAPES["tiny"], 5, 4, 3
     per_pair = 2 * 2 * shape.layers * shape.heads * shape.head_width
     seen = sum(i + 1 for i in range(p)) + g * sum(p + i + 1 for i in range(r - 1))

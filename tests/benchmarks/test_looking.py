@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from pathlib import Path
+from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.mark.slow
 def test_the_verifier_finds_the_same_on_kept_keys(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    benchmark: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     threads = torch.get_num_threads()
-    program = importlib.import_module("looking")
+    program = benchmark("looking")
     program.main(["--quick"])
     torch.set_num_threads(threads)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +15,10 @@ from tests.samples import sample, write_samples
 from selfverify.core.errors import DataError
 from selfverify.evaluation.store import StoredSample, StoredStep, StoredVerdict
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("predicted_effects")
+def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("predicted_effects")
 
 
 def turn(number: int, key: str) -> StoredStep:

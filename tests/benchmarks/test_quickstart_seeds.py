@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +14,12 @@ from tests.samples import sample, write_samples
 
 from selfverify.evaluation.store import StoredSample, read_samples
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ERRORS = (None, "wrong sum", "digit not shown")
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("quickstart_seeds")
+def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("quickstart_seeds")
 
 
 def write(path: Path, signal: float, seed: int, split: str, order: Sequence[int] = range(30)) -> None:

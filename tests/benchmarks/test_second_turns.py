@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,13 +11,10 @@ import pytest
 from PIL import Image
 from tests.samples import sample, write_samples
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("second_turns")
+def program(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("second_turns")
 
 
 def write(folder: Path, pairs: str) -> str:

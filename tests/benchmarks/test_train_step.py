@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from pathlib import Path
+from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 QWEN = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"]
 FAMILIES = [*QWEN, "idefics3", "smolvlm", "llava_onevision", "internvl", "gemma3"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trl_agrees(family: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    program = importlib.import_module("train_step")
+def test_trl_agrees(
+    family: str, benchmark: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = benchmark("train_step")
     assert set(program.FAMILIES) == set(FAMILIES)
     program.main(["--family", family, "--groups", "3", "--prompts", "60", "--repeats", "1", "--no-adpo"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
