@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
         on_step(self, step, *figures)
 
     monkeypatch.setattr(module, "FAST", TINY)
+    monkeypatch.setattr(module, "COOL_PROBLEMS", 1)
     monkeypatch.setattr(module.TrainingProgress, "on_step", counted)
     with monkeypatch.context() as stopped:
         stopped.setattr(module, "_paper_decoding", interrupt)
@@ -54,5 +56,8 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
         report = quickstart(tmp_path, fast=True)
         assert report.is_file() and (tmp_path / "samples-after-paper.jsonl").is_file()
     assert {name: (tmp_path / name).read_bytes() for name in done} == before and steps == [1, 2]
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["paper_decoding"]["settings"] == {"temperature": 0.2, "top_p": 0.99, "problems": 1}
+    assert metrics["paper_decoding"]["after"]["samples"] == 8 and metrics["after"]["samples"] == 16
     quickstart(tmp_path, fast=True, overwrite=True)
     assert steps == [1, 2, 1, 2]

@@ -23,6 +23,9 @@ from selfverify.reports.report import write_overview, write_report
 PAPER_DECODING = {"temperature": 0.2, "top_p": 0.99}
 """How ADPO §4.1 samples at evaluation."""
 
+COOL_PROBLEMS = 128
+"""How many held-out problems are also measured that way. More of them would cost the quickstart a minute."""
+
 FAST = (
     "learner.steps=8",
     "learner.warmup_steps=2",
@@ -98,10 +101,11 @@ def _trained_and_measured(recipe: Recipe, output: Path, resume: bool) -> dict[st
 
 def _paper_decoding(recipe: Recipe, output: Path, progress: TrainingProgress) -> dict[str, Any]:
     """Measure the policy before and after training at the paper's evaluation temperature."""
-    cool = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=PAPER_DECODING)})
+    settings = PAPER_DECODING | {"problems": min(COOL_PROBLEMS, recipe.evaluation.problems or COOL_PROBLEMS)}
+    cool = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=settings)})
     start, task, _ = build(recipe)
     trained = Policy.load(recipe.policy.for_model(str(output / "model")))
-    results: dict[str, Any] = {"settings": PAPER_DECODING}
+    results: dict[str, Any] = {"settings": settings}
     for when, policy in (("before", start), ("after", trained)):
         show = partial(progress.on_phase, f"{when}, T = 0.2")
         results[when] = measure(policy, task, cool, output / f"samples-{when}-paper.jsonl", when, show)
