@@ -76,6 +76,13 @@ def test_reading_a_torn_file_warns_and_leaves_it_alone(
     assert "last line was cut off" in caplog.text
 
 
+def test_an_empty_file_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.touch()
+    with pytest.raises(DataError, match=r"j\.jsonl is empty; delete it"):
+        read_journal(path, Found)
+
+
 def test_other_settings_are_named(tmp_path: Path) -> None:
     path = fill(tmp_path / "j.jsonl", 0)
     changed = {"model": "tiny", "sampling": {"temperature": 0.2, "stop": ["</score>"]}}

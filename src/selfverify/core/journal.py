@@ -156,6 +156,8 @@ def read_journal(path: Path, row: type[Row], warn: bool = True) -> tuple[dict[st
         DataError: The file is no journal of such rows, a line in it is corrupt, or an index stands twice.
     """
     lines = _whole_lines(path, warn)
+    if not lines and not path.stat().st_size:
+        raise DataError(f"{path} is empty; delete it to start over")
     header = _value(path, 1, lines[0]) if lines else None
     wanted = {"rows": row.__name__, "format": FORMAT}
     settings = header.pop("settings", None) if isinstance(header, dict) else None

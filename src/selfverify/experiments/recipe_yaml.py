@@ -198,6 +198,8 @@ def parse_override(override: str, document: Document) -> None:
         target = target[part]
     target[parts[-1]] = value
     document.overridden[parts] = override
+    for key in [key for key in document.lines if key[: len(parts)] == parts]:
+        del document.lines[key]  # what stood in the file is no longer there
 
 
 def overridden_name(section: str, overrides: Sequence[str]) -> str | None:

@@ -72,6 +72,11 @@ def test_a_variant_without_a_method_keeps_the_recipes(file: Path) -> None:
     assert (recipe.learner.steps, recipe.seed) == (9, 7)
 
 
+def test_seeds_of_the_command_line_are_not_blamed_on_the_file(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"override 'seeds=\[0,x\]': seeds\.1: should be a whole number"):
+        load_study(file, seeds="0,x")
+
+
 def test_studies_are_no_recipes(file: Path) -> None:
     for name in (str(file), "study-adpo-digits"):
         with pytest.raises(ConfigError, match="run it with `selfverify study"):
