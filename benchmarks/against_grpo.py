@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import show, with_interval
+from common import ask_methods, asked_methods, show, with_interval
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
@@ -101,21 +101,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--grpo", type=Path, nargs="+", required=True, metavar="FOLDER", help="GRPO's, by seed"
     )
-    parser.add_argument(
-        "--of",
-        nargs="+",
-        action="append",
-        required=True,
-        metavar="NAME",
-        help="a name, then its folders by seed",
-    )
+    ask_methods(parser)
     parser.add_argument("--before", type=Path, help="the evaluation of the policy that all start from")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     parser.add_argument("--update", type=Path, help="a file of quickstart_seeds.py that gets them, too")
     options = parser.parse_args(argv)
-    methods = {name: [Path(folder) for folder in folders] for name, *folders in options.of}
-    if len(methods) < len(options.of) or not all(methods.values()) or "grpo" in methods:
-        parser.error("--of takes a name that no other has, and one folder at least")
+    methods = asked_methods(parser, options, taken="grpo")
     try:
         found = told(options.grpo, methods, options.before)
         if options.update:

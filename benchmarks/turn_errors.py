@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import show, with_interval
+from common import ask_methods, asked_methods, show, with_interval
 
 from selfverify.core.atomic_files import write_json
 from selfverify.core.errors import DataError, SelfVerifyError
+from selfverify.core.problem import Problem
 from selfverify.core.tags import parse_tagged
-from selfverify.evaluation.statistics import draws, on_all, percentile_interval, pooled_draws, ratio_statistic
+from selfverify.evaluation.statistics import percentile_interval, pooled_draws, ratio_draws
 from selfverify.evaluation.store import StoredSample, StoredVerdict, find_store, read_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
@@ -34,19 +36,29 @@ RIGHT, UNREADABLE = "right", "unreadable"
 KINDS = (RIGHT, WRONG_SUM, NOT_SHOWN, NEITHER, UNREADABLE)
 
 
+@cache
+def problem_of(task: Task, name: str) -> Problem:
+    """The problem of this name. It is drawn once for all samples and evaluations.
+
+    Raises:
+        DataError: It is of another task.
+    """
+    parts = name.split("/")
+    if parts[0] != task.name or len(parts) != 4:
+        raise DataError(f"problem {name} is not of {task.name}")
+    return task.problem(parts[1], int(parts[2]), int(parts[3]))  # type: ignore[arg-type]
+
+
 def kinds_of(task: Task, sample: StoredSample) -> tuple[str, str, bool]:
     """What the first answer is, what the second is, and whether they are the same.
 
     Raises:
         DataError: The sample has no second turn, or is of another task.
     """
+    problem = problem_of(task, sample.problem)
     turns = [step.verdict for step in sample.steps if step.author == "policy"]
-    parts = sample.problem.split("/")
-    if parts[0] != task.name or len(parts) != 4:
-        raise DataError(f"problem {sample.problem} is not of {task.name}")
     if len(turns) < 2 and sample.finish == "stop":
         raise DataError(f"problem {sample.problem} has samples of one turn; evaluate with second turns")
-    problem = task.problem(parts[1], int(parts[2]), int(parts[3]))  # type: ignore[arg-type]
 
     def kind(verdict: StoredVerdict | None) -> str:
         if verdict is None or not verdict.answer:
@@ -92,28 +104,30 @@ def counted(task: Task, folder: Path, order: list[str]) -> dict[str, np.ndarray]
 def told(task: Task, folders: Sequence[Path], order: list[str]) -> dict[str, Any]:
     """The figures of one method, whose evaluations are one of each seed."""
     runs = [counted(task, folder, order) for folder in folders]
-    every = [sum(run[f"first.{kind}"] for kind in KINDS) for run in runs]
-
-    def mean(above: str, below: str | None) -> dict[str, Any]:
-        statistics = [
-            ratio_statistic(run[above], run[below] if below else whole)
-            for run, whole in zip(runs, every, strict=True)
-        ]
-        drawn = pooled_draws([draws(statistic, len(order)) for statistic in statistics])
-        value = float(np.mean([on_all(statistic, len(order)) for statistic in statistics]))
-        return {"value": None if np.isnan(value) else value, "interval": percentile_interval(drawn)}
-
+    for run in runs:
+        run["all"] = sum(run[f"first.{kind}"] for kind in KINDS)
+    ratios = [(f"{of}.{kind}", "all") for of in ("first", "second") for kind in KINDS]
+    ratios += [(f"{of}.{kind}", f"first.{kind}") for of in ("kept", "mended") for kind in KINDS]
+    found = [
+        ratio_draws(*(np.stack([run[name] for name in names], axis=1) for names in zip(*ratios, strict=True)))
+        for run in runs
+    ]
+    means = {}
+    for place, (name, _) in enumerate(ratios):
+        value = float(np.mean([values[place] for values, _ in found]))
+        drawn = pooled_draws([draws[:, place] for _, draws in found])
+        means[name] = {"value": None if np.isnan(value) else value, "interval": percentile_interval(drawn)}
     return {
         "seeds": len(runs),
         "first": {
             kind: {
-                "share": mean(f"first.{kind}", None),
-                "kept": mean(f"kept.{kind}", f"first.{kind}"),
-                "right_in_the_end": mean(f"mended.{kind}", f"first.{kind}"),
+                "share": means[f"first.{kind}"],
+                "kept": means[f"kept.{kind}"],
+                "right_in_the_end": means[f"mended.{kind}"],
             }
             for kind in KINDS
         },
-        "second": {kind: mean(f"second.{kind}", None) for kind in KINDS},
+        "second": {kind: means[f"second.{kind}"] for kind in KINDS},
     }
 
 
@@ -122,20 +136,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--of",
-        nargs="+",
-        action="append",
-        required=True,
-        metavar="NAME",
-        help="a name, then a folder a seed",
-    )
+    ask_methods(parser)
     parser.add_argument("--recipe", default="adapo-digits-check", help="names the task's settings")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     options = parser.parse_args(argv)
-    methods = {name: [Path(folder) for folder in folders] for name, *folders in options.of}
-    if len(methods) < len(options.of) or not all(methods.values()):
-        parser.error("--of takes a name that no other has, and one folder at least")
+    methods = asked_methods(parser, options)
     order: list[str] = []
     try:
         settings = load_recipe(options.recipe).task

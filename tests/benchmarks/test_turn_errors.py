@@ -32,12 +32,12 @@ def picks(task: Task, index: int) -> dict[str, list[int]]:
     """One pick of each kind for a problem: right, of another sum, of digits that are not shown, and both."""
     problem = task.problem("test", 0, index)
     shown, found = problem.meta["digits"], {}
+    kinds = {
+        (True, True): "right", (False, True): "wrong sum", (True, False): "digit not shown",
+        (False, False): "wrong sum, digit not shown",
+    }  # fmt: skip
     for pick in product(range(10), repeat=3):
         seen = all(pick.count(digit) <= shown.count(digit) for digit in pick)
-        kinds = {
-            (True, True): "right", (False, True): "wrong sum", (True, False): "digit not shown",
-            (False, False): "wrong sum, digit not shown",
-        }  # fmt: skip
         found.setdefault(kinds[sum(pick) == problem.target, seen], sorted(pick))
     return found
 
