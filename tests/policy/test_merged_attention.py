@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from math import prod
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfverify.core.problem import Problem
 from selfverify.policy import shared_attention
 from selfverify.policy.flash import CpuFlash, CudaFlash, Flash, flash_for
+from selfverify.policy.layout import SharedLayout
 from selfverify.policy.merged_attention import MergedAttention, merged
 from selfverify.policy.policy import Policy
 
@@ -18,17 +24,17 @@ B, G, K, R, D, P = 2, 3, 2, 5, 8, 7
 SCALING = D**-0.5
 
 
-def inputs(heads_per_key: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def inputs(heads_per_key: int, dtype: torch.dtype = torch.float32, b: int = B, g: int = G) -> list[Tensor]:
     """Query, prompt keys, prompt values, own keys, own values."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(B, G, K, heads_per_key, R, D), (B, K, P, D), (B, K, P, D), (B, G, K, R, D), (B, G, K, R, D)]
+    shapes = [(b, g, K, heads_per_key, R, D), (b, K, P, D), (b, K, P, D), (b, g, K, R, D), (b, g, K, R, D)]
     return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
 
 def written_out(q: Tensor, pk: Tensor, pv: Tensor, k: Tensor, v: Tensor, sizes: list[int] | None) -> Tensor:
     """Softmax over the prompt's and the own keys, from its definition."""
-    keys = torch.cat([pk[:, None].expand(B, G, K, P, D), k], dim=3)
-    values = torch.cat([pv[:, None].expand(B, G, K, P, D), v], dim=3)
+    keys = torch.cat([pk[:, None].expand(-1, q.shape[1], -1, -1, -1), k], dim=3)
+    values = torch.cat([pv[:, None].expand(-1, q.shape[1], -1, -1, -1), v], dim=3)
     scores = torch.einsum("bgknrd,bgksd->bgknrs", q, keys) * SCALING
     later = torch.ones(R, R, dtype=torch.bool, device=q.device).triu(1)
     scores[..., P:] = scores[..., P:].masked_fill(later, float("-inf"))
@@ -78,8 +84,12 @@ def dense_backward(
     *,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Its backward: weights are exp(score - log) of the ``log`` that is handed in."""
+    """Its backward: weights are exp(score - log) of the ``log`` that is handed in.
+
+    Like CUDA's kernel it reads ``log`` from its first value on, one value after another, without its strides.
+    """
     assert (max_q, max_k, seed, offset) == (q.shape[2], k.shape[2], "seed", "offset")
+    log = torch.as_strided(log, log.shape, packed_strides(log), log.storage_offset())
     heads, n = k.shape[1], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(n, dim=1), v.repeat_interleave(n, dim=1)
     weights = (q @ k.transpose(2, 3) * scale - log[..., None]).exp()
@@ -89,6 +99,11 @@ def dense_backward(
     return slope @ k, own.unflatten(1, (heads, n)).sum(2), to_values.unflatten(1, (heads, n)).sum(2)
 
 
+def packed_strides(x: Tensor) -> list[int]:
+    """The strides of a tensor of this shape whose values stand one after another."""
+    return [*accumulate(x.shape[:0:-1], lambda a, b: a * b, initial=1)][::-1]
+
+
 class DenseCuda(CudaFlash):
     """The CUDA path with stand-ins for its two kernels."""
 
@@ -96,22 +111,28 @@ class DenseCuda(CudaFlash):
     kernel_backward = staticmethod(dense_backward)
 
 
+SIZES = [(1, None), (1, [2]), (2, None), (2, [7, 2])]
+"""How many prompts there are, and their true lengths."""
+
+
 @pytest.mark.parametrize("flash", [CpuFlash(), DenseCuda()], ids=["cpu", "cuda's layout"])
 @pytest.mark.parametrize("heads_per_key", [1, 3])
-@pytest.mark.parametrize("sizes", [None, [7, 2]], ids=["full", "padded"])
+@pytest.mark.parametrize("g", [1, 3])
+@pytest.mark.parametrize(("b", "sizes"), SIZES)
 def test_output_and_gradients_equal_the_definition(
-    flash: Flash, heads_per_key: int, sizes: list[int] | None
+    flash: Flash, heads_per_key: int, b: int, g: int, sizes: list[int] | None
 ) -> None:
-    ours, theirs = inputs(heads_per_key), inputs(heads_per_key)
+    ours, theirs = inputs(heads_per_key, b=b, g=g), inputs(heads_per_key, b=b, g=g)
     out = MergedAttention.apply(flash, *ours, sizes, SCALING)
     expected = written_out(*theirs, sizes)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     (out * weight).sum().backward()
     (expected * weight).sum().backward()
     for mine, wanted in zip(ours, theirs, strict=True):
-        assert wanted.grad is not None and wanted.grad.abs().max() > 0.1
-        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-5, atol=1e-5)
+        assert mine.grad is not None and wanted.grad is not None
+        assert wanted.grad.abs().max() > 0.1
+        assert (mine.grad - wanted.grad).abs().max() <= 1e-4 * wanted.grad.abs().max()
 
 
 @pytest.mark.parametrize("flash", [CpuFlash(), DenseCuda()], ids=["cpu", "cuda's layout"])
@@ -179,24 +200,71 @@ def test_only_where_the_kernel_exists() -> None:
     assert flash_for(torch.zeros(1, dtype=torch.float64)) is None
 
 
-@pytest.mark.parametrize("sizes", [None, [7, 2]], ids=["full", "padded"])
-def test_what_cudas_kernels_are_handed(sizes: list[int] | None) -> None:
+class Handed(TorchDispatchMode):
+    """Looks at all that CUDA's backward kernel is handed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_backward.default:
+            grad, query, key, value, out, log = args[:6]
+            self.calls += 1
+            assert log.shape == query.shape[:3] and log.dtype == torch.float32
+            assert log.stride() == (*packed_strides(log),)
+            # The kernel knows these tensors' strides, but steps through a head's width by one. PyTorch
+            # copies the gradient and the output where they are laid out in another way.
+            assert all(x.stride(-1) == 1 for x in (query, key, value))
+            assert grad.shape == out.shape == query.shape and key.shape == value.shape
+            assert prod(query.shape) and prod(key.shape)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("g", [1, 3])
+@pytest.mark.parametrize(("b", "sizes"), SIZES)
+def test_what_cudas_kernels_are_handed(b: int, g: int, sizes: list[int] | None) -> None:
     """Without a GPU: PyTorch's own shape rules for its CUDA kernels take what the path hands them."""
-    values = [x.detach().to("meta", torch.bfloat16).requires_grad_() for x in inputs(3)]
+    values = [x.detach().to("meta", torch.bfloat16).requires_grad_() for x in inputs(3, b=b, g=g)]
     out = MergedAttention.apply(CudaFlash(), *values, sizes, SCALING)
     assert out.shape == values[0].shape and out.dtype == torch.bfloat16
-    out.sum().backward()
+    with Handed() as handed:
+        out.sum().backward()
+    assert handed.calls == 1 + (len(sizes) if sizes else 1)
     assert all(x.grad is not None and x.grad.shape == x.shape for x in values)
 
 
+@pytest.mark.parametrize("heads_per_key", [1, 3])
+@pytest.mark.parametrize("rows", [[0], [0, 1, 2]], ids=["a slice of the group", "the whole group"])
+@pytest.mark.parametrize(("b", "sizes"), SIZES)
+def test_what_a_layer_hands_to_cudas_kernels(
+    monkeypatch: pytest.MonkeyPatch, heads_per_key: int, b: int, rows: list[int], sizes: list[int] | None
+) -> None:
+    """From queries and keys in the memory order in which a model's layer makes them."""
+    monkeypatch.setattr(shared_attention, "flash_for", lambda query: CudaFlash())
+    length = P + len(rows) * R
+    layout = SharedLayout("packed", torch.tensor(sizes or [P] * b), P, len(rows))
+    made = [
+        torch.zeros(b, length, heads, D, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        for heads in (K * heads_per_key, K, K)
+    ]
+    with Handed() as handed:
+        out, _ = shared_attention.shared_attention(
+            SimpleNamespace(layer_idx=0), *(x.transpose(1, 2) for x in made), None, shared=layout
+        )
+        out.sum().backward()
+    assert handed.calls >= 1 + (len(sizes) if layout.sizes() else 1)
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["one prompt", "three prompts"])
 def test_a_policy_in_cudas_layout(
-    tiny_folder: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, problems: list[Problem], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """Prompts of different lengths through the whole model, against the plain forward."""
     monkeypatch.setattr(shared_attention, "flash_for", lambda query: DenseCuda())
     policy = Policy.load(str(tiny_folder), device="cpu")
-    prompts = policy.encode(problems)
-    tokens = [[[70, 71, 72, 73], [75]], [[80, 81], [82, 83, 84]], [[85], [86, 87]]]
+    prompts = policy.encode(problems[:count])
+    tokens = [[[70, 71, 72, 73], [75]], [[80, 81], [82, 83, 84]], [[85], [86, 87]]][:count]
     found = []
     for shares in (True, False):
         policy.shares_prefix = shares
@@ -206,17 +274,17 @@ def test_a_policy_in_cudas_layout(
         grads = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
         found.append((logprobs.detach(), grads))
     (shared, ours), (plain, theirs) = found
-    torch.testing.assert_close(shared, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-4)
     assert ours.keys() == theirs.keys()
     for name, wanted in theirs.items():
-        torch.testing.assert_close(ours[name], wanted, rtol=1e-4, atol=1e-4, msg=name)
+        assert (ours[name] - wanted).abs().max() <= 1e-4 * max(wanted.abs().max(), 1), name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("heads_per_key", [1, 3])
-@pytest.mark.parametrize("sizes", [None, [7, 2]], ids=["full", "padded"])
-def test_cudas_kernels_equal_the_definition(heads_per_key: int, sizes: list[int] | None) -> None:
-    ours = [x.detach().cuda().bfloat16().requires_grad_() for x in inputs(heads_per_key)]
+@pytest.mark.parametrize(("b", "sizes"), SIZES)
+def test_cudas_kernels_equal_the_definition(heads_per_key: int, b: int, sizes: list[int] | None) -> None:
+    ours = [x.detach().cuda().bfloat16().requires_grad_() for x in inputs(heads_per_key, b=b)]
     theirs = [x.detach().float().requires_grad_() for x in ours]
     flash = flash_for(ours[0])
     assert isinstance(flash, CudaFlash)

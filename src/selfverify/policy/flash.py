@@ -172,7 +172,8 @@ class CudaFlash:
                 part.keys,
                 part.values,
                 out,
-                log,
+                # The kernel reads it from its first value on as [batch, heads, rows], whatever its strides are.
+                log.contiguous(),
                 *lengths,
                 0.0,
                 bool(part.own),
