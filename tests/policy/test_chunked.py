@@ -73,6 +73,19 @@ def test_prompts_in_chunks(load_policy: Callable[..., Policy], problems: list[Pr
                         torch.testing.assert_close(ours[b, :, :n], theirs[b, :, :n], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("chunk", [10**6, 60, 7], ids=["whole", "some prompts at a time", "in pieces"])
+def test_kept_keys_are_packed(policy: Policy, problems: list[Problem], chunk: int) -> None:
+    """Every new token is multiplied with all kept keys; in another memory order each step would copy them."""
+    policy.forward.chunk = chunk
+    with torch.no_grad():
+        _, layout = prefill(policy.forward, policy.encode(problems))
+    grown = layout.to_grow(2)
+    slots = torch.tensor([[0], [1]])
+    for kept in (layout, grown.part(0, 2, 4), grown.select(torch.tensor([0, 2]), slots)):
+        assert kept.prompt_keys
+        assert all(x.is_contiguous() for pair in kept.prompt_keys.values() for x in pair)
+
+
 def reading(policy: Policy, prompt: int) -> int:
     """The most bytes that are held while a prompt is read, without its keys and values in all layers."""
     prompts = policy.encode([Problem("long", user_turn("7" * prompt, images=0))])

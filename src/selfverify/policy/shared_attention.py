@@ -173,7 +173,8 @@ def shared_attention(
     # Under autocast rotary embeddings have made queries and keys wider again.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if shared.mode == "prefill":
-        shared.prompt_keys[number] = (key, value)
+        # Every new token meets them again: in a layout that is not packed they would be copied each time.
+        shared.prompt_keys[number] = (key.contiguous(), value.contiguous())
     layer = _Layer(shared, number, query, key, value, scale, sliding_window)
     return (_grow if shared.mode == "grow" else _packed)(layer), None
 
