@@ -7,10 +7,10 @@ that does not fit into memory is tried with fewer rows at once, then with gradie
 did not fit is printed. The optimiser's step is not part of an update here.
 
 Before anything is timed, the sides' log-probs and gradients are compared on two prompts of different
-lengths, in bfloat16: log-probs may differ by 0.25 at most (what `Policy` allows before it stops sharing) and
-by 0.03 in the mean, gradients by 10 % of their norm. Utilisation is the arithmetic of the side's own tokens
-(`gpu_models.Work`) / seconds / what a large matrix product reaches on the same device just before; torch's
-FlopCounterMode counts the matrix products once more.
+lengths in one pass and on one prompt alone, in bfloat16: log-probs may differ by 0.25 at most (what `Policy`
+allows before it stops sharing) and by 0.03 in the mean, gradients by 10 % of their norm. Utilisation is the
+arithmetic of the side's own tokens (`gpu_models.Work`) / seconds / what a large matrix product reaches on the
+same device just before; torch's FlopCounterMode counts the matrix products once more.
 
     python benchmarks/gpu_update.py [--models 3b 7b] [--prompts 1300 4000]
     python benchmarks/gpu_update.py --tiny            # all but the kernels, on a CPU
@@ -359,7 +359,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in policy.model.parameters()),
             "matrix_peak_tflops": peak / 1e12,
             "attention": type(kernels).__name__ if kernels else "written out",
-            "against_plain": bench.compare(prompts, tokens, advantage),
+            "against_plain": {
+                f"B={b}": bench.compare(prompts[:b], tokens[:b], advantage[:b]) for b in (2, 1)
+            },
         }
         for wanted in options.prompts:
             figures = run_setting(bench, name, wanted, options, peak)

@@ -172,7 +172,7 @@ class CudaFlash:
                 part.keys,
                 part.values,
                 out,
-                # The kernel reads it from its first value on as [batch, heads, rows], whatever its strides are.
+                # The kernel reads its values one after another as [batch, heads, rows], without its strides.
                 log.contiguous(),
                 *lengths,
                 0.0,

@@ -1,0 +1,86 @@
+"""The check of gradients: it lets right ones pass, and notices kernels whose backward pass is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.policy.conftest import noise_image
+
+from selfverify.core.problem import Problem
+from selfverify.policy import shared_attention
+from selfverify.policy.checks import gradients_agree
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.flash import CpuFlash, Grads
+from selfverify.policy.policy import Policy
+
+TOKENS = [[70, 71, 72, 73, 74], [75, 76, 77]]
+
+
+def agrees(policy: Policy, problem: Problem, tokens: Any = TOKENS) -> bool | None:
+    """What the check says of one problem's prompt."""
+    policy.model.eval()
+    return gradients_agree(policy.forward, policy.head, policy.encode([problem])[0], policy.stack([tokens]))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_right_gradients_pass(policy: Policy, problems: list[Problem], number: int) -> None:
+    assert agrees(policy, problems[number]) is True
+
+
+def test_an_image_in_a_continuation(policy: Policy, problems: list[Problem]) -> None:
+    image = policy.encoder.image(noise_image(3), "shown")
+    shown = policy.tokenizer(image.text, add_special_tokens=False)["input_ids"]
+    tokens = [Continuation([70, *shown, 71, 72], [image]), Continuation([73, 74])]
+    assert agrees(policy, problems[0], tokens) is True
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
+def test_other_families(load_policy: Callable[..., Policy], problems: list[Problem], kind: str) -> None:
+    policy = load_policy(kind)
+    text = Problem("text", [{"role": "user", "content": "Say seven."}])
+    assert agrees(policy, text) is True
+
+
+def test_nothing_to_compare(policy: Policy, problems: list[Problem]) -> None:
+    assert agrees(policy, problems[0], [[], []]) is None
+    assert agrees(policy, problems[0], [[70]]) is None
+
+
+class Flawed(CpuFlash):
+    """The CPU's kernels with a backward pass that doubles one gradient of the prompt's part."""
+
+    which = 0
+
+    def backward(self, part: Any, grad: Any, out: Any, log: Any, rest: Any) -> Grads:
+        found = list(super().backward(part, grad, out, log, rest))
+        if not part.own:
+            found[self.which] = found[self.which] * 2
+        return found[0], found[1], found[2]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["queries", "keys", "values"])
+def test_wrong_gradients_are_noticed(
+    policy: Policy,
+    problems: list[Problem],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    which: int,
+) -> None:
+    flawed = Flawed()
+    flawed.which = which
+    monkeypatch.setattr(shared_attention, "flash_for", lambda query: flawed)
+    assert agrees(policy, problems[0]) is False
+    assert "qwen2_5_vl" in caplog.text and "gradients" in caplog.text
+
+
+def test_nothing_is_left_behind(policy: Policy, problems: list[Problem]) -> None:
+    """Neither a gradient nor a hook nor a drawn number."""
+    state = torch.get_rng_state()
+    before = policy.fingerprint()
+    agrees(policy, problems[0])
+    assert all(p.grad is None for p in policy.model.parameters())
+    assert not policy.model.get_input_embeddings()._forward_hooks
+    assert torch.equal(torch.get_rng_state(), state) and policy.fingerprint() == before
