@@ -19,7 +19,7 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from selfverify.core.episode import Reply
-from selfverify.core.errors import DataError
+from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.apart_threads import ApartThreads
@@ -209,3 +209,9 @@ def test_a_step_of_training(policy: Policy, tmp_path: Path) -> None:
     settings = LearnerConfig(steps=1, groups_per_step=2, warmup_steps=0)
     learn(policy, make_task("digits-sum"), make_method("sft"), settings, output=tmp_path / "run")
     assert policy.fingerprint() != before
+
+
+def test_sizes_are_not_for_a_whole_processor(folder: Path) -> None:
+    for name in ("min_pixels", "max_pixels"):
+        with pytest.raises(ConfigError, match=rf"policy\.{name}: LlavaProcessor .*processor_config\.json"):
+            Policy.load(str(folder), device="cpu", **{name: 100})

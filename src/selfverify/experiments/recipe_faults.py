@@ -76,7 +76,8 @@ def _vllm_faults(policy: PolicyConfig) -> list[str]:
         if value is not None:
             faults.append(
                 f"policy.{name} does not reach vLLM (sampling.engine=vllm); write it into the "
-                "preprocessor_config.json of the model's folder"
+                "preprocessor_config.json of the model's folder (or its processor_config.json, where that "
+                "holds the image processor's settings)"
             )
     return faults
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,33 +143,47 @@ def _devices(kind: str) -> int:
     return torch.accelerator.device_count() if found is not None and found.type == kind else 0
 
 
-def _load_processor(folder: str, config: PolicyConfig, family: Family) -> Any:
-    """Load the image processor, or for an unknown family the whole processor, which may need torchvision."""
-    from transformers import AutoImageProcessor, AutoProcessor
+def _load_processor(source: _Source, config: PolicyConfig, family: Family) -> Any:
+    """Load the image processor, or for an unknown family the whole processor, which may need torchvision.
 
+    An adapter was trained on images as the processor beside it makes them, if there is one.
+    """
+    from transformers import AutoImageProcessor, AutoProcessor
+    from transformers.models.auto.image_processing_auto import get_image_processor_config
+
+    folder = source.folder
+    sizes = config.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
     if not family.shares_prompts:
         try:
-            return AutoProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+            whole = AutoProcessor.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(f"cannot load the processor at {folder!r}: {error}") from error
-    sizes = config.model_dump(include={"min_pixels", "max_pixels"}, exclude_none=True)
+        _refuse_sizes(sizes, whole, set())
+        return whole
     try:
+        if source.base is not None and get_image_processor_config(source.path, local_files_only=True):
+            folder = source.path
         processor = AutoImageProcessor.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, **sizes
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the image processor at {folder!r}: {error}") from error
-    known = getattr(getattr(processor, "valid_kwargs", None), "__annotations__", sizes)
+    _refuse_sizes(
+        sizes, processor, getattr(getattr(processor, "valid_kwargs", None), "__annotations__", sizes)
+    )
+    return processor
+
+
+def _refuse_sizes(sizes: Iterable[str], processor: Any, known: Collection[str]) -> None:
     for name in sizes:
         if name not in known:
             raise ConfigError(
                 f"policy.{name}: {type(processor).__name__} has no such setting; change the sizes in the "
-                "folder's preprocessor_config.json"
+                "folder's preprocessor_config.json (processor_config.json, where that holds them)"
             )
-    return processor
 
 
-def _optional_file(source: str, name: str, **options: Any) -> str | None:
+def optional_file(source: str, name: str, **options: Any) -> str | None:
     """Return the path of the file ``name`` of a model's folder or Hub id; None if there is no such file."""
     from transformers.utils import cached_file
 
@@ -185,20 +199,11 @@ def _optional_file(source: str, name: str, **options: Any) -> str | None:
 
 def _processor_template(folder: str) -> str | None:
     """Return the chat template that older vision-language folders keep in a file of its own, or None."""
-    path = _optional_file(folder, "chat_template.json")
+    path = optional_file(folder, "chat_template.json")
     if path is None:
         return None
     template: str | None = json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template")
     return template
-
-
-def copy_processor_settings(path: str, folder: Path) -> None:
-    """Copy the whole processor's settings from ``path``. Other programs load them; this library does not."""
-    source = resolve(adapters.base_of(resolve(path)) or path)
-    for name in ("processor_config.json", "video_preprocessor_config.json"):
-        found = _optional_file(source, name, local_files_only=True)
-        if found is not None and not (folder / name).exists():
-            shutil.copyfile(found, folder / name)
 
 
 def prepare(model: Any, config: PolicyConfig) -> Family:
@@ -338,5 +343,5 @@ def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.d
         adapters.attach(model, family, config.lora, _lasting(config.path), config.train_vision)
     elif source.base is not None:
         adapters.load_adapter(model, Path(source.path), source.base)
-    processor = _load_processor(source.folder, config, family) if source.has_vision else None
+    processor = _load_processor(source, config, family) if source.has_vision else None
     return Loaded(model, tokenizer, processor, family, dict(config.template_options))

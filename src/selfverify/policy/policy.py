@@ -188,6 +188,8 @@ class Policy:
         base = self.model.peft_config[adapters.LEARNT].base_model_name_or_path
         plain = Policy.load(self.config.for_model(base))
         adapters.merge_into(self.model, plain.model)
+        # What was learnt, was learnt from images as they were read beside the adapter.
+        plain.loaded.image_processor = self.loaded.image_processor
         return plain
 
     def fingerprint(self) -> str:
