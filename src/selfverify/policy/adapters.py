@@ -8,9 +8,10 @@ name.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from transformers.pytorch_utils import Conv1D
 
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.policy_settings import LoraSettings
@@ -28,6 +31,18 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LEARNT, START = "default", "start"
 """The names of the adapter that is trained, and of the frozen copy of its first weights."""
 _PREFIX = "base_model.model."
+_ANY = {
+    *("alpha_pattern", "exclude_modules", "layers_pattern", "layers_to_transform", "rank_pattern"),
+    *("fan_in_fan_out", "lora_alpha", "lora_dropout", "r", "target_modules", "use_rslora"),
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "task_type"),
+}
+"""Settings of an adapter that may have any value: which layers have one, its rank and scale, its history."""
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "init_lora_weights": (True, "gaussian"),
+    "revision": ("main",),
+}
+"""Values of other settings that are supported besides false or empty ones; if not here, peft's defaults."""
 
 
 def base_of(folder: str) -> str | None:
@@ -78,13 +93,14 @@ def attach(model: Any, family: Family, settings: LoraSettings, base: str, vision
         bias="none",
     )
     _add(model, made, LEARNT, base)
+    _refuse_odd_layers(model, "policy.lora")
 
 
 def load_adapter(model: Any, folder: Path, base: str) -> None:
     """Put the adapter in ``folder`` on ``model``, where it is trained further.
 
     Raises:
-        ConfigError: peft is not installed.
+        ConfigError: peft is not installed, or the adapter is of a kind that cannot be merged here.
         CheckpointError: The adapter's weights do not fit the model.
     """
     try:
@@ -93,32 +109,65 @@ def load_adapter(model: Any, folder: Path, base: str) -> None:
         raise ConfigError(
             f"{folder} holds an adapter, which needs peft: pip install 'selfverify[lora]'"
         ) from error
-    settings = PeftConfig.from_pretrained(folder)
-    _refuse_unknown(settings, folder)
-    _add(model, settings, LEARNT, base)
+    path = folder / CONFIG_FILE
+    _refuse_unknown(path)
+    try:
+        _add(model, PeftConfig.from_pretrained(folder), LEARNT, base)
+        # The reference is the model with the adapter as it was loaded, and not the bare model.
+        _add(model, PeftConfig.from_pretrained(folder), START, base)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: this adapter cannot be put on {base} ({error})") from error
+    _refuse_odd_layers(model, str(path))
     load_weights(model, folder)
-    # The reference is the model with the adapter as it was loaded, and not the bare model.
-    _add(model, PeftConfig.from_pretrained(folder), START, base)
     _set_weights(model, START, _weights(model, LEARNT))
     model.set_adapter(LEARNT)
 
 
-def _refuse_unknown(settings: Any, folder: Path) -> None:
-    """Refuse adapters that add more than B A to linear layers, because they would be merged wrongly."""
-    plain: dict[str, tuple[Any, ...]] = {
-        "peft_type": ("LORA",),
-        "bias": ("none",),
-        "use_dora": (False, None),
-        "lora_bias": (False, None),
-        "modules_to_save": (None, []),
-        "init_lora_weights": (True, False, "gaussian"),
-    }
-    for name, allowed in plain.items():
-        value = getattr(settings, name, None)
-        if (value.value if isinstance(value, Enum) else value) not in (*allowed, None):
+def _refuse_unknown(path: Path) -> None:
+    """Refuse adapters whose settings ask for anything but B A on linear layers: it would be merged wrongly.
+
+    What a newer peft has added is refused, too, unless it is off.
+    """
+    from peft import LoraConfig
+
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    usual = {field.name: field.default for field in fields(LoraConfig)}
+    for name, value in {"peft_type": None, **settings}.items():
+        allowed = _ALLOWED.get(name, (usual.get(name),))
+        if name not in _ANY and value not in allowed and (value or name == "peft_type"):
+            raise ConfigError(f"{path}: {name}: {value} is not supported; merge it with peft first")
+
+
+def _refuse_odd_layers(model: Any, where: str) -> None:
+    """Refuse a model in which peft has changed more than linear layers of its own, by B A.
+
+    Raises:
+        ConfigError: It would be merged wrongly, or computes with other weights than those that are adapted.
+    """
+    from peft.tuners.lora.layer import Linear
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    for name, layer in model.named_modules():
+        if not isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            continue
+        if type(layer) is not Linear or not _is_linear(layer.base_layer) or layer.lora_variant:
             raise ConfigError(
-                f"{folder / CONFIG_FILE}: {name}: {value} is not supported; merge it with peft first"
+                f"{where}: {name} has an adapter of another kind than B A on a linear layer, which is not "
+                "supported; merge it with peft first"
             )
+        if owners[id(layer.base_layer.weight)] > 1:
+            raise ConfigError(
+                f"{where}: {name} has an adapter, and its weight is tied to another layer's, which would "
+                "change with it; give it a copy of its own (tie_word_embeddings: false) and merge it with "
+                "peft first"
+            )
+
+
+def _is_linear(module: Any) -> bool:
+    """Whether ``module`` computes W x + b when it is called; `nn.MultiheadAttention` never calls its own."""
+    return isinstance(module, nn.Linear | Conv1D) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
 def load_weights(model: Any, folder: Path) -> None:
@@ -134,6 +183,11 @@ def load_weights(model: Any, folder: Path) -> None:
         raise CheckpointError(f"{path}: cannot read the adapter's weights: {error}") from error
     saved = {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}
     own = _weights(model, LEARNT)
+    # peft saves the head's own weight, too, where that has an adapter.
+    below = dict(model.named_parameters())
+    for name in (saved.keys() - own.keys()) & below.keys():
+        if torch.equal(saved[name].to(below[name]), below[name]):
+            del saved[name]
     wrong = sorted(saved.keys() ^ own.keys()) or sorted(n for n in own if saved[n].shape != own[n].shape)
     if wrong:
         raise CheckpointError(
@@ -185,7 +239,11 @@ def adapts_tower(model: Any, family: Family) -> bool:
 
 @torch.no_grad()
 def merge_into(model: Any, plain: Any) -> None:
-    """Add what the adapter of ``model`` learnt to the weights of ``plain``, the same model without one."""
+    """Add what the adapter of ``model`` learnt to the weights of ``plain``, the same model without one.
+
+    Raises:
+        ConfigError: See `merged_parameters`.
+    """
     own = dict(plain.named_parameters())
     for name, weight in merged_parameters(model):
         own[name].copy_(weight)
@@ -196,9 +254,13 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights of ``model`` with its adapter merged in, by their names in a model without one.
 
     Nothing is merged in place, because adding an adapter and taking it off again rounds the frozen weights.
+
+    Raises:
+        ConfigError: The adapter is of a kind that would be merged wrongly.
     """
     from peft.tuners.lora import LoraLayer
 
+    _refuse_odd_layers(model, str(model.name_or_path))
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
     for name, parameter in model.named_parameters():
         inside = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
@@ -220,7 +282,10 @@ def _linear_layers(model: Any, family: Family, vision: bool) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and id(module.weight) in wanted
+        if isinstance(module, nn.Linear)
+        and _is_linear(module)
+        and module is not head
+        and id(module.weight) in wanted
     ]
 
 

@@ -42,9 +42,7 @@ def check_head(forward: Forward, head: Head, banned: Collection[int], path: str)
         ConfigError: The logits differ.
     """
     model, family = forward.model, forward.family
-    vocabulary = range(model.get_input_embeddings().num_embeddings)
-    ids = torch.tensor([[*islice((token for token in vocabulary if token not in banned), 5, 9)]])
-    ids = ids.to(forward.device)
+    ids = _plain_tokens(model, banned)
     mask = torch.ones_like(ids)
     # Under autocast the two ways to the same numbers would round differently.
     with torch.autocast(forward.device.type, enabled=False):
@@ -62,6 +60,43 @@ def check_head(forward: Forward, head: Head, banned: Collection[int], path: str)
             f"logits that is not known here (up to {worst:.2g}), so samples and log-probs would be wrong; "
             "please report the model"
         )
+
+
+@torch.no_grad()
+def check_merged(adapted: Any, merged: Any, banned: Collection[int], path: str) -> None:
+    """Compare a model that has an adapter with the model that it was merged to, on a few plain tokens.
+
+    Args:
+        adapted: A model with an adapter, in evaluation mode.
+        merged: A plain model, in evaluation mode.
+        banned: See `check_head`.
+        path: The name of the adapter in the error.
+
+    Raises:
+        ConfigError: Log-probabilities differ by more than `TOLERANCE` on average. The largest difference of a
+            whole vocabulary says less, because merged weights are rounded once more.
+    """
+    ids = _plain_tokens(adapted, banned)
+    with torch.autocast(ids.device.type, enabled=False):
+        before, after = (
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            .logits.float()
+            .log_softmax(-1)
+            for model in (adapted, merged)
+        )
+    mean = float((before - after).abs().mean())
+    if not mean <= TOLERANCE.get(merged.dtype, 1e-4):
+        raise ConfigError(
+            f"{path}: merged into its model, this adapter gives other log-probs than beside it (on average "
+            f"by {mean:.2g}): its kind is not known here; merge it with peft first, and report it"
+        )
+
+
+def _plain_tokens(model: Any, banned: Collection[int]) -> torch.Tensor:
+    """Return ``[1, 4]`` ids of tokens that are not ``banned``, on the model's device."""
+    vocabulary = range(model.get_input_embeddings().num_embeddings)
+    plain = [*islice((token for token in vocabulary if token not in banned), 5, 9)]
+    return torch.tensor([plain], device=model.device)
 
 
 @torch.no_grad()

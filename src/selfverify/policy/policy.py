@@ -20,7 +20,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy import adapters, saving
 from selfverify.policy.apart_threads import ApartThreads
-from selfverify.policy.checks import check_head, sharing_agrees
+from selfverify.policy.checks import check_head, check_merged, sharing_agrees
 from selfverify.policy.continuations import Continuations, RaggedTokens
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.engine import Engine
@@ -180,7 +180,7 @@ class Policy:
         """A policy without an adapter, whose weights hold what the adapter learnt: to serve or save whole.
 
         Raises:
-            ConfigError: There is no adapter.
+            ConfigError: There is no adapter, or the merged model answers otherwise.
         """
         self._refuse_start("merge")
         if not adapters.is_adapted(self.model):
@@ -188,6 +188,9 @@ class Policy:
         base = self.model.peft_config[adapters.LEARNT].base_model_name_or_path
         plain = Policy.load(self.config.for_model(base))
         adapters.merge_into(self.model, plain.model)
+        with self.running.evaluating():
+            banned = {*self.suppressed_tokens, *self.stop_tokens}
+            self.inside(lambda: check_merged(self.model, plain.model, banned, self.config.path))
         # What was learnt, was learnt from images as they were read beside the adapter.
         plain.loaded.image_processor = self.loaded.image_processor
         return plain

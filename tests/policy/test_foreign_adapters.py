@@ -1,0 +1,269 @@
+"""Adapters that peft itself has written: each is computed, switched off and merged right, or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from peft.tuners.lora.layer import Linear
+from tests.conftest import sharpen
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from selfverify.core.errors import CheckpointError, ConfigError
+from selfverify.core.policy_settings import LoraSettings
+from selfverify.core.problem import Problem
+from selfverify.policy.adapters import merged_parameters
+from selfverify.policy.policy import Policy
+from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.tasks.base import user_turn
+
+PROBLEMS = [Problem("a", user_turn("Say 7.", images=0))]
+TOKENS = [[[70, 71, 72, 73], [80, 81]]]
+ATTENTION = ["q_proj", "v_proj"]
+
+
+@pytest.fixture(scope="session")
+def base_folders(text_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The text models, and one whose linear layers hold their weights transposed (`Conv1D`)."""
+    tokenizer, folder = tiny_tokenizer(), tmp_path_factory.mktemp("gpt2")
+    config = AutoConfig.for_model(
+        "gpt2", vocab_size=-(-len(tokenizer) // 16) * 16, n_embd=64, n_layer=2, n_head=4, bos_token_id=None
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    sharpen(model)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return text_folders | {"gpt2": folder}
+
+
+@pytest.fixture
+def write(base_folders: dict[str, Path], tmp_path: Path) -> Callable[..., tuple[Path, torch.Tensor]]:
+    """``write(kind, config)``: a folder with an adapter whose weights are random, and peft's log-probs."""
+
+    def make(kind: str, config: Any) -> tuple[Path, torch.Tensor]:
+        model = AutoModelForCausalLM.from_pretrained(base_folders[kind])
+        adapted = peft.get_peft_model(model, config).eval()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in adapted.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        folder = tmp_path / "adapter"
+        adapted.save_pretrained(folder)
+        prompt = Policy.load(str(base_folders[kind]), device="cpu").encode(PROBLEMS)[0].ids
+        found = torch.zeros(1, 2, 4)
+        with torch.no_grad():
+            for g, tokens in enumerate(TOKENS[0]):
+                row = torch.cat([prompt, torch.tensor(tokens)])[None]
+                logits = adapted(input_ids=row).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+                found[0, g, : len(tokens)] = logits.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+        return folder, found
+
+    return make
+
+
+def logprobs(policy: Policy) -> torch.Tensor:
+    with torch.no_grad():
+        return policy.logprobs(policy.encode(PROBLEMS), TOKENS)
+
+
+def lora(**settings: Any) -> peft.LoraConfig:
+    return peft.LoraConfig(**{"r": 4, "target_modules": ATTENTION, "task_type": "CAUSAL_LM"} | settings)
+
+
+ACCEPTED: dict[str, tuple[str, Any]] = {
+    "plain": ("llama", lora()),
+    "head": ("llama", lora(target_modules=[*ATTENTION, "lm_head"])),
+    "all linear layers": ("qwen2", lora(target_modules="all-linear")),
+    "root of rank": ("llama", lora(use_rslora=True, lora_alpha=16)),
+    "ranks and scales by layer": (
+        "llama",
+        lora(rank_pattern={"layers.0.self_attn.q_proj": 2}, alpha_pattern={"v_proj": 32}),
+    ),
+    "all but some": ("llama", lora(exclude_modules=["layers.0.self_attn.q_proj"])),
+    "some layers": ("llama", lora(layers_to_transform=[1], layers_pattern="layers")),
+    "by pattern, gaussian": (
+        "mistral",
+        lora(target_modules=r".*mlp\.(up|down)_proj", init_lora_weights="gaussian"),
+    ),
+    "transposed": ("gpt2", lora(target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)),
+    "scaled logits": ("granite", lora(lora_dropout=0.5)),
+}
+
+
+@pytest.mark.parametrize(("kind", "config"), ACCEPTED.values(), ids=ACCEPTED)
+def test_what_is_accepted_is_right(kind: str, config: Any, base_folders: Any, write: Any) -> None:
+    """As loaded, as the reference, without the adapter, and merged to one model."""
+    folder, expected = write(kind, config)
+    policy = Policy.load(str(folder), device="cpu")
+    bare = logprobs(Policy.load(str(base_folders[kind]), device="cpu"))
+    assert (expected - bare).abs().max() > 0.1
+    torch.testing.assert_close(logprobs(policy), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logprobs(policy.without_adapter()), bare, rtol=0, atol=0)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.01 if parameter.requires_grad else 0)
+    learnt = logprobs(policy)
+    assert (learnt - expected).abs().max() > 0.01
+    torch.testing.assert_close(logprobs(policy.frozen_copy()), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logprobs(policy.merged()), learnt, rtol=0, atol=1e-4)
+    policy.save(folder.parent / "again")
+    again = Policy.load(str(folder.parent / "again"), device="cpu")
+    torch.testing.assert_close(logprobs(again), learnt, rtol=0, atol=1e-4)
+
+
+def test_a_merge_is_exact_in_float64(write: Any) -> None:
+    """Of the head's adapter, too, tensor by tensor: as vLLM gets them."""
+    folder, _ = write("llama", lora(target_modules=[*ATTENTION, "lm_head"]))
+    policy = Policy.load(str(folder), device="cpu")
+    policy.model.double()
+    plain = AutoModelForCausalLM.from_config(policy.model.config).double().eval()
+    plain.load_state_dict(dict(merged_parameters(policy.model)), strict=True)
+    row = policy.encode(PROBLEMS)[0].ids[None]
+    with torch.no_grad():
+        torch.testing.assert_close(plain(row).logits, policy.model(row).logits, rtol=0, atol=1e-10)
+
+
+def test_a_merge_in_bfloat16(write: Any) -> None:
+    folder, expected = write("llama", lora(target_modules=[*ATTENTION, "lm_head"]))
+    merged = Policy.load(str(folder), device="cpu", dtype="bfloat16").merged()
+    assert merged.model.dtype == torch.bfloat16
+    assert (logprobs(merged) - expected).abs().mean() < 0.25
+
+
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "tokens of their own": ("llama", lora(trainable_token_indices=[70, 71]), "trainable_token_indices"),
+    "tokens, tied": ("qwen2", lora(trainable_token_indices=[70, 71]), "trainable_token_indices"),
+    "head, tied": ("qwen2", lora(target_modules=["q_proj", "lm_head"]), "lm_head.*tie_word_embeddings"),
+    "embeddings": ("llama", lora(target_modules=["q_proj", "embed_tokens"]), "embed_tokens"),
+    "embeddings, tied": ("qwen2", lora(target_modules=["q_proj", "embed_tokens"]), "embed_tokens"),
+    "both, tied to each other": (
+        "qwen2",
+        lora(target_modules=["embed_tokens", "lm_head"], ensure_weight_tying=True),
+        "ensure_weight_tying",
+    ),
+    "whole modules": ("llama", lora(modules_to_save=["lm_head"]), "modules_to_save"),
+    "biases": ("qwen2", lora(bias="all"), "bias: all"),
+    "biases of B": ("qwen2", lora(lora_bias=True), "lora_bias"),
+    "magnitudes": ("llama", lora(use_dora=True), "use_dora"),
+    "replicated layers": ("llama", lora(layer_replication=[[0, 2], [0, 2]]), "layer_replication"),
+    "parameters": (
+        "llama",
+        lora(target_modules=[], target_parameters=["q_proj.weight"]),
+        "target_parameters",
+    ),
+    "changed base, by singular values": (
+        "llama",
+        lora(init_lora_weights="pissa"),
+        "init_lora_weights: pissa",
+    ),
+    "changed base, by orthogonal ones": (
+        "llama",
+        lora(init_lora_weights="olora"),
+        "init_lora_weights: olora",
+    ),
+    "activated by tokens": ("llama", lora(alora_invocation_tokens=[70]), "alora_invocation_tokens"),
+    "products": ("llama", peft.LoHaConfig(r=4, target_modules=ATTENTION), "peft_type: LOHA"),
+    "scales": (
+        "llama",
+        peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM"),
+        "peft_type: IA3",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "config", "named"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_is_named(kind: str, config: Any, named: str, write: Any) -> None:
+    folder, _ = write(kind, config)
+    with pytest.raises(ConfigError, match=rf"adapter_config\.json: .*{named}.*merge it with peft first"):
+        Policy.load(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"a_thing_of_2030": 3}, "a_thing_of_2030: 3"),
+        ({"megatron_config": {"x": 1}}, "megatron_config"),
+        ({"eva_config": {"rho": 2.0}, "init_lora_weights": "eva"}, "eva"),
+        ({"peft_type": "A_KIND_OF_2030"}, "A_KIND_OF_2030"),
+        ({"peft_type": None}, "peft_type: None"),
+        ({"revision": "v2"}, "revision: v2"),
+    ],
+)
+def test_settings_that_are_not_known(changed: dict[str, Any], named: str, write: Any) -> None:
+    folder, _ = write("llama", lora())
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(ConfigError, match=rf"adapter_config\.json: .*{named}.*merge it with peft first"):
+        Policy.load(str(folder), device="cpu")
+
+
+def test_settings_that_are_not_known_and_off(write: Any) -> None:
+    folder, expected = write("llama", lora())
+    path = folder / "adapter_config.json"
+    off = {"a_thing_of_2030": None, "another": False, "a_list": [], "revision": "main"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | off))
+    torch.testing.assert_close(logprobs(Policy.load(str(folder), device="cpu")), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("changed", [{"target_modules": ["nothing"]}, {"r": "four"}, {"r": 0}])
+def test_an_adapter_that_fits_no_layer(changed: dict[str, Any], write: Any) -> None:
+    folder, _ = write("llama", lora())
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(ConfigError, match=r"adapter_config\.json: this adapter cannot be put on"):
+        Policy.load(str(folder), device="cpu")
+
+
+def test_weights_beside_those_of_layers(write: Any) -> None:
+    """Embeddings that were resized and saved whole would be dropped."""
+    from safetensors.torch import load_file, save_file
+
+    folder, _ = write("llama", lora())
+    weights = load_file(folder / "adapter_model.safetensors")
+    weights["base_model.model.model.embed_tokens.weight"] = torch.zeros(8, 64)
+    save_file(weights, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"does not fit.*embed_tokens"):
+        Policy.load(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "named"),
+    [
+        ("qwen2", "lm_head", "lm_head.*tie_word_embeddings"),
+        ("tiny", "proj", r"patch_embed\.proj.*another kind"),
+    ],
+)
+def test_an_adapter_that_a_program_adds(load_policy: Any, kind: str, target: str, named: str) -> None:
+    """It does not go through a folder, and is refused where it would be merged."""
+    policy = load_policy(kind)
+    policy.model.add_adapter(peft.LoraConfig(target_modules=[target]), "default")
+    with pytest.raises(ConfigError, match=rf"{named}.*merge it with peft first"):
+        dict(merged_parameters(policy.model))
+
+
+def test_adapters_of_the_tower_are_merged(load_policy: Any, problems: list[Problem]) -> None:
+    policy = load_policy(lora=LoraSettings(rank=4), train_vision=True)
+    start = policy.logprobs(policy.encode(problems), [[[7, 8, 9]]] * 3).detach()
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.02 if parameter.requires_grad else 0)
+        found, merged = (p.logprobs(p.encode(problems), [[[7, 8, 9]]] * 3) for p in (policy, policy.merged()))
+    assert (found - start).abs().max() > 0.01
+    torch.testing.assert_close(merged, found, rtol=0, atol=1e-4)
+
+
+def test_a_merge_that_loses_something(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = write("llama", lora())
+    policy = Policy.load(str(folder), device="cpu")
+    whole = Linear.get_delta_weight
+    monkeypatch.setattr(Linear, "get_delta_weight", lambda layer, name: whole(layer, name) * 0.9)
+    with pytest.raises(ConfigError, match=r"gives other log-probs.*merge it with peft"):
+        policy.merged()
