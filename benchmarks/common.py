@@ -19,6 +19,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from selfverify.core.atomic_files import write_json
 from selfverify.core.problem import Problem
 from selfverify.experiments.registry import make_task
 from selfverify.policy.encoding import Encoder
@@ -48,6 +49,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--groups", type=int, nargs="+", default=list(GROUP_SIZES), help="values of G")
     parser.add_argument("--prompts", type=int, nargs="+", default=list(PROMPT_TOKENS), help="prompt tokens")
     parser.add_argument("--quick", action="store_true", help="G = 8 and the short prompt only")
+    parser.add_argument("--record", type=Path, help="a JSON file whose list gets the results, too")
     return parser
 
 
@@ -177,7 +179,10 @@ def with_interval(value: float, interval: Sequence[float] | None, sign: str = ""
 
 
 def finish(results: dict[str, Any], options: argparse.Namespace) -> None:
-    """Print the results as the last line, one JSON object, with what they were measured on."""
+    """Print the results as the last line, one JSON object, with what they were measured on.
+
+    With ``--record`` they are also put, with all options, behind what the list in that file holds.
+    """
     about = {
         "machine": platform.machine(),
         "threads": options.threads,
@@ -187,3 +192,8 @@ def finish(results: dict[str, Any], options: argparse.Namespace) -> None:
         "transformers": transformers.__version__,
     }
     print(json.dumps({**results, "about": about}), flush=True)
+    given = dict(vars(options))
+    record: Path | None = given.pop("record", None)
+    if record is not None:
+        before = json.loads(record.read_text(encoding="utf-8")) if record.exists() else []
+        write_json(record, [*before, {**results, "about": about | {"options": given}}])

@@ -13,7 +13,7 @@ over rounds. The last line is a JSON object: `over_one_go` and `over_one_go_imag
 `faster_than_prefill` and `faster_than_prefill_images` (anew / kept), and what `ragged_update.py` measures
 of learning from conversations of unlike lengths (`ragged_speedup`, `ragged_memory`, ...).
 
-    python benchmarks/many_turns.py [--quick] [--repeats 5] [--threads 1]
+    python benchmarks/many_turns.py [--quick] [--repeats 5] [--threads 1] [--record FILE]
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ the tokens that pass through the model in an update, (P + G (2 R + between)) / (
 instead of what the clock says.
 
     python benchmarks/two_turns.py [--quick] [--images] [--repeats 7] [--threads 1] [--cpu-time]
+        [--record FILE]
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,3 +52,26 @@ def test_lookups_are_found() -> None:
     """The search finds what it looks for, so that the test above can fail."""
     tree = ast.parse("class A:\n  x: int = 0\n  z = 1\n  def f(self):\n    self.y = hasattr(self, 'x')\n")
     assert set(members(tree)) == {"x", "z", "f", "y"} and list(fetched(tree)) == [(5, "x")]
+
+
+def exists(name: str) -> bool:
+    """Whether a module of the package, or something in it, has this name (without ``selfverify.``)."""
+    module = SOURCE.joinpath(*name.split("."))
+    package = module.parent / "__init__.py"
+    return (
+        module.is_dir()
+        or module.with_suffix(".py").is_file()
+        or module.parent.with_suffix(".py").is_file()
+        or (package.is_file() and module.name in package.read_text(encoding="utf-8"))
+    )
+
+
+def test_modules_that_texts_name_exist() -> None:
+    """Docstrings point readers to `selfverify.a.b`."""
+    wrong = [
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for name in re.findall(r"`selfverify\.([\w.]+)`", path.read_text(encoding="utf-8"))
+        if not exists(name)
+    ]
+    assert wrong == []

@@ -1,7 +1,7 @@
 """Whether confidences mean what they say, and what abstaining by them would gain.
 
 All functions take confidences and verdicts of any one shape; answers without a confidence (NaN) take no part.
-Within-problem AUC, which is about choosing and not about abstaining, is in `selfverify.evaluation.ranking`.
+Within-problem AUC is about choosing and not about abstaining; it is in `selfverify.evaluation.statistics`.
 """
 
 from __future__ import annotations
