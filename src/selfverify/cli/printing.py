@@ -36,7 +36,9 @@ def bar(name: str, hidden: bool = False) -> Iterator[Callable[[int, int], None]]
     """
     from rich.progress import Progress  # most commands show none
 
-    with Progress(transient=True, disable=hidden) as shown:
+    from selfverify.learner.progress import no_bars_of_transformers
+
+    with no_bars_of_transformers(), Progress(transient=True, disable=hidden) as shown:
         task = shown.add_task(name, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 SHOWN = ("accuracy", "reward/answer", "reward/verification", "verification/auc", "loss")
 """The metrics that are shown, which tell whether a run is well. metrics.jsonl has all metrics."""
 
 QUIET_S = 10.0
 """The least seconds between two lines where there is no live terminal."""
+
+
+@contextmanager
+def no_bars_of_transformers() -> Iterator[None]:
+    """Switch off transformers' bars of weights that it reads or writes, which would break into ours.
+
+    Those of downloads stay. At the end all is as before, for programs that call a command's function.
+    """
+    before = set_tqdm_hook(lambda _, args, kwargs: EmptyTqdm(*args, **kwargs))
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
 
 
 class TrainingProgress:
@@ -29,10 +45,12 @@ class TrainingProgress:
             console=self.console,
             disable=not self.console.is_terminal,
         )
+        self.alone = no_bars_of_transformers()
         self.tasks: dict[str, TaskID] = {}
         self.last_line = -QUIET_S
 
     def __enter__(self) -> TrainingProgress:
+        self.alone.__enter__()
         self.bar.start()
         return self
 
@@ -40,6 +58,7 @@ class TrainingProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+        self.alone.__exit__(kind, error, trace)
 
     def on_step(self, step: int, steps: int, metrics: dict[str, float], timing: dict[str, float]) -> None:
         """Show the figures of a training step that is done, of ``steps`` in all."""
