@@ -252,9 +252,11 @@ class Reference:
     processor: Any
 
     @classmethod
-    def load(cls, kind: str, folder: Path) -> Reference:
-        """With eager attention."""
-        model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    def load(cls, kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Reference:
+        """With eager attention, which takes its softmax in float32, so not in float64."""
+        attention = "sdpa" if dtype == torch.float64 else "eager"
+        loader = AutoModelForImageTextToText
+        model = loader.from_pretrained(folder, attn_implementation=attention, dtype=dtype).eval()
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         return cls(kind, model, tokenizer, make_writer(kind, model.config, tokenizer))
 

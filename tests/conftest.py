@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from benchmarks.families import sharpen
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
+from rounding import float64
 from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import tiny_tokenizer, write_tiny
 
@@ -93,6 +95,19 @@ def load_policy(tiny_folder: Path, text_folders: dict[str, Path]) -> Callable[..
         return Policy.load(str(folder), device="cpu", **settings)
 
     return load
+
+
+@pytest.fixture
+def in_float64() -> Iterator[Callable[[Policy], Policy]]:
+    """``in_float64(policy)`` computes in float64 from then on, from the weights to the log-probabilities."""
+    with ExitStack() as stack:
+
+        def turn(policy: Policy) -> Policy:
+            stack.enter_context(float64())
+            policy.model.double()
+            return policy
+
+        yield turn
 
 
 @pytest.fixture(scope="session")

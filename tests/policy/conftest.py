@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import Qwen2_5_VLForConditionalGeneration as TinyModel
 
 from selfverify.core.problem import Problem
+from selfverify.policy.policy import Policy
 from selfverify.policy.tiny import tiny_image_processor
 from selfverify.tasks.base import user_turn
 
@@ -37,11 +38,15 @@ class RawRow:
 
 
 class RawModel:
-    """transformers' model loaded by itself, with eager attention, and inputs made without our encoder."""
+    """transformers' model loaded by itself, and inputs made without our encoder.
+
+    With eager attention, which takes its softmax in float32, so not in float64.
+    """
 
     def __init__(self, folder: Path, vision: bool, **settings: Any) -> None:
         loader = TinyModel if vision else AutoModelForCausalLM
-        self.model = loader.from_pretrained(folder, attn_implementation="eager", **settings).eval()
+        attention = "sdpa" if settings.get("dtype") == torch.float64 else "eager"
+        self.model = loader.from_pretrained(folder, attn_implementation=attention, **settings).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.processor = tiny_image_processor() if vision else None
         self.pad = self.tokenizer.convert_tokens_to_ids(PAD)
@@ -109,6 +114,26 @@ def make_raw(tiny_folder: Path, text_folders: dict[str, Path]) -> Callable[..., 
 def raw(make_raw: Callable[..., RawModel]) -> RawModel:
     """The raw tiny model, for tests that leave it as it is."""
     return make_raw()
+
+
+@dataclass(slots=True)
+class Loaders:
+    """``load_policy`` and ``make_raw`` of one type of numbers."""
+
+    policy: Callable[..., Policy]
+    raw: Callable[..., Any]
+
+
+@pytest.fixture(params=["float32", "float64"])
+def loaders(request: pytest.FixtureRequest, load_policy: Any, make_raw: Any) -> Loaders:
+    """In float32 by the kernels that training uses, in float64 to the last digits."""
+    if request.param == "float32":
+        return Loaders(load_policy, make_raw)
+    in_float64 = request.getfixturevalue("in_float64")
+    return Loaders(
+        lambda *kind, **settings: in_float64(load_policy(*kind, **settings)),
+        lambda *kind: make_raw(*kind, dtype=torch.float64),
+    )
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounding import assert_close
 from selfverify import LearnerConfig, SamplingConfig, learn, make_method, make_task
 from selfverify.core.errors import CheckpointError, ConfigError
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
@@ -79,17 +80,17 @@ def test_save_load_and_go_on(adapted: Policy, problems: list[Problem], tmp_path:
     adapted.save(tmp_path / "a")
     assert not list((tmp_path / "a").glob("model*.safetensors"))
     again = Policy.load(str(tmp_path / "a"), device="cpu")
-    torch.testing.assert_close(again.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-5)
+    assert_close(again.logprobs(prompts, TOKENS), expected)
     assert trainable(again) == trainable(adapted)
     reference = again.frozen_copy()
     disturb(again)
     with torch.no_grad():
-        torch.testing.assert_close(reference.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-5)
+        assert_close(reference.logprobs(prompts, TOKENS), expected)
     moved = again.logprobs(prompts, TOKENS).detach()
     assert (moved - expected).abs().max() > 1e-3
     again.save(tmp_path / "b")
     last = Policy.load(str(tmp_path / "b"), device="cpu")
-    torch.testing.assert_close(last.logprobs(prompts, TOKENS), moved, rtol=0, atol=1e-5)
+    assert_close(last.logprobs(prompts, TOKENS), moved)
 
 
 def test_the_reference_samples_as_before_and_cannot_be_saved(
@@ -120,7 +121,7 @@ def test_merged(adapted: Policy, problems: list[Problem], tmp_path: Path) -> Non
     prompts = adapted.encode(problems)
     expected = adapted.logprobs(prompts, TOKENS)
     merged = adapted.merged()
-    torch.testing.assert_close(merged.logprobs(prompts, TOKENS), expected, rtol=0, atol=1e-4)
+    assert_close(merged.logprobs(prompts, TOKENS), expected)
     merged.save(tmp_path)
     assert not (tmp_path / "adapter_config.json").exists()
     with pytest.raises(ConfigError, match="no adapter"):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policy.conftest import noise_image
+from tests.policy.conftest import Loaders, noise_image
 
+from rounding import assert_close
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.planner.meter import Meter
@@ -51,9 +52,9 @@ def test_images_for_the_tower(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_in_chunks(load_policy: Callable[..., Policy], problems: list[Problem], kind: str) -> None:
+def test_prompts_in_chunks(loaders: Loaders, problems: list[Problem], kind: str) -> None:
     """Short prompts together, a long one in pieces: the same states and keys as all in one go."""
-    policy = load_policy(kind)
+    policy = loaders.policy(kind)
     asked = problems if kind == "tiny" else [Problem("a", user_turn("Say 7." * n, 0)) for n in (1, 30, 2)]
     prompts = policy.encode(asked)
     with torch.no_grad():
@@ -64,13 +65,13 @@ def test_prompts_in_chunks(load_policy: Callable[..., Policy], problems: list[Pr
         for chunk in (policy.forward.chunk, 7):
             policy.forward.chunk = chunk
             found, layout = prefill(policy.forward, prompts)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            assert_close(found, expected)
             assert layout.prompt_keys.keys() == whole.prompt_keys.keys()
             for b, prompt in enumerate(prompts):
                 for number, pair in whole.prompt_keys.items():
                     for ours, theirs in zip(layout.prompt_keys[number], pair, strict=True):
                         n = len(prompt.ids)
-                        torch.testing.assert_close(ours[b, :, :n], theirs[b, :, :n], rtol=1e-4, atol=1e-4)
+                        assert_close(ours[b, :, :n], theirs[b, :, :n])
 
 
 @pytest.mark.parametrize("chunk", [10**6, 60, 7], ids=["whole", "some prompts at a time", "in pieces"])
@@ -208,7 +209,7 @@ def test_a_conversation_of_32k_tokens(load_policy: Callable[..., Policy]) -> Non
     with torch.no_grad():
         for tokens, images, values in rows.values():
             [[expected]] = policy.logprobs(prompts, [[Continuation(tokens, images)]])
-            torch.testing.assert_close(torch.tensor(values), expected, rtol=1e-4, atol=1e-4)
+            assert_close(values, expected)
 
 
 def test_whole_groups_hear_without_a_copy_of_what_they_have_kept(
@@ -234,4 +235,4 @@ def test_whole_groups_hear_without_a_copy_of_what_they_have_kept(
         raise AssertionError("keys were copied")
 
     monkeypatch.setattr(SharedLayout, "select", refuse)
-    torch.testing.assert_close(heard(2 * 3 * 12), together, atol=1e-5, rtol=1e-4)
+    assert_close(heard(2 * 3 * 12), together)

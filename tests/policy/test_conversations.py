@@ -4,15 +4,15 @@ forwards (invariant 1)."""
 from __future__ import annotations
 
 import random
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from benchmarks.families import KINDS, write_family
 from tests.policy.conftest import noise_image
 
+from rounding import assert_close, assert_gradients_close
 from selfverify.core.episode import Reply
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -89,12 +89,16 @@ def talk(policy: Policy, problems: list[Problem], end: float) -> list[list[Row]]
     ("double", "chunk"), [(False, 8192), (True, 8192), (False, 5)], ids=["float32", "float64", "in chunks"]
 )
 def test_kept_keys_are_those_of_the_whole_conversation(
-    folder: Path, problems: list[Problem], double: bool, chunk: int
+    folder: Path,
+    problems: list[Problem],
+    in_float64: Callable[[Policy], Policy],
+    double: bool,
+    chunk: int,
 ) -> None:
     """In chunks of 5 tokens all prompts and replies are cut, most images in the middle (Gemma 3's never)."""
     policy = Policy.load(str(folder), device="cpu", prefill_chunk=chunk)
     if double:
-        policy.model.double()
+        in_float64(policy)
     rows = talk(policy, problems, end=0.2)
     assert {bool(piece.images) for group in rows for piece, _ in group} == {True, False}
     assert len({len(piece.tokens) for group in rows for piece, _ in group}) > 3
@@ -103,33 +107,15 @@ def test_kept_keys_are_those_of_the_whole_conversation(
     for shared in (True, False):
         policy.shares_prefix = shared
         found[shared] = policy.logprobs(prompts, [[piece for piece, _ in group] for group in rows])
-    # The head takes its logits in float32 (and threads keep them so).
-    close = 1e-5 if double else 1e-4
-    torch.testing.assert_close(found[True], found[False], rtol=close, atol=close)
+    assert_close(found[True], found[False])
     for group, values in zip(rows, found[False], strict=True):
         for (piece, known), row in zip(group, values, strict=True):
-            expected = row[: len(piece.tokens)]
-            torch.testing.assert_close(torch.tensor(known), expected.float(), rtol=close, atol=close)
+            assert_close(known, row[: len(piece.tokens)])
 
 
-def in_float64(model: Any) -> None:
-    """Transformers computes some norms in float32 whatever the weights are, which rounds at 1e-7."""
-    model.double()
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = partial(exact_norm, module, type(module).__name__.startswith("Gemma"))
-
-
-def exact_norm(module: Any, plus_one: bool, hidden: torch.Tensor) -> torch.Tensor:
-    eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
-    scaled = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + eps)
-    return scaled * (1.0 + module.weight if plus_one else module.weight)
-
-
-def test_float64(folder: Path, problems: list[Problem]) -> None:
+def test_float64(folder: Path, problems: list[Problem], in_float64: Callable[[Policy], Policy]) -> None:
     """Shared and plain forward of conversations agree to 1e-10, gradients relative to the largest."""
-    policy = Policy.load(str(folder), device="cpu")
-    in_float64(policy.model)
+    policy = in_float64(Policy.load(str(folder), device="cpu"))
     rows = [[piece for piece, _ in group] for group in talk(policy, problems, end=0.0)]
     prompts, batch = policy.encode(problems), policy.stack(rows)
     states, grads = {}, {}
@@ -140,8 +126,5 @@ def test_float64(folder: Path, problems: list[Problem]) -> None:
         (hidden * weights).sum().backward()
         states[name] = hidden.detach()
         grads[name] = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
-    torch.testing.assert_close(states["shared"], states["plain"], rtol=1e-10, atol=1e-10)
-    assert grads["shared"].keys() == grads["plain"].keys()
-    for name, grad in grads["shared"].items():
-        other = grads["plain"][name]
-        assert float((grad - other).abs().max()) <= 1e-10 * max(float(other.abs().max()), 1.0), name
+    assert_close(states["shared"], states["plain"])
+    assert_gradients_close(grads["shared"], grads["plain"])

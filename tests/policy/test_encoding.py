@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rounding import assert_close
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -96,9 +97,7 @@ def test_features_do_not_depend_on_companions(load_policy: Any, problems: list[P
     prompts = together.encode(problems)
     for problem, prompt in zip(problems, prompts, strict=True):
         alone = load_policy()
-        torch.testing.assert_close(
-            together.logprobs([prompt], tokens), alone.logprobs(alone.encode([problem]), tokens)
-        )
+        assert_close(together.logprobs([prompt], tokens), alone.logprobs(alone.encode([problem]), tokens))
 
 
 def test_not_even_in_their_last_bit() -> None:
@@ -121,7 +120,7 @@ def test_results_do_not_depend_on_the_cache(
     counter = Counter(uncached, monkeypatch)
     tokens = [[[7, 8, 9]]] * 3
     values = [p.logprobs(p.encode(problems), tokens) for p in (cached, uncached)]
-    torch.testing.assert_close(*values)
+    assert_close(*values)
     assert uncached.cache is not None and uncached.cache.used == 0 and counter.encoded > 3
 
 

@@ -20,6 +20,7 @@ from transformers.models.mllama.processing_mllama import (
     get_cross_attention_token_mask,
 )
 
+from rounding import assert_close
 from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
@@ -124,7 +125,7 @@ def test_samples_and_their_logprobs(folder: Path, policy: Policy, problems: list
         logits = raw_logits(folder, problem, sample.tokens)
         logits[:, policy.suppressed_tokens] = float("-inf")
         assert sample.tokens == logits.argmax(-1).tolist()
-        assert sample.logprobs == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-4)
+        assert_close(sample.logprobs, logits.log_softmax(-1).amax(-1))
     swapped = Problem("two", problems[0].messages, problems[0].images[::-1])
     tokens = [[groups[0][0].tokens]]
     other = policy.logprobs(policy.encode([swapped]), tokens) - policy.logprobs(prompts[:1], tokens)
@@ -144,9 +145,9 @@ def test_second_turns_without_images(policy: Policy, problems: list[Problem]) ->
     second = threads.say(places, 1)
     for (b, g), piece in asked.items():
         said, tokens = first[b, g].tokens, second[b, g].tokens
-        [[row]] = policy.logprobs([prompts[b]], [[[*said, *piece.tokens, *tokens]]]).tolist()
-        assert heard[b, g].tolist() == pytest.approx(row[len(said) : -len(tokens)], abs=2e-5)
-        assert second[b, g].logprobs == pytest.approx(row[-len(tokens) :], abs=2e-5)
+        [[row]] = policy.logprobs([prompts[b]], [[[*said, *piece.tokens, *tokens]]])
+        assert_close(heard[b, g], row[len(said) : -len(tokens)])
+        assert_close(second[b, g].logprobs, row[-len(tokens) :])
 
 
 def test_an_image_in_a_conversation_is_refused(policy: Policy, problems: list[Problem]) -> None:

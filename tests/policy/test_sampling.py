@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
+from tests.policy.conftest import Loaders
 from transformers import TopPLogitsWarper
 
+from rounding import assert_close
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish
@@ -48,8 +50,9 @@ def as_tuples(samples: list[Any]) -> list[tuple[list[int], list[float], str]]:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_returned_logprobs_are_those_of_the_policy(
-    policy: Policy, problems: list[Problem], temperature: float, top_p: float
+    loaders: Loaders, problems: list[Problem], temperature: float, top_p: float
 ) -> None:
+    policy = loaders.policy()
     prompts = policy.encode(problems)
     sampling = SamplingConfig(group_size=5, temperature=temperature, top_p=top_p, max_new_tokens=16)
     groups = policy.sample(prompts, sampling, seeds=[1, 2, 3])
@@ -58,8 +61,7 @@ def test_returned_logprobs_are_those_of_the_policy(
     )
     for b, group in enumerate(groups):
         for g, sample in enumerate(group):
-            found = torch.tensor(sample.logprobs)
-            torch.testing.assert_close(found, expected[b, g, : len(found)], rtol=1e-5, atol=1e-5)
+            assert_close(sample.logprobs, expected[b, g, : len(sample.tokens)])
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -278,7 +280,7 @@ def test_dropping_ended_rows_changes_nothing(
     for ours, theirs in zip(found, expected, strict=True):
         assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]
         for a, b in zip(ours, theirs, strict=True):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+            assert_close(a.logprobs, b.logprobs)
 
 
 def test_training_mode_is_given_back(load_policy: Any, problems: list[Problem]) -> None:
@@ -313,4 +315,4 @@ def test_text_only_models_sample(load_policy: Any, make_raw: Any, kind: str) -> 
     [group] = policy.sample(prompts, FREE, seeds=[1])
     values = policy.logprobs(prompts, [[s.tokens for s in group]])[0]
     for s, row_values in zip(group, values, strict=True):
-        assert s.logprobs == pytest.approx(row_values[: len(s.tokens)].tolist(), abs=1e-4)
+        assert_close(s.logprobs, row_values[: len(s.tokens)])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounding import assert_close
 from selfverify.core.problem import Problem
 from selfverify.core.score_tree import SCORE_TEXTS
 from selfverify.policy.policy import Policy
@@ -234,7 +235,7 @@ def test_scores_equal_enumeration_with_transformers(
 
             chances = enumerate_scores(raw.tokenizer, distribution)
             expected = sum(chance * float(text) for text, chance in chances.items())
-            assert reading.soft == pytest.approx(expected, abs=1e-5)
+            assert_close(reading.soft, expected)
             softs.append(expected)
 
             ids: tuple[int, ...] = ()

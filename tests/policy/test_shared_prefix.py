@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policy.conftest import noise_image
+from tests.policy.conftest import Loaders, noise_image
 
 import selfverify.policy.shared_attention as shared_attention
+from rounding import assert_close, assert_gradients_close
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
+from selfverify.tasks.base import user_turn
 
 Groups = list[list[Any]]
 
@@ -59,20 +61,12 @@ def weights_for(values: torch.Tensor) -> torch.Tensor:
 
 def assert_same_gradients(ours: Any, theirs: Any, trainable: Callable[[str], bool]) -> None:
     """Gradients of every parameter that ``trainable`` names agree, and of no other there are any in ours."""
+    found = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
+    assert found.keys() == {name for name, _ in ours.named_parameters() if trainable(name)}
     expected = dict(theirs.named_parameters())
-    compared = 0
-    for name, parameter in ours.named_parameters():
-        if not trainable(name):
-            assert parameter.grad is None, name
-            continue
-        assert parameter.grad is not None, name
-        wanted = expected[name].grad
-        # Rounding grows with the terms that are summed, so the tolerance does with the tensor's size.
-        atol = 1e-5 * max(1.0, float(wanted.abs().max()))
-        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=atol, msg=name)
-        compared += bool(parameter.grad.abs().max() > 1e-3)
+    assert_gradients_close(found, {name: expected[name].grad for name in found})
     # Equal because both are 0 would prove nothing.
-    assert compared > 10
+    assert sum(bool(gradient.abs().max() > 1e-3) for gradient in found.values()) > 10
 
 
 def forced(policy: Policy, shared: bool) -> Policy:
@@ -91,19 +85,17 @@ def test_sharing_is_on_after_the_first_use_check(
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_equal_transformers(
-    load_policy: Any, raw: Any, problems: list[Problem], groups: Groups, shared: bool, temperature: float
+    loaders: Loaders, problems: list[Problem], groups: Groups, shared: bool, temperature: float
 ) -> None:
-    policy = forced(load_policy(), shared)
+    policy = forced(loaders.policy(), shared)
     found = policy.logprobs(policy.encode(problems), groups, temperature=temperature)
-    expected = raw_logprobs(raw, problems, groups, temperature)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    expected = raw_logprobs(loaders.raw(), problems, groups, temperature)
+    assert_close(found, expected)
     assert expected[expected != 0].std() > 0.5
 
 
-def test_image_in_a_continuation(
-    load_policy: Any, raw: Any, problems: list[Problem], make_image: Any
-) -> None:
-    policy = forced(load_policy(), True)
+def test_image_in_a_continuation(loaders: Loaders, problems: list[Problem], make_image: Any) -> None:
+    policy = forced(loaders.policy(), True)
     first, second = make_image(5, 40, 16), make_image(6, 16, 48)
     ours = [
         [observation(policy, first, [50, 51], [60, 61, 62]), [70, 71]],
@@ -115,10 +107,9 @@ def test_image_in_a_continuation(
         [(c.tokens, [shown[c.images[0].key]]) if isinstance(c, Continuation) else c for c in row]
         for row in ours
     ]
-    expected = raw_logprobs(raw, problems, theirs)
+    expected = raw_logprobs(loaders.raw(), problems, theirs)
     for shared in (True, False):
-        found = forced(policy, shared).logprobs(policy.encode(problems), ours)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert_close(forced(policy, shared).logprobs(policy.encode(problems), ours), expected)
 
 
 @pytest.mark.parametrize(
@@ -134,53 +125,53 @@ def test_image_in_a_continuation(
     ids=lambda s: "+".join(s) or "plain",
 )
 def test_gradients_equal_transformers(
-    load_policy: Any, make_raw: Any, problems: list[Problem], groups: Groups, settings: dict[str, Any]
+    loaders: Loaders, problems: list[Problem], groups: Groups, settings: dict[str, Any]
 ) -> None:
-    policy = forced(load_policy(**settings), True)
+    policy = forced(loaders.policy(**settings), True)
     policy.model.train()
     found = policy.logprobs(policy.encode(problems), groups)
     (found * weights_for(found)).sum().backward()
-    yardstick = make_raw()
+    yardstick = loaders.raw()
     expected = raw_logprobs(yardstick, problems, groups)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_close(found, expected)
     (expected * weights_for(expected)).sum().backward()
     train_vision = settings.get("train_vision", False)
     assert_same_gradients(policy.model, yardstick.model, lambda n: train_vision or "visual" not in n)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gemma3_text", "granite", "cohere"])
-def test_text_only_models(load_policy: Any, make_raw: Any, groups: Groups, kind: str) -> None:
-    from selfverify.tasks.base import user_turn
-
+def test_text_only_models(loaders: Loaders, groups: Groups, kind: str) -> None:
     texts = ["Add 3 and 4, then tell me what you think.", "Hi", "Pick 3 of the digits."]
     problems = [Problem(text, user_turn(text, images=0)) for text in texts]
-    policy, yardstick = load_policy(kind), make_raw(kind)
+    policy, yardstick = loaders.policy(kind), loaders.raw(kind)
     found = policy.logprobs(policy.encode(problems), groups)
     assert policy.shares_prefix is True
     expected = raw_logprobs(yardstick, problems, groups)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert_close(found, expected)
     (found * weights_for(found)).sum().backward()
     (expected * weights_for(expected)).sum().backward()
     assert_same_gradients(policy.model, yardstick.model, lambda name: True)
 
 
 def test_a_continuation_does_not_see_its_neighbours(
-    policy: Policy, problems: list[Problem], groups: Groups
+    loaders: Loaders, problems: list[Problem], groups: Groups
 ) -> None:
+    policy = loaders.policy()
     prompts = policy.encode(problems)
     together = policy.logprobs(prompts, groups)
     for b, (prompt, group) in enumerate(zip(prompts, groups, strict=True)):
         for g, tokens in enumerate(group):
             alone = policy.logprobs([prompt], [[tokens]])[0, 0, : len(tokens)]
-            torch.testing.assert_close(together[b, g, : len(tokens)], alone, rtol=0, atol=1e-5)
+            assert_close(together[b, g, : len(tokens)], alone)
 
 
-def test_needed_leaves_the_rest_zero(policy: Policy, problems: list[Problem], groups: Groups) -> None:
+def test_needed_leaves_the_rest_zero(loaders: Loaders, problems: list[Problem], groups: Groups) -> None:
+    policy = loaders.policy()
     prompts = policy.encode(problems)
     whole = policy.logprobs(prompts, groups)
     needed = torch.rand(whole.shape, generator=torch.Generator().manual_seed(3)) < 0.5
     part = policy.logprobs(prompts, groups, needed=needed)
-    torch.testing.assert_close(part, torch.where(needed, whole, 0.0), rtol=0, atol=1e-6)
+    assert_close(part, torch.where(needed, whole, 0.0))
     assert bool((part != 0).any()) and bool((part[needed] == 0).any())
 
 
@@ -244,7 +235,7 @@ def test_broken_sharing_is_noticed_and_switched_off(
         found = policy.logprobs(policy.encode(problems), groups)
     assert policy.shares_prefix is False
     assert "qwen2_5_vl" in caplog.text and "sharing is off" in caplog.text
-    torch.testing.assert_close(found, raw_logprobs(raw, problems, groups), rtol=0, atol=1e-5)
+    assert_close(found, raw_logprobs(raw, problems, groups))
 
 
 def test_attention_that_gives_nan_is_noticed(
@@ -293,7 +284,7 @@ def test_a_model_that_ignores_our_attention_falls_back(
     policy.loaded.family.backbone(policy.model).config._attn_implementation = "sdpa"
     found = policy.logprobs(policy.encode(problems), groups)
     assert policy.shares_prefix is False
-    torch.testing.assert_close(found, raw_logprobs(raw, problems, groups), rtol=0, atol=1e-5)
+    assert_close(found, raw_logprobs(raw, problems, groups))
 
 
 def test_sharing_can_be_switched_off(
@@ -308,8 +299,8 @@ def test_sharing_can_be_switched_off(
     assert policy.logprobs(prompts, groups).shape == (3, 3, 9)
 
 
-def test_continuations_of_one_token(load_policy: Any, raw: Any, problems: list[Problem]) -> None:
+def test_continuations_of_one_token(loaders: Loaders, problems: list[Problem]) -> None:
     """Then no continuation token is forwarded at all: the prompt predicts them."""
-    policy, tokens = forced(load_policy(), True), [[[7], [9]], [[8], [10]]]
+    policy, tokens = forced(loaders.policy(), True), [[[7], [9]], [[8], [10]]]
     found = policy.logprobs(policy.encode(problems[:2]), tokens)
-    torch.testing.assert_close(found, raw_logprobs(raw, problems[:2], tokens), rtol=0, atol=1e-5)
+    assert_close(found, raw_logprobs(loaders.raw(), problems[:2], tokens))

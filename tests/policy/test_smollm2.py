@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounding import assert_close
 from selfverify import LearnerConfig, SamplingConfig, learn, make_method, make_task
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
@@ -47,7 +48,7 @@ def test_it_answers(policy: Policy) -> None:
 
 @pytest.mark.slow
 def test_sampled_log_probs_are_those_the_learner_computes(policy: Policy) -> None:
-    """With a shared prompt and without, to 1e-4 (in float32)."""
+    """With a shared prompt and without."""
     prompts = policy.encode(SUMS)
     groups = policy.sample(prompts, SamplingConfig(group_size=4, max_new_tokens=16), seeds=[0, 1])
     tokens = [[sample.tokens for sample in group] for group in groups]
@@ -57,7 +58,7 @@ def test_sampled_log_probs_are_those_the_learner_computes(policy: Policy) -> Non
         assert each.shares_prefix is shares
         for group, rows in zip(groups, values, strict=True):
             for sample, row in zip(group, rows, strict=True):
-                assert row[: len(sample.tokens)].tolist() == pytest.approx(sample.logprobs, abs=1e-4)
+                assert_close(row[: len(sample.tokens)], sample.logprobs)
 
 
 @pytest.mark.slow
@@ -76,8 +77,8 @@ def test_its_score_distribution(policy: Policy) -> None:
     zero, one = values[0, 0].exp(), values[10, 0].exp()
     tenths = values[:10, 2].softmax(0) * zero / (zero + one)
     expected = [*tenths.tolist(), float(one / (zero + one))]
-    assert list(reading.distribution().values()) == pytest.approx(expected, abs=1e-5)
-    assert reading.soft == pytest.approx(sum(i / 10 * p for i, p in enumerate(expected)), abs=1e-5)
+    assert_close([*reading.distribution().values()], expected)
+    assert_close(reading.soft, sum(i / 10 * p for i, p in enumerate(expected)))
     assert max(expected) < 0.999
 
 
@@ -159,7 +160,7 @@ def test_it_is_saved_whole(policy: Policy, tmp_path: Path) -> None:
     again = Policy.load(str(tmp_path), device="cpu")
     with torch.no_grad():
         expected, found = policy.logprobs(prompts, tokens), again.logprobs(prompts, tokens)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)  # merging rounds the weights
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.policy.conftest import Loaders
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rounding import assert_close
 from selfverify.core.episode import Reply
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -105,18 +107,16 @@ def check_logprobs(policy: Policy, prompts: list[Any], groups: list[list[Turns]]
     for row, group in zip(expected, groups, strict=True):
         for values, turns in zip(row, group, strict=True):
             n, m = len(turns.first.tokens), len(turns.inserted)
-            torch.testing.assert_close(torch.tensor(turns.first.logprobs), values[:n], rtol=1e-5, atol=2e-5)
+            assert_close(turns.first.logprobs, values[:n])
             if turns.second:
-                found = torch.tensor(turns.second.logprobs)
-                torch.testing.assert_close(found, values[n + m :][: len(found)], rtol=1e-5, atol=2e-5)
+                found = turns.second.logprobs
+                assert_close(found, values[n + m :][: len(found)])
 
 
 @pytest.mark.parametrize("kind", ["tiny", *KINDS])
-def test_sampling_logprobs_are_the_learners(
-    load_policy: Callable[..., Policy], problems: list[Problem], kind: str
-) -> None:
+def test_sampling_logprobs_are_the_learners(loaders: Loaders, problems: list[Problem], kind: str) -> None:
     """Rows of different lengths, with and without a second turn, windows shorter than a turn."""
-    policy = ending(load_policy, kind)
+    policy = ending(loaders.policy, kind)
     asked = problems if kind == "tiny" else [Problem("a", user_turn("Say 7.", 0)), problems[1]]
     prompts = policy.encode(asked)
     groups = sample_turns(policy, prompts, asked, SAMPLING, seeds=[3, 4, 5][: len(asked)])
@@ -217,8 +217,7 @@ def test_a_full_context_cuts_turns_off(tmp_path: Path) -> None:
     expected = policy.logprobs(prompts, [[sample.tokens for sample in group] for group in made])
     for row, group in zip(expected, made, strict=True):
         for values, sample in zip(row, group, strict=True):
-            found = torch.tensor(sample.logprobs)
-            torch.testing.assert_close(found, values[: len(found)], rtol=1e-4, atol=1e-4)
+            assert_close(sample.logprobs, values[: len(sample.tokens)])
     # What is cut off depends on the context alone, and is what a shorter limit gives.
     short = sampling.model_copy(update={"max_new_tokens": 5})
     for group, others in zip(made, policy.sample(prompts, short, seeds=[3, 4]), strict=True):
@@ -238,5 +237,5 @@ def test_threads_that_hear_nothing_go_on(load_policy: Callable[..., Policy], pro
     said.append(threads.say(places, 3))
     rows = [[token for turn in said for token in turn[place].tokens] for place in places]
     for place, values in zip(places, policy.logprobs(prompts, [rows])[0], strict=True):
-        found = torch.tensor([value for turn in said for value in turn[place].logprobs])
-        torch.testing.assert_close(found, values[: len(found)], rtol=1e-5, atol=2e-5)
+        found = [value for turn in said for value in turn[place].logprobs]
+        assert_close(found, values[: len(found)])

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rounding import assert_close
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.policy import Policy
@@ -68,7 +69,7 @@ def test_a_policy_of_it_speaks_and_continues(tmp_path: Path) -> None:
     )
     (samples,) = policy.sample([prompt], SamplingConfig(group_size=3, max_new_tokens=5), seeds=[0])
     found = policy.logprobs([prompt], [[sample.tokens for sample in samples]])
-    assert found[0, 0, : len(samples[0].tokens)].tolist() == pytest.approx(samples[0].logprobs, abs=1e-4)
+    assert_close(found[0, 0, : len(samples[0].tokens)], samples[0].logprobs)
 
 
 def test_attention_begins_by_copying(tmp_path: Path) -> None:
@@ -78,4 +79,4 @@ def test_attention_begins_by_copying(tmp_path: Path) -> None:
     for layer in model.model.layers:
         state = torch.randn(5, 64)
         out = layer.self_attn.o_proj(layer.self_attn.v_proj(state))
-        torch.testing.assert_close(out, state, rtol=0, atol=1e-5)
+        assert_close(out, state)

@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from rounding import assert_close
 from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
@@ -113,7 +114,7 @@ def test_logprobs_and_gradients(folder: Path, policy: Policy, problems: list[Pro
         for g, continuation in enumerate(group):
             if continuation:
                 expected = raw_logprobs(folder, problems[b], continuation)
-                torch.testing.assert_close(found[b, g, : len(continuation)], expected, rtol=1e-5, atol=2e-5)
+                assert_close(found[b, g, : len(continuation)], expected)
     found.sum().backward()
     assert policy.model.model.language_model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
     frozen = policy.loaded.family.vision_parameters(policy.model)
@@ -138,7 +139,7 @@ def test_samples(folder: Path, policy: Policy, problems: list[Problem], temperat
     for group, rows in zip(groups, values, strict=True):
         assert len(group) == 3
         for sample, row in zip(group, rows, strict=True):
-            assert sample.logprobs == pytest.approx(row[: len(sample.tokens)].tolist(), abs=1e-5)
+            assert_close(sample.logprobs, row[: len(sample.tokens)])
             assert not set(sample.tokens) & set(policy.suppressed_tokens)
             assert (sample.finish == "stop") == (sample.tokens[-1] in policy.stop_tokens)
 
@@ -158,8 +159,7 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
     values = policy.logprobs(prompts, whole)
     for group, rows, s in zip(groups, values, said, strict=True):
         for sample, row in zip(group, rows, strict=True):
-            found = row[len(s) :][: len(sample.tokens)]
-            assert sample.logprobs == pytest.approx(found.tolist(), abs=2e-5)
+            assert_close(sample.logprobs, row[len(s) :][: len(sample.tokens)])
     threads = policy.threads(prompts, sampling, seeds=[1, 2])
     assert isinstance(threads, ApartThreads)
     places = [(b, g) for b in range(2) for g in range(3)]
@@ -174,9 +174,9 @@ def test_second_turns(policy: Policy, problems: list[Problem]) -> None:
         [[row]] = policy.logprobs([prompts[b]], [[turns]])
         start = len(first[b, g].tokens)
         end_of_piece = start + len(piece.tokens)
-        assert first[b, g].logprobs == pytest.approx(row[:start].tolist(), abs=2e-5)
-        assert heard[b, g].tolist() == pytest.approx(row[start:end_of_piece].tolist(), abs=2e-5)
-        assert second[b, g].logprobs == pytest.approx(row[end_of_piece:].tolist(), abs=2e-5)
+        assert_close(first[b, g].logprobs, row[:start])
+        assert_close(heard[b, g], row[start:end_of_piece])
+        assert_close(second[b, g].logprobs, row[end_of_piece:])
 
 
 def test_an_environment_that_speaks_first(policy: Policy, problems: list[Problem]) -> None:
@@ -194,7 +194,7 @@ def test_an_environment_that_speaks_first(policy: Policy, problems: list[Problem
     assert [[said[b, g] for g in range(3)] for b in (0, 1)] == alone
     for (b, g), piece in pieces.items():
         [[row]] = policy.logprobs([prompts[b]], [[[*piece.tokens, *said[b, g].tokens]]])
-        assert said[b, g].logprobs == pytest.approx(row[len(piece.tokens) :].tolist(), abs=2e-5)
+        assert_close(said[b, g].logprobs, row[len(piece.tokens) :])
 
 
 def test_what_the_processor_refuses_names_the_problem(policy: Policy) -> None:

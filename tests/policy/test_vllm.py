@@ -20,6 +20,7 @@ from accelerate.utils import DistributedType
 from pydantic import ValidationError
 
 import vllm_standin
+from rounding import assert_close
 from selfverify.core.errors import ConfigError, SamplingError
 from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.problem import Problem
@@ -274,7 +275,7 @@ def test_adapter_is_merged_on_the_way(
     held = dict(LLM.made[0].core.model.named_parameters())
     assert held.keys() == merged.keys()
     for name, tensor in merged.items():
-        torch.testing.assert_close(held[name], tensor, atol=1e-6, rtol=1e-6)
+        assert_close(held[name], tensor)
     for name, parameter in policy.model.named_parameters():
         assert torch.equal(parameter, frozen[name])
 
