@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from selfverify.cli.main import app
+from selfverify.core.journal import read_journal
 from selfverify.evaluation.store import StoredSample, find_store, read_samples
+from selfverify.experiments.matrix_scores import JudgedProblem
 from with_vllm.conftest import Serving
 from with_vllm.test_colocated import colocated
 
@@ -26,6 +28,11 @@ def run(*words: str) -> str:
 def measured(output: Path, *overrides: str) -> list[StoredSample]:
     run("eval", "adpo-digits", "policy.device=cpu", *overrides, "--output", str(output))
     return sorted(read_samples(find_store(output))[1], key=lambda sample: sample.problem)
+
+
+def place(problem: str) -> int:
+    """Which of the problems it is, by the end of its name."""
+    return int(problem.rpartition("/")[2])
 
 
 def test_greedy_samples_are_those_of_the_policy(vllm_server: Serving, tmp_path: Path) -> None:
@@ -58,8 +65,13 @@ def test_it_answers_and_judges_in_a_matrix(vllm_server: Serving, tmp_path: Path)
     models = ["here=builtin:digits", f"there={vllm_server.url}#m"]
     sets = ["evaluation.problems=16", "evaluation.samples=4", "policy.device=cpu"]
     run("matrix", *models, *[f"--set={each}" for each in sets], "--sizes", "1,4", "--output", str(tmp_path))
-    told = [sample.scores["soft"] for sample in read_samples(tmp_path / "there.jsonl")[1]]
-    by = {name: json.loads((tmp_path / f"there-by-{name}.json").read_text())["scores"] for name in NAMES}
+    # A server's samples are stored as they come.
+    samples = sorted(read_samples(tmp_path / "there.jsonl")[1], key=lambda sample: place(sample.problem))
+    told = [sample.scores["soft"] for sample in samples]
+    by = {}
+    for name in NAMES:
+        rows = read_journal(tmp_path / f"there-by-{name}.jsonl", JudgedProblem)[1]
+        by[name] = [score for index in sorted(rows) for score in rows[index].scores]
     assert len(told) == 64 and told == pytest.approx(by["here"], abs=1e-3)
     # A server judges in a turn of its own, which this model has not been taught: it answers once more.
     assert all(0 <= score <= 1 for score in by["there"] if score is not None)
