@@ -22,7 +22,7 @@ def assert_close(found: Any, expected: Any, size: float | None = None, name: str
     """Compare tensors, numbers or lists of them, up to `ROOM` of the largest expected value.
 
     Args:
-        found: Has the type of ``expected``; lists and numbers are taken for float32.
+        found: Has the type of ``expected``. Lists and numbers have the default one, which is float32.
         expected: What it should be.
         size: What the room is relative to, where that is not the largest value: a difference of large
             numbers, or a sum whose parts cancel, has their rounding.
@@ -36,16 +36,16 @@ def assert_close(found: Any, expected: Any, size: float | None = None, name: str
     torch.testing.assert_close(found, expected, rtol=0, atol=room, msg=lambda text: f"{name}\n{text}".strip())
 
 
-def assert_gradients_close(found: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | None]) -> None:
-    """Compare gradients by the name of their parameter, each relative to its largest value or to 1.
+def assert_gradients_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Compare gradients by the name of their parameter, each relative to its largest value.
 
-    A gradient that is 0 on paper, such as that of a key's bias, is the rounding of its parts.
+    Or to a tenth of the largest of all: a gradient that is 0 on paper, such as that of a key's bias, is the
+    rounding of its parts.
     """
     assert found.keys() == expected.keys()
+    largest = {name: float(wanted.abs().max()) for name, wanted in expected.items()}
     for name, wanted in expected.items():
-        assert (found[name] is None) == (wanted is None), name
-        if wanted is not None:
-            assert_close(found[name], wanted, max(1.0, float(wanted.abs().max())), name)
+        assert_close(found[name], wanted, max(largest[name], max(largest.values()) / 10), name)
 
 
 @contextmanager
@@ -55,13 +55,18 @@ def float64() -> Iterator[None]:
     Norms, rotary embeddings and output heads compute in float32 whatever the weights are. What transformers
     calls eager attention is the one thing that still does.
     """
-    cast, default = Tensor.to, torch.get_default_dtype()
+    cast, put, default = Tensor.to, Tensor.__setitem__, torch.get_default_dtype()
 
     def to(tensor: Tensor, *args: Any, **settings: Any) -> Tensor:
         stays = tensor.dtype == torch.float64 and args == (torch.float32,)
         return tensor if stays else cast(tensor, *args, **settings)
 
+    def set_item(tensor: Tensor, place: Any, value: Any) -> None:
+        """Of another type, which would be an error."""
+        put(tensor, place, cast(value, tensor.dtype) if isinstance(value, Tensor) else value)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "__setitem__", set_item)
         patch.setattr(Tensor, "to", to)
         patch.setattr(Tensor, "float", lambda tensor: to(tensor, torch.float32))
         torch.set_default_dtype(torch.float64)

@@ -148,7 +148,7 @@ def test_judged_samples_keep_their_places(tiny_folder: Path) -> None:
     assert straight[4] is None and None not in [*straight[:4], straight[5]]
     assert len(set(straight)) > 3
     for place, i in enumerate(order):
-        assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-6))
+        assert shuffled[place] == (None if straight[i] is None else pytest.approx(straight[i], abs=1e-4))
     for row, score in zip(rows, straight, strict=True):
         row.scores["judge"] = score
     assert {c.verifier for c in matrix({"g": rows}, ["judge"], task, sizes=(1, 2))} == {

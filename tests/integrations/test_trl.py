@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from rounding import assert_close
 from selfverify.core.errors import ConfigError
 from selfverify.objectives import group_advantage, preference_reward
 
@@ -103,9 +104,9 @@ def test_answer_and_score_tokens_have_their_own_advantages(trainer: Any, weight:
         boundary = text.index("<score>") + len("<score>")
         opened = len(made._tokenizer(text[:boundary], add_special_tokens=False)["input_ids"])
         found = batch["advantages"][row]
-        torch.testing.assert_close(found[:opened], answer[row % 4].expand(opened).float(), atol=1e-5, rtol=0)
+        assert_close(found[:opened], answer[row % 4].expand(opened).float())
         rest = score[row % 4].expand(len(tokens) - opened).float()
-        torch.testing.assert_close(found[opened : len(tokens)], rest, atol=1e-5, rtol=0)
+        assert_close(found[opened : len(tokens)], rest)
     # One right answer above the wrong one, one below it; the malformed score is in no pair and pays.
     assert score[0] > 0 > score[3]
 
@@ -121,9 +122,9 @@ def test_markup_does_not_contrast(trainer: Any) -> None:
     batch = made._generate_and_score_completions([{"prompt": "3+4="}] * 4)
     _, score = expected()
     answer = group_advantage(torch.tensor([1.0, 2.0, 0.0, 1.0]) + 0.1)
-    torch.testing.assert_close(batch["advantages"][:, 0], answer.float(), atol=1e-5, rtol=0)
+    assert_close(batch["advantages"][:, 0], answer.float())
     last = batch["completion_mask"].sum(1) - 1
-    torch.testing.assert_close(batch["advantages"][torch.arange(4), last], score.float(), atol=1e-5, rtol=0)
+    assert_close(batch["advantages"][torch.arange(4), last], score.float())
 
 
 def test_it_trains_and_logs(trainer: Any) -> None:

@@ -15,6 +15,7 @@ from transformers import BatchFeature
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import get_json_schema
 
+from rounding import assert_close
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.policy.tiny import tiny_image_processor, tiny_tokenizer
 from selfverify.remote.environments.sources import LocalSource
@@ -210,7 +211,7 @@ def test_two_steps_of_trls_trainer(tiny_folder: Path, tmp_path: Path) -> None:
     for batch, row in zip(batches, rows_logged, strict=True):
         assert row["rewards/Environment/mean"] == pytest.approx(1.0)
         found = batch["advantages"]
-        torch.testing.assert_close(found[:3].flatten(), advantages, atol=1e-5, rtol=0)
+        assert_close(found[:3].flatten(), advantages)
         assert found[3].abs().max() == 0
         # The screens of the reset and of the call, each as one image with its tokens.
         assert batch["num_images"] == [2, 2, 2, 1]

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from killed_runs import finish, same_weights, start
+from rounding import assert_close
 from selfverify.core.credit import Alternatives
 from selfverify.core.errors import ConfigError
 from selfverify.core.learner_settings import LearnerConfig
@@ -92,7 +94,7 @@ def test_channels_share_the_master() -> None:
     assert isinstance(optimizer, ChannelOptimizer)
     for channel in ("answer", "score"):
         step(weight, optimizer, 1.0, channel)
-    assert float(optimizer.state[weight]["master"]) == pytest.approx(1 - 2e-4, abs=1e-7)
+    assert float(optimizer.state[weight]["master"]) == pytest.approx(1 - 2e-4, abs=1e-5)
     assert weight.item() == 1.0
 
 
@@ -140,26 +142,24 @@ def copied(parameters: object) -> list[torch.Tensor]:
     return [p.grad.clone() for p in parameters if p.grad is not None]  # type: ignore[attr-defined]
 
 
-def test_channels_gradients_add_up_to_the_joint_one(folder: Path) -> None:
+def test_channels_gradients_add_up_to_the_joint_one(folder: Path, in_float64: Any) -> None:
     """By one forward pass with two backward passes, and by a pass for each channel."""
-    policy = Policy.load(str(folder), device="cpu")
-    policy.model.double()
+    policy = in_float64(Policy.load(str(folder), device="cpu"))
     groups = made_streams(policy)
     assert channel_names(groups) == ["answer", "score"]
     _, jointly = gradients(policy, groups)
     joint = copied(policy.model.parameters())
     parallel, together = gradients(policy, groups, apart=["answer", "score"])
     apart = {name: [g for g in kept if g is not None] for name, kept in parallel.apart.kept.items()}
+    largest = max(float(whole.abs().max()) for whole in joint)
     for number, whole in enumerate(joint):
-        parts = [kept[number] for kept in apart.values()]
-        # Log-probabilities are float32, so gradients are added in another order there.
-        assert torch.allclose(sum(parts), whole, rtol=0, atol=1e-6 * float(whole.abs().max()) + 1e-12)
+        assert_close(sum(kept[number] for kept in apart.values()), whole, largest)
     for name, kept in apart.items():
         gradients(policy, groups, channel=name)
-        alone = copied(policy.model.parameters())
-        assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-12) for a, b in zip(kept, alone, strict=True))
+        for one, alone in zip(kept, copied(policy.model.parameters()), strict=True):
+            assert_close(one, alone, largest)
     assert together.sums["tokens"] == jointly.sums["tokens"]
-    assert together.sums["loss"] == pytest.approx(jointly.sums["loss"], abs=1e-6)
+    assert_close(together.sums["loss"], jointly.sums["loss"])
     norms = {name: math.sqrt(sum(float(g.square().sum()) for g in kept)) for name, kept in apart.items()}
     assert parallel.apart_norms() == pytest.approx(norms)
     assert not parallel.apart.kept and all(p.grad is None for p in policy.model.parameters())

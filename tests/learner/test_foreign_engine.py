@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import vllm_standin
+from rounding import assert_close
 from selfverify.core import ranks
 from selfverify.core.credit import Credit
 from selfverify.core.episode import Reply, Said
@@ -59,7 +60,8 @@ def test_mismatch_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
             "mismatch/max": four,
             "mismatch/ratio_mean": (0.5 + 1 + 4) / 3,
             "mismatch/truncated_share": 1 / 3,
-        }
+        },
+        rel=1e-4,
     )
     found.add_mismatch(old, sampler, torch.zeros_like(trained), cap=2.0)
     assert found.sums["mismatch/tokens"] == 3
@@ -110,7 +112,7 @@ def test_gradient_is_weighted(policy: Policy, ratio: float, cap: float | None, w
     plain, own = gradient(policy, streams(policy, change, foreign=False), importance_cap=cap)
     found, totals = gradient(policy, streams(policy, change, foreign=True), importance_cap=cap)
     assert plain.abs().max() > 0 and not mismatch(own)
-    torch.testing.assert_close(found, weight * plain, atol=1e-5, rtol=1e-4)
+    assert_close(found, weight * plain)
     assert totals.metrics()["mismatch/ratio_mean"] == pytest.approx(ratio, rel=1e-4)
     assert totals.metrics()["mismatch/truncated_share"] == float(cap is not None and ratio > cap)
 
@@ -124,7 +126,7 @@ def test_later_updates_compare_with_the_moment_of_sampling(policy: Policy) -> No
     batch.foreign = False
     plain, _ = gradient(policy, batch, [old])
     factor = float(torch.tensor(0.1).exp())
-    torch.testing.assert_close(found, factor * plain, atol=1e-5, rtol=1e-4)
+    assert_close(found, factor * plain)
     assert totals.metrics()["mismatch/ratio_mean"] == pytest.approx(factor, rel=1e-4)
 
 

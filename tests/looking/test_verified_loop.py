@@ -42,7 +42,7 @@ def test_conversations_are_measured(load_policy: Callable[..., Policy]) -> None:
     measured = {id(t): t.scores.pop(LOG_RATIO) for t in whole}
     verify(groups, TrajectoryRatio(verifier))
     for trajectory in whole:
-        assert trajectory.scores["ratio"] == pytest.approx(measured[id(trajectory)], abs=1e-4)
+        assert trajectory.scores["ratio"] == pytest.approx(measured[id(trajectory)], abs=1e-3)
         trajectory.scores[LOG_RATIO] = 7.0
     assert TrajectoryRatio(None).score([Group(problems[0], whole)]) == [[7.0] * len(whole)]
 
@@ -124,4 +124,4 @@ def test_a_step_that_is_taken_back_is_not_measured(load_policy: Callable[..., Po
     verify(groups, TrajectoryRatio(verifier))
     for group in groups:
         for trajectory in group.trajectories:
-            assert trajectory.scores["ratio"] == pytest.approx(measured[id(trajectory)], abs=1e-4)
+            assert trajectory.scores["ratio"] == pytest.approx(measured[id(trajectory)], abs=1e-3)

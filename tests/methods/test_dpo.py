@@ -12,6 +12,7 @@ from tests.experiments.looks.looks_files import write_looks
 from tests.learner.test_slices import drifted
 from tests.updating import update
 
+from rounding import assert_close, assert_gradients_close
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.learner_settings import LearnerConfig
@@ -119,16 +120,15 @@ def test_the_answers_alone_are_the_baseline(policy: Policy, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("level", ["steps", "answer"])
-def test_pairs_of_one_step_are_trls(load_policy: Any, tmp_path: Path, level: str) -> None:
-    """TRL's own DPO code on the log-probs of the same pairs: loss and gradient to 1e-6."""
+def test_pairs_of_one_step_are_trls(load_policy: Any, in_float64: Any, tmp_path: Path, level: str) -> None:
+    """TRL's own DPO code on the log-probs of the same pairs: loss and gradient."""
     pytest.importorskip("trl", exc_type=ImportError)
     trl = runpy.run_path(str(Path(__file__).parents[1] / "objectives" / "test_trl_dpo.py"))
     write_looks(tmp_path, problems=3, single=True)
-    policy = load_policy()
-    policy.model.double()
+    policy = in_float64(load_policy())
     policy.shares_prefix = True
     reference = drifted(policy, 0.97)
-    method = make_method("dpo", eta=0.1, level=level)
+    method = make_method("dpo", eta=0.125, level=level)
     _, groups = rolled(policy, pairs(tmp_path), method, 3)
     totals = update(policy, groups, reference, objective="pairwise")
     ours = gradients(policy)
@@ -140,15 +140,13 @@ def test_pairs_of_one_step_are_trls(load_policy: Any, tmp_path: Path, level: str
     mask = torch.zeros(new.shape, dtype=torch.long)
     for i, group in enumerate(groups):
         mask[i, :, : group.width] = group.trained_gr
-    loss, _ = trl["trl_loss"](*(torch.cat([x[:, 0], x[:, 1]]) for x in (new, ref, mask)), 0.1)
+    loss, _ = trl["trl_loss"](*(torch.cat([x[:, 0], x[:, 1]]) for x in (new, ref, mask)), 0.125)
     loss.backward()
-    assert totals.sums["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert_close(totals.sums["loss"], loss)
     assert abs(float(loss.detach()) - 0.6931) > 1e-4
     theirs = gradients(policy)
-    largest = max(float(g.abs().max()) for g in theirs.values())
-    assert largest > 0
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient, rtol=1e-6, atol=1e-6 * max(largest, 1.0))
+    assert max(float(g.abs().max()) for g in theirs.values()) > 0
+    assert_gradients_close(ours, theirs)
 
 
 def test_a_side_that_is_too_long_takes_its_pair_out(policy: Policy, tmp_path: Path) -> None:
@@ -185,9 +183,9 @@ def test_training_on_pairs(load_policy: Any, tmp_path: Path) -> None:
     learner = LearnerConfig(steps=3, groups_per_step=2, learning_rate=1e-2, checkpoint_every=0)
     Learner(Training(policy, pairs(tmp_path), make_method("dpo"), learner, SAMPLING, tmp_path / "run")).run()
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert lines[0]["pairs/margin"] == pytest.approx(0, abs=1e-5)
-    assert lines[0]["loss"] == pytest.approx(0.6931, abs=1e-4)
-    assert lines[-1]["pairs/margin"] > 1e-4 and lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[0]["pairs/margin"] == pytest.approx(0, abs=1e-3)
+    assert lines[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert lines[-1]["pairs/margin"] > 1e-2 and lines[-1]["loss"] < lines[0]["loss"]
     assert lines[0]["chosen/turns"] == 2 and lines[0]["rejected/turns"] == 3
 
 

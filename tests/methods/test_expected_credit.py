@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounding import assert_close, assert_gradients_close
 from selfverify import learn as learn_run
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.learner_settings import LearnerConfig
@@ -95,7 +96,9 @@ def expected_auc(policy: Policy, rollout: Rollout) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("denominator", ["sequence", "channel", "batch"])
-def test_the_scores_gradient_is_that_of_the_expected_auc(load_policy: Any, denominator: str) -> None:
+def test_the_scores_gradient_is_that_of_the_expected_auc(
+    load_policy: Any, in_float64: Any, denominator: str
+) -> None:
     """In expectation over the first token written, "0" or "1", which decides whether tenths are reached.
 
     The loss is a mean over the 4 trajectories, so weight 4 and scale 1 make it minus the expected AUC,
@@ -103,8 +106,10 @@ def test_the_scores_gradient_is_that_of_the_expected_auc(load_policy: Any, denom
     measured alone, with score_weight 0, and taken off. A trajectory's gradient depends on what it wrote
     itself, not on the others. So the expectation is that of the tenths everywhere plus, for each trajectory,
     P("1.0") times what "1" there changes.
+
+    These are differences of gradients, so they are taken in float64; the distributions are kept in float32.
     """
-    policy = load_policy()
+    policy = in_float64(load_policy())
     tenths = ["0.7", "0.75", "0.2", "0.7"]
     rollout = rollout_of(policy, tenths, QUALITIES)
     settings = {"score_weight": 4.0, "concordance_scale": 1.0}
@@ -121,9 +126,8 @@ def test_the_scores_gradient_is_that_of_the_expected_auc(load_policy: Any, denom
             ours[name] += float(distributions[i, -1]) * changed
     policy.model.zero_grad()
     (-expected_auc(policy, rollout)).backward()
-    for name, parameter in policy.model.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(ours[name], parameter.grad, atol=2e-5, rtol=2e-3)
+    expected = {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+    assert_gradients_close(*({n: g.type(torch.float32) for n, g in x.items()} for x in (ours, expected)))
 
 
 def test_choices_lie_on_what_was_written(load_policy: Any) -> None:
@@ -142,9 +146,9 @@ def test_choices_lie_on_what_was_written(load_policy: Any) -> None:
         starts[0], starts[0] + 2, starts[1], starts[1] + 2, starts[2], starts[3], starts[3] + 2
     ]  # fmt: skip
     assert (choices.probability > 0).sum(-1).tolist() == [2, 10, 2, 10, 2, 2, 10]
-    torch.testing.assert_close(choices.probability.sum(-1), torch.ones(7))
+    assert_close(choices.probability.sum(-1), torch.ones(7))
     mean = (choices.probability * choices.advantage).sum(-1)
-    torch.testing.assert_close(mean, torch.zeros(7))
+    assert_close(mean, torch.zeros(7), size=float(choices.advantage.abs().max()))
     for row, place, tokens in zip(choices.rows, choices.places, choices.tokens, strict=True):
         assert group.trajectories[int(row)].tokens[int(place)] in tokens.tolist()
     # Right answers are to score high: at "0 or 1", which of the two is which?
@@ -257,10 +261,9 @@ def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
     found = []
     for size in (2, 1):
         totals = update(policy, streams, temperature=0.7, micro_batch_groups=size)
-        found.append([p.grad.clone() for p in policy.model.parameters() if p.grad is not None])
+        found.append({n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None})
         assert totals.largest["ratio"] == 1
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
+    assert_gradients_close(*found)
     places, _, choices = stack_choices(streams)
     again = policy.logprobs_and_choices(
         rollout.prompts,
@@ -269,7 +272,7 @@ def test_groups_in_one_forward_or_one_by_one(load_policy: Any) -> None:
         choices.tokens,
         temperature=0.7,
     )[1]
-    torch.testing.assert_close(choice_probability(again, choices.probability > 0), choices.probability)
+    assert_close(choice_probability(again, choices.probability > 0), choices.probability)
 
 
 def test_one_channel_may_have_choices(load_policy: Any) -> None:

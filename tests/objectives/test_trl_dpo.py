@@ -1,4 +1,4 @@
-"""The pairwise loss and its gradient are TRL's, to 1e-6 (`DPOTrainer`'s own code runs here, on log-probs)."""
+"""The pairwise loss and its gradient are TRL's (`DPOTrainer`'s own code runs here, on log-probs)."""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rounding import assert_close
 from selfverify.objectives import pairwise
 
 DPOTrainer = pytest.importorskip("trl.trainer.dpo_trainer", exc_type=ImportError).DPOTrainer
@@ -56,10 +57,10 @@ def test_loss_gradient_and_metrics_are_trls(seed, beta):
     terms = pairwise(in_pairs[0], in_pairs[1], preference, beta)
     ours = terms.loss.mean()
 
-    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+    assert_close(ours, theirs)
     theirs.backward()
     ours.backward()
     assert theirs_in.grad.abs().max() > 0
-    torch.testing.assert_close(ours_in.grad, theirs_in.grad, atol=1e-6, rtol=1e-6)
-    assert float(terms.margin.mean()) == pytest.approx(metrics["rewards/margins"][0], abs=1e-6)
+    assert_close(ours_in.grad, theirs_in.grad)
+    assert_close(terms.margin.mean(), metrics["rewards/margins"][0])
     assert float((terms.margin > 0).float().mean()) == pytest.approx(metrics["rewards/accuracies"][0])

@@ -9,6 +9,7 @@ import pytest
 from tests.policy.test_threads import ending
 from tests.rollouts.test_converse import Chat, picture
 
+from rounding import assert_close
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
@@ -98,7 +99,7 @@ def test_an_aside_leaves_no_trace(load_policy: Callable[..., Policy], kind: str)
     assert [t.tokens for t in asked] == [t.tokens for t in plain]
     for one, other in zip(asked, plain, strict=True):
         for mine, theirs in zip(one.segments, other.segments, strict=True):
-            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+            assert_close(mine.logprobs, theirs.logprobs)
     turns = [sum(s.author == "policy" for s in t.segments) for t in asked]
     # Nothing is asked behind the last turn, and nothing behind a turn that was cut off.
     assert [len(e.heard) for e in episodes] == [

@@ -13,6 +13,7 @@ from PIL import Image
 from tests.rollouts.test_converse import Chat, Talkative, ending_policy, picture
 from tests.updating import update
 
+from rounding import assert_close
 from selfverify.core.credit import valid_trajectories
 from selfverify.core.episode import Episode, Reply
 from selfverify.core.episode_settings import EpisodeLimits
@@ -123,7 +124,7 @@ def test_a_first_screen_of_each_samples_own(ending_policy: Callable[..., Policy]
             own = trajectory.channel_mask(["words"])
             found = row[: len(own)][torch.tensor(own)]
             known = [v for s in trajectory.segments if s.author == "policy" for v in s.logprobs]
-            torch.testing.assert_close(torch.tensor(known), found, rtol=1e-4, atol=1e-4)
+            assert_close(known, found)
 
 
 class Words(type(make_method("grpo"))):  # type: ignore[misc]

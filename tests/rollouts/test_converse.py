@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from tests.updating import update
 
+from rounding import assert_close
 from selfverify.core.credit import Credit, valid_trajectories
 from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
@@ -123,7 +124,7 @@ def test_images_in_mid_conversation(ending_policy: Callable[..., Policy], asked:
             for segment in trajectory.segments:
                 if segment.author == "policy":
                     found = row[start : start + len(segment.tokens)]
-                    torch.testing.assert_close(torch.tensor(segment.logprobs), found, rtol=1e-4, atol=1e-4)
+                    assert_close(segment.logprobs, found)
                 start += len(segment.tokens)
             lengths.add(len(trajectory.segments))
     every = [t for group in rollout.groups for t in group.trajectories]

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from rounding import assert_close
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import ANSWER, Group, Segment, Trajectory
@@ -57,7 +58,7 @@ def test_scores_are_sigmoids_of_logits(tmp_path: Path) -> None:
         ]
         read = judge.tokenizer.apply_chat_template(turns, tokenize=False)
         ids = judge.tokenizer(read, add_special_tokens=False, return_tensors="pt")
-        assert score == pytest.approx(torch.sigmoid(judge.model(**ids).logits)[0, 0].item())
+        assert_close(score, torch.sigmoid(judge.model(**ids).logits)[0, 0])
     assert scores[0] != scores[1]
 
 
@@ -67,7 +68,7 @@ def test_a_tokenizer_without_a_template_reads_pairs(tmp_path: Path) -> None:
     judge.tokenizer.chat_template = None
     [[pair]] = judge.score([group("<answer>3</answer>")])
     ids = judge.tokenizer("What is 1 + 2?", "<answer>3</answer>", return_tensors="pt")
-    assert pair == pytest.approx(torch.sigmoid(judge.model(**ids).logits)[0, 0].item())
+    assert_close(pair, torch.sigmoid(judge.model(**ids).logits)[0, 0])
     assert [[pair]] != with_template
 
 
