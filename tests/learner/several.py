@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlu
 from accelerate.utils import DistributedType
 from PIL import Image
 
+from rounding import float64
 from selfverify.core import ranks
 from selfverify.core.episode import Episode, Reply, Said
 from selfverify.core.episode_settings import EpisodeLimits
@@ -143,8 +145,8 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
             dtype="bfloat16" if "low" in given else "float32",
         )
     )
-    if way != "zero" and "low" not in given:
-        policy.model.double()  # sums in another order differ by rounding, which Adam may blow up
+    if in_float64(way, given):
+        policy.model.double()
     training = Training(
         policy,
         (Talking if "talk" in given else Uneven)(given),
@@ -178,6 +180,11 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
         (output / "way.json").write_text(json.dumps(facts))
 
 
+def in_float64(way: str, given: dict[str, str]) -> bool:
+    """Sums in another order differ by rounding, which Adam may blow up. ZeRO has no float64."""
+    return way != "zero" and "low" not in given
+
+
 def main() -> None:
     output, way, *settings = sys.argv[1:]
     given = dict(setting.split("=") for setting in settings)
@@ -186,9 +193,10 @@ def main() -> None:
     if way == "zero":
         use_zero_on_cpu()
     ranks.start(cpu=True)
-    run(Path(output), way, given)
-    if "replay" in given:
-        run(Path(output) / "again", way, given, Path(given["replay"]))
+    with float64() if in_float64(way, given) else nullcontext():
+        run(Path(output), way, given)
+        if "replay" in given:
+            run(Path(output) / "again", way, given, Path(given["replay"]))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from selfverify.rollouts.recorded import RecordedGroup
 from served import free_port
 
 PROGRAM = Path(__file__).with_name("several.py")
-SOURCE = Path(__file__).parents[2] / "src"
+FOLDERS = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
 WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDPRoot", "zero": "DeepSpeedEngine"}
 
 
@@ -31,7 +31,7 @@ def launch(output: Path, way: str, *settings: str, processes: int = 2) -> subpro
     if way != "alone":
         command += ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
         command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     return subprocess.run(
         [*command, str(PROGRAM), str(output), way, *settings],
@@ -57,7 +57,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
     return folder, trained(folder, "alone")
 
 
-def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], limit: float) -> None:
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], limit: float = 1e-10) -> None:
     assert ours.keys() == theirs.keys()
     worst = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     assert worst < limit
@@ -68,7 +68,7 @@ def test_two_processes_equal_one(
     way: str, alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
     folder, weights = alone
-    assert_close(trained(tmp_path, way), weights, 1e-6)
+    assert_same(trained(tmp_path, way), weights)
     ours, theirs = ((f / "metrics.jsonl").read_text().splitlines() for f in (tmp_path, folder))
     assert len(ours) == 3
     for mine, other in zip(map(json.loads, ours), map(json.loads, theirs), strict=True):
@@ -80,7 +80,7 @@ def test_slices_of_rows_keep_processes_in_step(
     way: str, alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
     """Most rows are passes of their own, so that the processes have unlike numbers of them."""
-    assert_close(trained(tmp_path, way, "tokens=150"), alone[1], 2e-5)
+    assert_same(trained(tmp_path, way, "tokens=150"), alone[1])
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_a_run_goes_on_under_another_wrapper(
 ) -> None:
     trained(tmp_path, "fsdp", "steps=1")
     trained(tmp_path, "ddp", "steps=2", "resume=1")
-    assert_close(trained(tmp_path, "alone", "steps=3", "resume=1"), alone[1], 1e-6)
+    assert_same(trained(tmp_path, "alone", "steps=3", "resume=1"), alone[1])
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,7 @@ def test_uneven_processes_equal_one(
     way: str, processes: int, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     expected = trained(tmp_path / "alone", "alone", *settings)
-    # Log-probs are float32, and other groups are forwarded together by three processes than by one.
-    limit = 1e-6 if processes == 2 else 2e-5
-    assert_close(trained(tmp_path / way, way, *settings, processes=processes), expected, limit)
+    assert_same(trained(tmp_path / way, way, *settings, processes=processes), expected)
 
 
 @pytest.mark.parametrize("way", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
@@ -116,7 +114,7 @@ def test_channels_apart_equal_one_process(way: str, tmp_path: Path) -> None:
     """Each channel's gradient is summed over the processes."""
     settings = ("channels=apart", "steps=2")
     expected = trained(tmp_path / "alone", "alone", *settings)
-    assert_close(trained(tmp_path / way, way, *settings), expected, 1e-6)
+    assert_same(trained(tmp_path / way, way, *settings), expected)
     ours, theirs = ((tmp_path / f / "metrics.jsonl").read_text().splitlines() for f in (way, "alone"))
     for mine, other in zip(map(json.loads, ours), map(json.loads, theirs), strict=True):
         assert mine["grad_norm/score"] > 0
@@ -128,7 +126,7 @@ def test_channels_apart_equal_one_process(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", ["channels=alternate", "measure=1"])
 def test_turns_and_measurements_equal_one_process(way: str, setting: str, tmp_path: Path) -> None:
     expected = trained(tmp_path / "alone", "alone", setting, "steps=2")
-    assert_close(trained(tmp_path / way, way, setting, "steps=2"), expected, 1e-6)
+    assert_same(trained(tmp_path / way, way, setting, "steps=2"), expected)
 
 
 @pytest.mark.slow
@@ -155,10 +153,10 @@ def test_ragged_conversations_and_one_that_hangs(way: str, tmp_path: Path) -> No
     """Processes whose conversations end at different rounds stay in step, and learn what one learns."""
     settings = ("talk=1", "steps=2", "groups=2", "updates=1")
     weights = trained(tmp_path / way, way, *settings)
-    assert_close(weights, trained(tmp_path / "alone", "alone", *settings, f"replay={tmp_path / way}"), 1e-6)
+    assert_same(weights, trained(tmp_path / "alone", "alone", *settings, f"replay={tmp_path / way}"))
     # What two processes have logged is what one learns from.
     [file] = (tmp_path / "alone" / "again" / "model").glob("*.safetensors")
-    assert_close(weights, load_file(file), 1e-6)
+    assert_same(weights, load_file(file))
     for folder in (way, "alone", "alone/again"):
         first, second = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
         assert (first["trajectories/invalid"], second["trajectories/invalid"]) == (1, 0)
@@ -199,8 +197,8 @@ def test_zero_3_equals_one_process_and_resumes(
     alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
     trained(tmp_path, "zero", "steps=2")
-    # ZeRO has no float64.
-    assert_close(trained(tmp_path, "zero", "steps=3", "resume=1"), alone[1], 2e-5)
+    # In float32, and each step moves a weight by 1e-4 at the most.
+    assert_same(trained(tmp_path, "zero", "steps=3", "resume=1"), alone[1], 1e-4)
 
 
 def test_groups_are_balanced_and_stay_where_they_are_if_they_can() -> None:
