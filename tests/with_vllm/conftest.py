@@ -20,7 +20,7 @@ from serving_servers import Loop, quick_gateway
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_SERVER_DEV_MODE": "1",
        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
 """What vLLM needs to share a small machine, to be told to forget, and to stay off the network."""
-START_S = 400
+START_S = 1200
 PROGRAMS = Path(__file__).parent
 
 
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if PROGRAMS in item.path.parents:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.skipif(missing, reason="vLLM is not installed: make vllm"))
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @dataclass

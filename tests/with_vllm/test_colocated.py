@@ -21,7 +21,7 @@ def colocated(folder: Path, method: str, train_vision: bool) -> Any:
     path = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *words], env=os.environ | CPU | {"PYTHONPATH": path},
-        capture_output=True, text=True, timeout=500,
+        capture_output=True, text=True, timeout=1500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(output.read_text())
