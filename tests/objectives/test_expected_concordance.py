@@ -131,6 +131,15 @@ def test_choice_surrogate_is_surrogate_averaged_over_samples(shift):
     torch.testing.assert_close(choice_surrogate(new, old, advantage).loss, averaged[:, 0])
 
 
+def test_an_alternative_that_had_all_but_no_probability_leaves_the_gradient_finite():
+    """1 / 1e-45 is infinite in float32, and clipping multiplies it by 0."""
+    new = torch.zeros(1, 2, requires_grad=True)
+    for sign in (1.0, -1.0):
+        terms = choice_surrogate(new, torch.tensor([[1.0, 1e-45]]), torch.tensor([[0.0, sign]]))
+        [gradient] = torch.autograd.grad(terms.loss.sum(), new)
+        assert bool(gradient.isfinite().all()) and bool(terms.loss.isfinite().all())
+
+
 def test_choice_surrogate_ignores_padding_and_common_offsets():
     old, advantage = rows(2).float(), torch.tensor([[0.3, -0.2, 0.1], [0.0, 0.5, -0.5]])
     new = old.log().clone().requires_grad_()

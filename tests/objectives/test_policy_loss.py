@@ -373,3 +373,75 @@ def test_a_channels_credit_never_reaches_the_other_channels_logits(trained, othe
     assert (logits.grad[ids == trained].abs().amax(-1) > 0).all()
     assert logits.grad[ids == other].eq(0).all()
     assert logits.grad[ids == UNTRAINED].eq(0).all()
+
+
+# ------------------------------------------------------------------------------------ numbers far off
+
+
+def test_a_ratio_that_would_overflow_is_clipped_like_any_other():
+    """new -1, old -95: exp(94) is infinite in float32. A = 1 is clipped, A = -1 learns with r = e^20."""
+    new = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    terms = surrogate(new, torch.tensor([[-95.0, -95.0]]), torch.tensor([[1.0, -1.0]]))
+    terms.loss.sum().backward()
+    most = math.exp(20)
+    torch.testing.assert_close(terms.loss.detach(), torch.tensor([[-1.2, most]]))
+    torch.testing.assert_close(new.grad, torch.tensor([[0.0, most]]))
+    assert terms.clipped.tolist() == [[True, False]]
+
+
+def test_token_ratios_and_trajectories_of_one_token_are_cut_alike():
+    new = torch.tensor([[-1.0]], requires_grad=True)
+    for old in (-95.0, -math.inf):
+        for advantage in (1.0, -1.0):
+            found = []
+            for trajectories in (None, torch.tensor([[True]])):
+                terms = surrogate(new, torch.tensor([[old]]), advantage, trajectories=trajectories)
+                [gradient] = torch.autograd.grad(terms.loss.sum(), new)
+                found.append((terms.loss.item(), terms.ratio.item()))
+                assert bool(gradient.isfinite().all())
+            assert found[0] == found[1]
+
+
+def test_the_kl_of_a_token_that_has_vanished_still_points_to_the_reference():
+    """new -95, ref -1: d = 94; k3 = e^20 - 95 and its gradient 1 - e^20, which raises the token."""
+    new = torch.tensor([[-95.0]], dtype=torch.float64, requires_grad=True)
+    kl = kl_k3(new, torch.tensor([[-1.0]], dtype=torch.float64))
+    kl.sum().backward()
+    torch.testing.assert_close(kl.detach(), torch.tensor([[math.exp(20) - 95]], dtype=torch.float64))
+    torch.testing.assert_close(new.grad, torch.tensor([[1 - math.exp(20)]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("ref", [-math.inf, math.nan, -1.0])
+@pytest.mark.parametrize("coefficient", [0.0, torch.zeros(1, 2), torch.zeros(1, 1)])
+def test_a_reference_that_counts_nowhere_changes_nothing(ref, coefficient):
+    new = torch.tensor([[-95.0, -2.0]], requires_grad=True)
+    old = new.detach()
+    terms = surrogate(new, old, 0.5, ref_logprobs=torch.full((1, 2), ref), kl_coef=coefficient)
+    plain = surrogate(new, old, 0.5)
+    assert torch.equal(terms.loss, plain.loss)
+    gradients = [torch.autograd.grad(t.loss.sum(), new)[0] for t in (terms, plain)]
+    assert torch.equal(*gradients) and bool(gradients[0].isfinite().all())
+
+
+def test_bounds_change_no_bit_of_ordinary_numbers():
+    """The formulas as the papers print them, with gradients, up to log-ratios of 20."""
+    generator = torch.Generator().manual_seed(5)
+    new, old, ref = (-10 * torch.rand(3, 4, 50, generator=generator)).unbind()
+    new.requires_grad_()
+    advantage = torch.randn(4, 50, generator=generator)
+    terms = surrogate(new, old, advantage, ref_logprobs=ref, kl_coef=0.1)
+    ratio, distance = torch.exp(new - old), ref - new
+    printed = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    printed = printed + 0.1 * (torch.exp(distance) - distance - 1)
+    assert torch.equal(terms.loss, printed)
+    assert torch.equal(*(torch.autograd.grad(loss.sum(), new)[0] for loss in (terms.loss, printed)))
+
+
+def test_a_pair_does_not_look_at_what_is_not_trained():
+    new = torch.tensor([[[-1.0, -3.0], [-2.0, -4.0]]], requires_grad=True)
+    ref = torch.tensor([[[-1.0, -math.inf], [-2.0, math.nan]]])
+    preference = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
+    terms = pairwise(new, ref, preference, 0.1)
+    terms.loss.sum().backward()
+    assert terms.loss.item() == pytest.approx(math.log(2))
+    torch.testing.assert_close(new.grad, torch.tensor([[[-0.05, 0.0], [0.05, 0.0]]]))

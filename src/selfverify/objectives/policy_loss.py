@@ -21,6 +21,8 @@ Ratio = Literal["token", "trajectory"]
 
 UNTRAINED = -1
 """Channel id of tokens that are not trained: padding, prompts, whatever the environment wrote."""
+LARGEST_EXPONENT = 20.0
+"""Log-ratios are cut here before `exp`, in nats: float32 overflows at 88, and infinity times 0 is not 0."""
 
 
 class SurrogateTerms(NamedTuple):
@@ -39,11 +41,19 @@ class SurrogateTerms(NamedTuple):
     kl: Tensor
 
 
+def _bounded_exp(exponent: Tensor) -> Tensor:
+    """Return ``exp(min(exponent, LARGEST_EXPONENT))``. Above the bound the gradient is the value, too, not 0:
+    what is far off is still to be brought back."""
+    above = LARGEST_EXPONENT + (exponent - exponent.detach()).nan_to_num(nan=0.0)
+    return torch.exp(torch.where(exponent > LARGEST_EXPONENT, above, exponent))
+
+
 def kl_k3(logprobs_nr: Tensor, ref_logprobs_nr: Tensor) -> Tensor:
     """Estimate KL(policy || reference) in nats per token: ``exp(d) - d - 1`` with d = ref - new.
 
     The estimate is never negative, varies little, and is unbiased for tokens sampled from the policy. It is
-    Schulman's "k3", which GRPO and TRL use.
+    Schulman's "k3", which GRPO and TRL use. The exponent is cut at `LARGEST_EXPONENT`; the gradient there
+    still points to the reference.
 
     Args:
         logprobs_nr: ``[N, R]`` log-probabilities of the sampled tokens under the policy.
@@ -53,7 +63,7 @@ def kl_k3(logprobs_nr: Tensor, ref_logprobs_nr: Tensor) -> Tensor:
         ``[N, R]``.
     """
     distance_nr = ref_logprobs_nr - logprobs_nr
-    return torch.exp(distance_nr) - distance_nr - 1
+    return _bounded_exp(distance_nr) - distance_nr - 1
 
 
 def importance_weight(old_logprobs_nr: Tensor, sampler_logprobs_nr: Tensor, cap: float) -> Tensor:
@@ -72,7 +82,8 @@ def importance_weight(old_logprobs_nr: Tensor, sampler_logprobs_nr: Tensor, cap:
     Returns:
         ``[N, R]``.
     """
-    return torch.exp((old_logprobs_nr - sampler_logprobs_nr).detach().nan_to_num(nan=0.0)).clamp(max=cap)
+    distance_nr = (old_logprobs_nr - sampler_logprobs_nr).detach().nan_to_num(nan=0.0)
+    return _bounded_exp(distance_nr).clamp(max=cap)
 
 
 def surrogate(
@@ -98,8 +109,11 @@ def surrogate(
     ``-min(r A, clip(r) A) / T`` and, where clipping has not removed it, the gradient ``-r A`` to the token's
     own log-probability. So with ``denominator="trajectory"`` the value and the gradient are those of Eq. 1.
     While r is 1, the gradient is that of token-level ratios, whatever the denominator. With it, a token still
-    learns from its own advantage alone. The exponent is cut at 20, because a few thousand tokens could make
-    it overflow.
+    learns from its own advantage alone.
+
+    The exponent of a ratio is cut at `LARGEST_EXPONENT`: a token that has all but vanished since sampling, or
+    a few thousand tokens together, could make it overflow. The KL term is left out where its coefficient is
+    0, whatever the reference says there.
 
     Args:
         logprobs_nr: ``[N, R]`` under the policy, with gradient.
@@ -129,11 +143,11 @@ def surrogate(
             )
     distance_nr = logprobs_nr - old_logprobs_nr.detach()
     if trajectories is None:
-        ratio_nr = torch.exp(distance_nr)
+        ratio_nr = _bounded_exp(distance_nr)
         worth_nr, clipped_nr = _clipped(ratio_nr, advantage, clip_low, clip_high)
     else:
         apart_n1 = torch.where(trajectories, distance_nr, 0.0).detach().sum(-1, keepdim=True)
-        ratio_nr = torch.exp(apart_n1.clamp(max=20.0)).expand_as(distance_nr)
+        ratio_nr = _bounded_exp(apart_n1).expand_as(distance_nr)
         worth_nr, clipped_nr = _clipped(ratio_nr, advantage, clip_low, clip_high)
         # 0, whose gradient is the token's share of the gradient of the ratio.
         rising_nr = ratio_nr * (logprobs_nr - logprobs_nr.detach())
@@ -144,8 +158,9 @@ def surrogate(
         loss_nr = loss_nr * weight.detach()
     kl_nr = torch.zeros_like(logprobs_nr)
     if ref_logprobs is not None:
-        kl_nr = kl_k3(logprobs_nr, ref_logprobs.detach())
-        loss_nr = loss_nr + kl_coef * kl_nr
+        held_nr = torch.as_tensor(kl_coef, device=logprobs_nr.device) != 0
+        kl_nr = kl_k3(torch.where(held_nr, logprobs_nr, logprobs_nr.detach()), ref_logprobs.detach())
+        loss_nr = loss_nr + torch.where(held_nr, kl_coef * kl_nr, 0.0)
     elif torch.as_tensor(kl_coef).any():
         raise ValueError("surrogate: kl_coef is not 0 but there are no ref_logprobs")
     return SurrogateTerms(loss_nr, ratio_nr.detach(), clipped_nr, kl_nr.detach())
@@ -204,7 +219,9 @@ def choice_surrogate(
     """
     given_mk = probability_mk > 0
     new_mk = choice_probability(logprobs_mk, given_mk)
-    ratio_mk = torch.where(given_mk, new_mk, 1.0) / torch.where(given_mk, probability_mk, 1.0)
+    # What a probability below the smallest normal number divides may overflow.
+    smallest = torch.finfo(probability_mk.dtype).tiny
+    ratio_mk = torch.where(given_mk, new_mk, 1.0) / torch.where(given_mk, probability_mk, 1.0).clamp(smallest)
     worth_mk, outside_mk = _clipped(ratio_mk, advantage_mk, clip_low, clip_high)
     loss_m = -torch.where(given_mk, probability_mk * worth_mk, 0.0).sum(-1)
     return ChoiceTerms(loss_m, ratio_mk.detach(), torch.where(outside_mk, probability_mk, 0.0))
@@ -247,7 +264,7 @@ def pairwise(
         beta: How closely the policy is held to the reference, a number or ``[B, G, R]``.
     """
     gain_bgr = logprobs_bgr - ref_logprobs_bgr.detach()
-    margin_b = (preference_bgr * beta * gain_bgr).sum((-2, -1))
+    margin_b = torch.where(preference_bgr != 0, preference_bgr * beta * gain_bgr, 0.0).sum((-2, -1))
     return PairTerms(-F.logsigmoid(margin_b), margin_b.detach())
 
 
