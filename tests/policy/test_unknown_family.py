@@ -20,7 +20,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from rounding import assert_close
 from selfverify.core.episode import Reply
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, SamplingError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.apart_threads import ApartThreads
@@ -119,6 +119,19 @@ def test_logprobs_and_gradients(folder: Path, policy: Policy, problems: list[Pro
     assert policy.model.model.language_model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
     frozen = policy.loaded.family.vision_parameters(policy.model)
     assert len(frozen) > 10 and all(p.grad is None for p in frozen)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_no_samples(
+    folder: Path, policy: Policy, problems: list[Problem], temperature: float
+) -> None:
+    sampling = SamplingConfig(group_size=3, max_new_tokens=6, temperature=temperature, top_p=1.0)
+    prompts = policy.encode(problems)
+    policy.sample(prompts[:1], sampling, seeds=[3])
+    with torch.no_grad():
+        policy.model.lm_head.weight[3, 4] = torch.nan
+    with pytest.raises(SamplingError, match=rf"{folder}: its logits are not finite"):
+        policy.sample(prompts, sampling, seeds=[3, 4])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

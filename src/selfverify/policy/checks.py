@@ -15,6 +15,7 @@ from selfverify.policy.continuations import Continuations
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.forward import Forward
 from selfverify.policy.head import Head
+from selfverify.policy.voice import not_finite
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def check_head(forward: Forward, head: Head, banned: Collection[int], path: str)
 
     Raises:
         ConfigError: The logits differ.
+        SamplingError: They are not finite.
     """
     model, family = forward.model, forward.family
     ids = _plain_tokens(model, banned)
@@ -53,7 +55,10 @@ def check_head(forward: Forward, head: Head, banned: Collection[int], path: str)
             hidden = family.plain_forward(model, embedded.values_blh, places, mask, embedded.places_bl)
         else:
             hidden = family.whole_forward(model, ids, mask, ids.shape[1], [])
-        worst = float((head.logits(hidden).float() - theirs.float()).abs().max())
+        ours = head.logits(hidden).float()
+        worst = float((ours - theirs.float()).abs().max())
+    if not bool(ours.isfinite().all()):
+        raise not_finite(path)
     if not worst <= 10 * TOLERANCE.get(model.dtype, 1e-4):
         raise ConfigError(
             f"policy.path={path}: models of type {model.config.model_type!r} do something to their "

@@ -36,7 +36,7 @@ from selfverify.policy.sampling import Sample
 from selfverify.policy.shared_threads import GivenUp, SharedThreads
 from selfverify.policy.threads import Threads
 from selfverify.policy.unshared import sample_unshared
-from selfverify.policy.voice import Voice
+from selfverify.policy.voice import Voice, not_finite, require_finite
 from selfverify.policy.watching import Watcher
 
 T = TypeVar("T")
@@ -243,7 +243,7 @@ class Policy:
         Raises:
             ConfigError: ``sampling.engine`` is ``vllm`` outside of training, or an environment has to speak
                 before the policy (`threads`).
-            SamplingError: vLLM has failed.
+            SamplingError: vLLM has failed, or the model's logits are not finite.
         """
         sampling = sampling or SamplingConfig()
         if waiting := [prompt.problem_id for prompt in prompts if not prompt.begun]:
@@ -296,14 +296,21 @@ class Policy:
             torch.tensor(sorted(ids), dtype=torch.long, device=self.device)
             for ids in (self.stop_tokens, self.suppressed_tokens)
         )
-        return Voice(self.head, sampling, stop, suppressed)
+        return Voice(self.head, sampling, stop, suppressed, self.config.path)
 
     def _sample_unshared(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[list[Sample]]:
         self._check_head()
         stop, suppressed = self.stop_tokens, self.suppressed_tokens
-        return sample_unshared(self.model, prompts, sampling, seeds, stop, suppressed, self.logprobs)
+        try:
+            groups = sample_unshared(self.model, prompts, sampling, seeds, stop, suppressed, self.logprobs)
+        except RuntimeError as error:
+            if "probability tensor contains" in str(error):  # how torch refuses to draw from NaN
+                raise not_finite(self.config.path) from error
+            raise
+        require_finite((sample for group in groups for sample in group), self.config.path)
+        return groups
 
     @property
     def root(self) -> nn.Module:

@@ -17,7 +17,7 @@ from selfverify.policy.layout import SharedLayout
 from selfverify.policy.sampling import Sample, uniforms
 from selfverify.policy.thread_rows import ThreadRows, neighbours, packed_rows
 from selfverify.policy.threads import Place
-from selfverify.policy.voice import Voice
+from selfverify.policy.voice import Voice, require_finite
 from selfverify.policy.watching import Watcher, show
 
 T = TypeVar("T")
@@ -151,6 +151,7 @@ class SharedThreads:
             self.lengths_bg[i, j] += n - 1
             self._next_bg[i, j] += n - 1
             self._pending[i, j] = tokens[i][j][n - 1]
+        require_finite(said.values(), self.voice.name)
         return said
 
     def _last_steps(self, steps: int) -> Tensor:
