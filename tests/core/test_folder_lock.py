@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from selfverify.core.errors import ConfigError
-from selfverify.core.folder_lock import LOCK_FILE, only_writer
+from selfverify.core.atomic_files import make_output_folder, write_text
+from selfverify.core.errors import ConfigError, FileError
+from selfverify.core.files import make_folder
+from selfverify.core.folder_lock import LOCK_FILE, held_by_another, only_writer
+from selfverify.core.journal import Journal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
 
@@ -102,3 +107,102 @@ def test_of_many_at_once_one_at_a_time_holds_the_folder(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(hold, range(40)))
     assert not any(p for p in tmp_path.iterdir())
+
+
+def move_away(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+def put_a_file_there(folder: Path) -> None:
+    move_away(folder)
+    folder.write_text("")
+
+
+LOSSES = {
+    "deleted": shutil.rmtree,
+    "moved": move_away,
+    "replaced by a file": put_a_file_there,
+    "its lock deleted": lambda folder: (folder / LOCK_FILE).unlink(),
+}
+WRITES: dict[str, Callable[[Path], object]] = {
+    "a line": lambda folder: Journal(folder / "rows.jsonl").append({"a": 1}),
+    "a file": lambda folder: write_text(folder / "deep.txt", "words"),
+    "a folder": lambda folder: make_folder(folder / "deep" / "er"),
+    "the folder": make_output_folder,
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_nothing_is_written_into_a_folder_that_was_lost(tmp_path: Path, loss: str, write: str) -> None:
+    """Nor is it made again, in a thread of the holder's either; and the holder's end says that it is lost."""
+    folder = tmp_path / "held"
+    folder.mkdir()
+    (folder / "rows.jsonl").touch()
+    lost = rf"^{folder}: .*deleted, moved or taken over"
+    with ExitStack() as held:
+        held.enter_context(only_writer(folder))
+        WRITES[write](folder)
+        LOSSES[loss](folder)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(FileError, match=lost):
+            WRITES[write](folder)
+        with ThreadPoolExecutor(1) as thread, pytest.raises(FileError, match=lost):
+            thread.submit(WRITES[write], folder).result()
+        write_text(tmp_path / "elsewhere", "words")
+        (tmp_path / "elsewhere").unlink()
+        with pytest.raises(FileError, match=lost):
+            held.close()
+        assert sorted(tmp_path.rglob("*")) == before
+    if loss != "replaced by a file":
+        folder.mkdir(exist_ok=True)
+        with only_writer(folder):
+            WRITES[write](folder)
+
+
+def test_a_journal_that_was_open_before_does_not_go_on_in_the_folder_of_another(tmp_path: Path) -> None:
+    """The other's lock stays, as do its lines, and the other may write."""
+    folder, told, go_on = tmp_path / "held", threading.Event(), threading.Event()
+    folder.mkdir()
+
+    def other() -> str:
+        with only_writer(folder):
+            rows = Journal(folder / "rows.jsonl")
+            rows.append({"other": 1})
+            told.set()
+            assert go_on.wait(60)
+            rows.append({"other": 2})
+            return (folder / LOCK_FILE).read_text()
+
+    with ThreadPoolExecutor(1) as thread, ExitStack() as held:
+        held.enter_context(only_writer(folder))
+        mine = Journal(folder / "rows.jsonl")
+        mine.append({"mine": 1})
+        move_away(folder)
+        folder.mkdir()
+        left = thread.submit(other)
+        assert told.wait(60)
+        for write in (lambda: mine.append({"mine": 2}), lambda: mine.truncate(0), held.close):
+            with pytest.raises(FileError, match=f"{folder}: "):
+                write()
+        assert (folder / LOCK_FILE).is_file()
+        go_on.set()
+        assert left.result()
+    assert (folder / "rows.jsonl").read_text() == '{"other": 1}\n{"other": 2}\n'
+    assert (tmp_path / "moved" / "rows.jsonl").read_text() == '{"mine": 1}\n'
+    assert not (folder / LOCK_FILE).exists()
+
+
+def test_another_process_of_a_run_looks_too(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    rows = Journal(tmp_path / "rows.jsonl")
+    with held_by_another(tmp_path):
+        rows.append({"a": 1})
+        with held_by_another(tmp_path):
+            (tmp_path / LOCK_FILE).unlink()
+            with pytest.raises(FileError, match=f"{tmp_path}: "):
+                rows.append({"a": 2})
+        with pytest.raises(FileError, match=f"{tmp_path}: "):
+            rows.append({"a": 2})
+    rows.append({"a": 3})
+    with held_by_another(tmp_path):  # there is no lock to look at
+        rows.append({"a": 4})

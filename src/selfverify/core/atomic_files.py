@@ -11,6 +11,7 @@ from typing import Any
 
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import naming
+from selfverify.core.folder_lock import require_held
 
 
 def sync_file(path: Path) -> None:
@@ -33,7 +34,9 @@ def make_output_folder(folder: Path) -> None:
 
     Raises:
         ConfigError: It cannot be made, or it is a file.
+        FileError: It is in a folder that was lost (`require_held`).
     """
+    require_held(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -49,13 +52,16 @@ def written_whole(path: Path) -> Iterator[Path]:
     When this returns, the file is on the disk. If it raises, what was there before is there still.
 
     Raises:
-        FileError: The file cannot be written: the disk is full, for example, or the folder is gone.
+        FileError: The file cannot be written: the disk is full, for example, or the folder is gone or lost
+            (`require_held`).
     """
+    require_held(path)
     partial = path.with_name(path.name + ".partial")
     with naming(path):
         try:
             yield partial
             sync_file(partial)
+            require_held(path)
             os.replace(partial, path)
             sync_folder(path.parent)
         except BaseException:

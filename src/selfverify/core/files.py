@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from selfverify.core.errors import FileError, IrregularFileError
+from selfverify.core.folder_lock import require_held
 
 _FULL = "the disk is full; free some space, or write to another disk"
 _REASONS = {
@@ -62,8 +63,9 @@ def make_folder(folder: Path) -> None:
     """Make a folder and those around it, unless it is there.
 
     Raises:
-        FileError: It cannot be made, or is a file.
+        FileError: It cannot be made, or is a file; or it is in a folder that was lost (`require_held`).
     """
+    require_held(folder)
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
 

@@ -7,17 +7,22 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, FileError
 
 LOCK_FILE = ".lock"
 """The locked file in the folder. It says who holds the lock, and is deleted with it."""
 
-_held: ContextVar[frozenset[Path]] = ContextVar("folders that the call at work holds", default=frozenset())
+_Locks = Mapping[Path, os.stat_result]
+"""Folders, with what tells their lock files from others that may come into their places."""
+_held: ContextVar[_Locks] = ContextVar("folders that the call at work holds", default=MappingProxyType({}))
+_known: dict[Path, os.stat_result] = {}
+"""Those of all calls of this process, for what their threads write, and of its run's other processes."""
 
 
 @contextmanager
@@ -33,20 +38,68 @@ def only_writer(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
 
     Raises:
         ConfigError: Another process, or another thread of this one, holds it; the message says which.
+        FileError: At the end it is not the folder that was locked (`require_held`).
     """
     place = folder.resolve()
     if sys.platform == "win32" or place in _held.get():
         yield
         return
     descriptor = _locked(folder, time.monotonic() + wait_s)
-    token = _held.set(_held.get() | {place})
+    # As long as the descriptor is open, no other file gets its number.
+    lock = os.fstat(descriptor)
+    token = _held.set({**_held.get(), place: lock})
+    try:
+        with _made_known(place, lock):
+            yield
+        require_held(place)
+    finally:
+        _held.reset(token)
+        if _is_at(place / LOCK_FILE, lock):  # else it is that of whoever holds the place by now
+            with suppress(OSError):
+                os.unlink(place / LOCK_FILE)
+        os.close(descriptor)
+
+
+@contextmanager
+def held_by_another(folder: Path) -> Iterator[None]:
+    """Let `require_held` know a folder that another process of the same run holds for this one, too."""
+    place, lock = folder.resolve(), None
+    if place not in _known:
+        with suppress(OSError):  # nothing is locked here, or the folder is on another machine's disk
+            lock = os.stat(place / LOCK_FILE)
+    with nullcontext() if lock is None else _made_known(place, lock):
+        yield
+
+
+@contextmanager
+def _made_known(place: Path, lock: os.stat_result) -> Iterator[None]:
+    _known[place] = lock
     try:
         yield
     finally:
-        _held.reset(token)
-        with suppress(OSError):
-            os.unlink(folder / LOCK_FILE)
-        os.close(descriptor)
+        if _known.get(place) is lock:  # not that of a call which has begun there since
+            del _known[place]
+
+
+def require_held(path: Path) -> None:
+    """Check that the folders around ``path`` which this process holds are still those that it has locked.
+
+    Everything that writes calls this before. A folder may be deleted, moved, or replaced by another run's at
+    any time, and what is written then would be lost, or be mixed with the other run's.
+
+    Raises:
+        FileError: One is not; nothing may be written there.
+    """
+    place = path.resolve()
+    for folder, lock in {**_known, **_held.get()}.items():
+        if place.is_relative_to(folder) and not _is_at(folder / LOCK_FILE, lock):
+            raise FileError(
+                errno.ENOENT,
+                "this folder was deleted, moved or taken over by another run while this one wrote into it; "
+                "nothing more is written. What was moved can be gone on with where it is now; what was not "
+                "has to be started anew",
+                str(folder),
+            )
 
 
 def _locked(folder: Path, deadline: float) -> int:
@@ -70,7 +123,7 @@ def _locked(folder: Path, deadline: float) -> int:
                 ) from None
             time.sleep(0.05)
             continue
-        if _is_at(path, descriptor):
+        if _is_at(path, os.fstat(descriptor)):
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             holder = f"process {os.getpid()} on {socket.gethostname()}, since {since},"
             os.ftruncate(descriptor, 0)
@@ -79,8 +132,8 @@ def _locked(folder: Path, deadline: float) -> int:
         os.close(descriptor)  # its last holder has deleted it meanwhile
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _is_at(path: Path, file: os.stat_result) -> bool:
     try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
+        return os.path.samestat(os.stat(path), file)
+    except (FileNotFoundError, NotADirectoryError):
         return False

@@ -20,6 +20,7 @@ from selfverify.core.atomic_files import write_text
 from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.files import make_folder, naming, read_regular
+from selfverify.core.folder_lock import require_held
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +66,10 @@ class Journal:
 
         Raises:
             DataError: A value cannot be stored as JSON. In this case no line is written.
-            FileError: The disk is full, for example. A part that was written is removed, so that lines which
-                are appended later do not stand behind it.
+            FileError: The disk is full, for example, or the folder is lost (`require_held`). A part that was
+                written is removed, so that lines which are appended later do not stand behind it.
         """
+        require_held(self.path)
         lines = memoryview(b"".join(_line(row, self.path) for row in rows))
         # Opened each time, because the file may have been cut back meanwhile.
         with naming(self.path), self.path.open("ab", buffering=0) as file:
@@ -81,12 +83,14 @@ class Journal:
 
     def sync(self) -> int:
         """Force all lines to the disk and return the file's length in bytes."""
+        require_held(self.path)
         with naming(self.path), self.path.open("rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
 
     def truncate(self, length: int) -> None:
         """Cut the file back to ``length`` bytes."""
+        require_held(self.path)
         with naming(self.path), self.path.open("r+b") as file:
             file.truncate(length)
             os.fsync(file.fileno())

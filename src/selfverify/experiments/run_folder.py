@@ -8,7 +8,7 @@ from pathlib import Path
 
 from selfverify.core import ranks
 from selfverify.core.atomic_files import make_output_folder
-from selfverify.core.folder_lock import only_writer
+from selfverify.core.folder_lock import held_by_another, only_writer
 
 
 @contextmanager
@@ -17,6 +17,7 @@ def held_folder(folder: Path) -> Iterator[None]:
 
     Raises:
         ConfigError: The folder cannot be made, or another run holds it; in all processes.
+        FileError: It was deleted, moved or taken over meanwhile (`require_held`).
     """
     with ExitStack() as held:
 
@@ -25,4 +26,6 @@ def held_folder(folder: Path) -> Iterator[None]:
             held.enter_context(only_writer(folder))
 
         ranks.on_first(hold)
+        if ranks.index():
+            held.enter_context(held_by_another(folder))
         yield

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from selfverify.core.errors import FileError
 from selfverify.core.files import naming
+from selfverify.core.folder_lock import require_held
 from selfverify.policy import adapters
 from selfverify.policy.loading import Loaded, optional_file, resolve
 
@@ -28,8 +29,9 @@ def save(loaded: Loaded, path: str, folder: Path, weights: dict[str, Tensor] | N
         weights: The whole state of a model that holds only a shard of it; None takes the model's own.
 
     Raises:
-        FileError: The disk is full or not writable.
+        FileError: The disk is full or not writable, or the folder around is lost (`require_held`).
     """
+    require_held(folder)
     try:
         with naming(folder):
             loaded.model.save_pretrained(folder, state_dict=weights)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from samples import sample, write_samples
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.evaluation.store import StoredSample
 from selfverify.experiments import run as run_module
 from selfverify.experiments.recipe import load_recipe, to_yaml
@@ -309,3 +309,18 @@ def test_the_worker_says_what_is_wrong_in_one_line(
 ) -> None:
     assert worker.main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}: this folder holds no recipe.yaml")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_a_study_whose_folder_is_gone_does_no_more(file: Path, tmp_path: Path) -> None:
+    """And does not make it anew."""
+    out, done = tmp_path / "out", list[str]()
+
+    def lose(job: StudyJob, threads: int) -> int:
+        done.append(job.label)
+        out.rename(tmp_path / "moved")
+        return 0
+
+    with pytest.raises(FileError, match=f"^{out}: .*deleted, moved or taken over"):
+        run_study(load_study(file), out, say=quiet, launch=lose)
+    assert len(done) == 1 and not out.exists()

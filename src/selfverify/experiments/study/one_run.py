@@ -56,8 +56,8 @@ def work(folder: Path, before: Path | None = None) -> None:
         policy, task, _ = build(recipe)
         report = partial(shown.on_phase, "before")
         summary = measure(policy, task, recipe, folder / "samples.jsonl", "before", report)
-    settings = recipe.model_dump(mode="json")
-    write_json(folder / "metrics.json", {"before": summary, "settings": settings, "version": __version__})
+        settings = recipe.model_dump(mode="json")
+        write_json(folder / "metrics.json", {"before": summary, "settings": settings, "version": __version__})
 
 
 def main(arguments: list[str]) -> int:
