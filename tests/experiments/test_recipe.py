@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict
 from selfverify.core.credit import Credit
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
@@ -88,12 +87,11 @@ class Plain(Method):
 class Pairs(Plain):
     name = "pairs"
 
-    def faults(
-        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
-    ) -> list[str]:
+    def faults(self, learner: LearnerConfig, sampling: SamplingConfig) -> list[str]:
+        faults = super().faults(learner, sampling)
         if sampling.group_size < 2:
-            return ["sampling.group_size=1 leaves method pairs nothing to compare; use 2 or more"]
-        return []
+            faults.append("sampling.group_size=1 leaves method pairs nothing to compare; use 2 or more")
+        return faults
 
 
 @pytest.fixture(autouse=True)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from selfverify import EvaluationConfig, Policy, evaluate, learn, make_method, make_task
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, FileError
 from selfverify.core.folder_lock import only_writer
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.recipe import Recipe, load_recipe
 from selfverify.experiments.run import evaluate_recipe, train
+from selfverify.learner.loop import StepCallback
 
 SMALL = EvaluationConfig(problems=2, samples=2)
 
@@ -93,6 +100,98 @@ def test_two_runs_do_not_share_a_folder(held: Path, resume: bool) -> None:
         with pytest.raises(ConfigError, match=f"{held} is in use: process {os.getpid()} "):
             second()
     assert {path: path.stat().st_mtime_ns for path in held.rglob("*")} == before
+
+
+def delete(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def move(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+OTHER = """
+import pathlib, sys
+from selfverify.core.folder_lock import only_writer
+from selfverify.core.journal import Journal
+folder = pathlib.Path(sys.argv[1])
+(folder / "checkpoints" / "checkpoint-000002.partial").mkdir(parents=True)
+with only_writer(folder):
+    for name in ("metrics.jsonl", "timing.jsonl", "events.jsonl", "checkpoints/checkpoint-000002.partial/a"):
+        Journal(folder / name).append({"step": 1})
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
+"""What a run of another process writes into its folder, for as long as its input is open."""
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[None]:
+    """A context in which another run is at work in the place of one that was moved."""
+    move(folder)
+    command = [sys.executable, "-c", OTHER, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"begun\n"
+        yield
+
+
+def small_run(output: Path, on_step: StepCallback | None = None) -> None:
+    learner = LearnerConfig(steps=4, groups_per_step=1, checkpoint_every=1)
+    task, method = make_task("digits-pick"), make_method("sft")
+    learn(Policy.load("builtin:digits"), task, method, learner, output=output, on_step=on_step)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+@pytest.mark.parametrize("lose", [delete, move, replaced])
+def test_a_run_ends_when_its_folder_is_lost(tmp_path: Path, lose: Callable[[Path], Any]) -> None:
+    """It neither makes the folder anew nor touches what another run writes there, and its lock."""
+    folder, left = tmp_path / "run", dict[Path, bytes]()
+    with ExitStack() as others:
+
+        def after(step: int, *_: object) -> None:
+            if step == 2:
+                other = lose(folder)
+                if other is not None:
+                    others.enter_context(other)
+                left.update(contents(tmp_path))
+
+        with pytest.raises(FileError, match=f"^{folder}: .*deleted, moved or taken over by another run"):
+            small_run(folder, after)
+        assert contents(tmp_path) == left
+        assert (folder / ".lock").exists() == (lose is replaced)
+    if lose is not delete:  # the checkpoint of the second step was to be written next
+        kept = sorted(path.name for path in (tmp_path / "moved" / "checkpoints").iterdir())
+        assert kept == ["checkpoint-000001"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_a_run_that_loses_its_folder_while_it_measures_does_not_train(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(FileError, match=f"^{folder}: .*deleted, moved or taken over"):
+        train(recipe(folder, steps=1), on_phase=lambda *_: delete(folder))
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_that_cannot_teach_are_refused_in_python_too(tmp_path: Path) -> None:
+    """With the words of a recipe's check, and before anything is made."""
+    policy, task, learner = Policy.load("builtin:digits"), make_task("digits-pick"), LearnerConfig(steps=1)
+    for sampling, name in (({"group_size": 1}, "group_size"), ({"temperature": 0.0}, "temperature")):
+        for method in ("grpo", "adpo"):
+            with pytest.raises(ConfigError, match=rf"^sampling\.{name}"):
+                learn(
+                    policy, task, make_method(method), learner, SamplingConfig(**sampling),
+                    output=tmp_path / "run",
+                )  # fmt: skip
+    rates = LearnerConfig(steps=1, channels="apart", channel_rates={"turn_1": 2.0})
+    with pytest.raises(ConfigError, match=r"^learner\.channel_rates: adpo has no channel 'turn_1'"):
+        learn(policy, task, make_method("adpo"), rates, output=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    learn(policy, task, make_method("sft"), learner, SamplingConfig(group_size=1), output=tmp_path / "run")
 
 
 def test_verdicts_that_are_not_there_are_missed_before_anything_is_measured(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from rounding import assert_close, assert_gradients_close
 from selfverify.core.credit import Credit
 from selfverify.core.errors import ConfigError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
@@ -177,7 +176,7 @@ def test_score_is_the_surrogate_with_one_update() -> None:
 
     def faults(**settings: int) -> str:
         learner = LearnerConfig(steps=9, **settings)
-        return " ".join(method.faults(learner, SamplingConfig(), EvaluationConfig(second_turn="Check.")))
+        return " ".join(method.faults(learner, SamplingConfig()))
 
     assert not faults()
     for name in ("updates_per_rollout", "inner_epochs"):

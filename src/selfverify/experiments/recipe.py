@@ -265,12 +265,8 @@ def build_recipe(document: Document) -> Recipe:
     _complete("task", recipe.measured_task, registry.TASKS, document, "evaluation_task")
     method = registry.make_method(recipe.method.name, **recipe.method.options)
     faults = contradictions(recipe.sampling, recipe.policy)
-    faults += method.faults(recipe.learner, recipe.sampling, recipe.evaluation)
-    if unknown := sorted(recipe.learner.channel_rates.keys() - set(method.channels)):
-        faults.append(
-            f"learner.channel_rates: {method.name} has no channel {unknown[0]!r}; it trains "
-            f"{', '.join(method.channels)}"
-        )
+    faults += method.faults(recipe.learner, recipe.sampling)
+    faults += method.evaluation_faults(recipe.evaluation)
     faults += score_faults(method, recipe.evaluation.score, recipe.task.options.get("score") is not False)
     faults += episode_faults(recipe.episode, method, registry.TASKS[recipe.task.name])
     if faults:

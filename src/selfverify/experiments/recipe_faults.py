@@ -18,16 +18,8 @@ if TYPE_CHECKING:
 
 def contradictions(sampling: SamplingConfig, policy: PolicyConfig) -> list[str]:
     """Return a line for every combination of settings that cannot work with any method, with the reason."""
-    faults = []
-    if sampling.temperature == 0 and sampling.group_size > 1:
-        faults.append(
-            "sampling.temperature=0 makes all samples of a group equal, so that nothing can be learnt from "
-            "comparing them; use a temperature above 0"
-        )
     unknown = _model_path_faults(policy.path)
-    if sampling.engine == "vllm" and not unknown:
-        faults += _vllm_faults(policy)
-    return faults + unknown
+    return _vllm_faults(policy) if sampling.engine == "vllm" and not unknown else unknown
 
 
 def episode_faults(episode: EpisodeConfig, method: Method, task: type[Task]) -> list[str]:

@@ -14,6 +14,7 @@ from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import EVENTS_FILE
+from selfverify.core.folder_lock import require_held
 from selfverify.core.journal import read_rows
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.policy_settings import PolicyConfig
@@ -85,11 +86,15 @@ def learn(
         The same policy, trained.
 
     Raises:
-        ConfigError: Another process is writing into ``output``.
+        ConfigError: Another process is writing into ``output``, or the method cannot train with these
+            settings.
+        FileError: ``output`` was deleted, moved or taken over by another run meanwhile.
     """
+    sampling = sampling or SamplingConfig()
+    if faults := method.faults(learner, sampling):
+        raise ConfigError("\n".join(faults))
     ranks.start(cpu=policy.device.type == "cpu")
     with held_folder(Path(output)):
-        sampling = sampling or SamplingConfig()
         training = Training(policy, task, method, learner, sampling, Path(output), seed, resume)
         _learn(training, on_step, validation or VALIDATION, save_as, replay)
     return policy
@@ -144,6 +149,7 @@ def _figures(summary: dict[str, Any]) -> dict[str, float]:
 
 def _join_logs(output: Path, stages: Sequence[Training]) -> None:
     """Write the metrics and timings of a run's stages as one file each, their steps counted through."""
+    require_held(output)
     for name in ("metrics.jsonl", "timing.jsonl"):
         (output / name).unlink(missing_ok=True)
         log, before = MetricsLog(output / name), 0

@@ -190,15 +190,30 @@ class Method(ABC):
                 )
         yield replace(run, learner=learner.lasting(problems))
 
-    def faults(
-        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
-    ) -> list[str]:
-        """Other settings of a recipe that the method cannot work with, each with the reason.
+    def faults(self, learner: LearnerConfig, sampling: SamplingConfig) -> list[str]:
+        """Settings that the method cannot train with, each with the reason.
 
-        By default that is one sample per problem, for a method that compares samples.
+        By default those are one sample per problem, for a method that compares samples; samples that are all
+        equal; and rates of channels that it does not train.
         """
+        faults = []
         if self.compares and sampling.group_size < 2:
-            return [f"sampling.group_size: {self.name} compares samples of one problem; use 2 or more"]
+            faults.append(f"sampling.group_size: {self.name} compares samples of one problem; use 2 or more")
+        if sampling.temperature == 0 and sampling.group_size > 1:
+            faults.append(
+                "sampling.temperature=0 makes all samples of a group equal, so that nothing can be learnt "
+                "from comparing them; use a temperature above 0"
+            )
+        if unknown := sorted(learner.channel_rates.keys() - set(self.channels)):
+            faults.append(
+                f"learner.channel_rates: {self.name} has no channel {unknown[0]!r}; it trains "
+                f"{', '.join(self.channels)}"
+            )
+        return faults
+
+    def evaluation_faults(self, evaluation: EvaluationConfig) -> list[str]:
+        """Settings that what the method trains cannot be measured with, each with the reason; by default
+        none."""
         return []
 
 

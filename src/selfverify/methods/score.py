@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from selfverify.core.credit import Credit, valid_trajectories
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import TURN_1, TURN_2, Group
@@ -113,11 +112,9 @@ class SCoRe(TwoTurnMethod):
         stage = 1.0 if groups[0].step < self.config.first_stage else 2.0
         return super().metrics(groups) | {"score/stage": stage}
 
-    def faults(
-        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
-    ) -> list[str]:
-        """As every two-turn method, several updates for a rollout, and a stage II without a step."""
-        faults = super().faults(learner, sampling, evaluation)
+    def faults(self, learner: LearnerConfig, sampling: SamplingConfig) -> list[str]:
+        """The default ones, several updates for a rollout, and a stage II without a step."""
+        faults = super().faults(learner, sampling)
         updates = learner.updates_per_rollout * learner.inner_epochs
         if updates > 1:
             faults.append(

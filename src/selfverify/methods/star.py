@@ -28,7 +28,6 @@ from selfverify.core.credit import Credit
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.evaluation_settings import EvaluationConfig
 from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.journal import STRICT, Journal
 from selfverify.core.learner_settings import LearnerConfig
@@ -261,11 +260,9 @@ class STaR(TwoTurnMethod):
         rounds = [t.segments[-1].turn for group in groups for t in group.trajectories]
         return {"star/rounds": float(np.mean(rounds))}
 
-    def faults(
-        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
-    ) -> list[str]:
-        """An evaluation after another request, another engine than our own, and a choice of problems."""
-        faults = super().faults(learner, sampling, evaluation)
+    def faults(self, learner: LearnerConfig, sampling: SamplingConfig) -> list[str]:
+        """The default ones, another engine than our own, and a choice of problems."""
+        faults = super().faults(learner, sampling)
         if sampling.engine != "own":
             faults.append(f"sampling.engine={sampling.engine}: {self.name} samples before it trains: own")
         if learner.epochs is not None:

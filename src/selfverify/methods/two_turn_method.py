@@ -10,9 +10,7 @@ from pydantic import Field
 from selfverify.core.episode import Episode
 from selfverify.core.episode_settings import EpisodeLimits
 from selfverify.core.evaluation_settings import EvaluationConfig
-from selfverify.core.learner_settings import LearnerConfig
 from selfverify.core.problem import Problem
-from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import SCORE, TURN_1, TURN_2, Group
 from selfverify.methods.base import Method, MethodConfig
 from selfverify.methods.monitor import group_metrics, turn_metrics
@@ -58,14 +56,12 @@ class TwoTurnMethod(Method):
         """The common figures and those of the turns."""
         return group_metrics(groups) | turn_metrics(groups)
 
-    def faults(
-        self, learner: LearnerConfig, sampling: SamplingConfig, evaluation: EvaluationConfig
-    ) -> list[str]:
-        """The default ones, and second turns that are not measured, or measured after another request.
+    def evaluation_faults(self, evaluation: EvaluationConfig) -> list[str]:
+        """Second turns that are not measured, or measured after another request.
 
         A method of supervised fine-tuning is mostly not measured at all, so it may leave them out.
         """
-        faults = super().faults(learner, sampling, evaluation)
+        faults = []
         words, asked = self.config.second_turn, evaluation.second_turn
         if asked is None and self.objective == "surrogate":
             faults.append(
