@@ -53,8 +53,9 @@ def test_only_the_decoders_adapter_is_trained(load_policy: Any, adapted: Policy)
     assert any("visual" in name for name in trainable(load_policy(lora=LORA, train_vision=True)))
     few = trainable(load_policy(lora=LoraSettings(rank=4, targets=["q_proj"])))
     assert few and all(".q_proj." in name for name in few)
-    with pytest.raises(ConfigError, match=r"targets.*nothing"):
-        load_policy(lora=LoraSettings(targets=["nothing"]))
+    for targets in (["nothing"], ["q_proj", "nothing"]):
+        with pytest.raises(ConfigError, match=r"policy\.lora\.targets: .*named nothing; .* q_proj"):
+            load_policy(lora=LoraSettings(targets=targets))
 
 
 def test_the_reference_is_the_start_and_holds_no_copy(adapted: Policy, problems: list[Problem]) -> None:

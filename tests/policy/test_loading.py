@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,14 @@ def a_name(tensors: Tensors, part: str) -> str:
 def test_missing_tensor(altered: Any) -> None:
     folder = altered(lambda tensors: tensors.pop(a_name(tensors, "layers.1.mlp.up_proj")))
     with pytest.raises(CheckpointError, match=r"not in the folder: .*layers\.1\.mlp\.up_proj"):
+        Policy.load(folder)
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_a_quantised_model_whose_package_is_missing(altered: Any) -> None:
+    folder = altered(lambda tensors: None)
+    change_config(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    with pytest.raises(ConfigError, match=rf"cannot load the model at '{folder}': .*bitsandbytes"):
         Policy.load(folder)
 
 

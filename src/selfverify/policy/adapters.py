@@ -74,17 +74,24 @@ def attach(model: Any, family: Family, settings: LoraSettings, base: str, vision
     A new adapter changes nothing yet, because its B is 0. Its random A is the same for the same settings.
 
     Raises:
-        ConfigError: peft is not installed, or no linear layer is named by ``settings.targets``.
+        ConfigError: peft is not installed, or ``settings.targets`` has a name that no linear layer has.
     """
     try:
         from peft import LoraConfig
     except ImportError as error:
         raise ConfigError("policy.lora needs peft: pip install 'selfverify[lora]'") from error
     names = _linear_layers(model, family, vision)
+    present = {name.rsplit(".", 1)[-1] for name in names}
+    unknown = [target for target in settings.targets if target not in present]
+    if unknown or not present:
+        raise ConfigError(
+            f"policy.lora.targets: the model has no linear layers named {', '.join(unknown)}; those that can "
+            f"have an adapter are named {', '.join(sorted(present))}"
+            if present
+            else "policy.lora: the model has no linear layers that can have an adapter"
+        )
     if settings.targets:
         names = [name for name in names if name.rsplit(".", 1)[-1] in settings.targets]
-    if not names:
-        raise ConfigError(f"policy.lora.targets: the model has no linear layers named {settings.targets}")
     made = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

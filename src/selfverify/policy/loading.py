@@ -166,7 +166,7 @@ def _load_processor(source: _Source, config: PolicyConfig, family: Family) -> An
         processor = AutoImageProcessor.from_pretrained(
             folder, trust_remote_code=config.trust_remote_code, **sizes
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot load the image processor at {folder!r}: {error}") from error
     _refuse_sizes(
         sizes, processor, getattr(getattr(processor, "valid_kwargs", None), "__annotations__", sizes)
@@ -262,7 +262,7 @@ def _find(config: PolicyConfig) -> _Source:
         folder, options["gguf_file"] = _gguf(folder)
     try:
         settings = AutoConfig.from_pretrained(folder, **options)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, ImportError) as error:  # a model's own code may need another package
         where = f"{config.path!r}" if base is None else f"{folder!r}, below the adapter in {config.path!r}"
         hint = "" if Path(folder).exists() else "; without a connection, give a local folder"
         raise ConfigError(f"no model at {where}: {error}{hint}") from error
@@ -293,7 +293,7 @@ def load(config: PolicyConfig) -> Loaded:
             **source.options,
             **unpacking,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:  # so may a quantised model
         raise ConfigError(f"cannot load the model at {config.path!r}: {error}") from error
     except (RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights in {source.folder} cannot be loaded: {error}") from error
@@ -320,7 +320,7 @@ def load_structure(config: PolicyConfig) -> Loaded:
             attn_implementation="sdpa",
             trust_remote_code=config.trust_remote_code,
         )
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         raise ConfigError(f"no model can be made of {source.folder}: {error}") from error
     # Nothing is computed there, so the device need not exist: a plan is for another machine.
     return _complete(model, source, config, torch.device(config.device))
@@ -330,7 +330,7 @@ def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.d
     """Complete a model: tokenizer, shared attention, frozen weights, adapter, image processor."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, **source.options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot load the tokenizer at {config.path!r}: {error}") from error
     if source.has_vision and (template := _processor_template(source.folder)) is not None:
         # In older folders the tokenizer's own template knows no images.
