@@ -1,6 +1,6 @@
 """A small training run as a program, for tests that kill it.
 
-Usage: resume_run.py MODEL OUTPUT [resume] [alternate|apart] [bfloat16]
+Usage: resume_run.py MODEL OUTPUT [resume] [alternate|apart] [bfloat16|dropout]
 """
 
 import sys
@@ -10,6 +10,7 @@ import torch
 
 from killed_runs import train
 from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.policy_settings import LoraSettings
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.policy.policy import Policy
@@ -20,10 +21,14 @@ STEPS = 16
 def main() -> None:
     model, output, *words = sys.argv[1:]
     torch.set_num_threads(1)
-    policy = Policy.load(model, dtype="bfloat16" if "bfloat16" in words else "float32")
+    policy = Policy.load(
+        model,
+        dtype="bfloat16" if "bfloat16" in words else "float32",
+        lora=LoraSettings(rank=2, dropout=0.3) if "dropout" in words else None,
+    )
     channels = next((word for word in words if word in ("alternate", "apart")), "joint")
     config = LearnerConfig(
-        steps=STEPS if channels == "joint" else 6,
+        steps=2 if "dropout" in words else STEPS if channels == "joint" else 6,
         groups_per_step=3,
         updates_per_rollout=2,
         micro_batch_groups=2,
@@ -35,8 +40,8 @@ def main() -> None:
         drop_zero_advantage=False,
         channels=channels,
     )
-    # Random weights write no scores. Demonstrations have both channels.
-    method = make_method("adpo" if channels == "joint" else "sft")
+    # Random weights write no scores, and earn nothing. Demonstrations have both channels.
+    method = make_method("adpo" if channels == "joint" and "dropout" not in words else "sft")
     sampling = SamplingConfig(group_size=4, max_new_tokens=8)
     train(policy, make_task("digits-pick"), method, config, sampling, Path(output), "resume" in words)
 

@@ -2,7 +2,8 @@
 
 With ``talk`` its task converses: ragged turns, images in observations, first screens, conversations that are
 over at once, and one reply that hangs past its deadline. ``replay`` names the folder of a run: its log is
-learnt from once more, in the folder ``again``.
+learnt from once more, in the folder ``again``. ``bad`` is the number of a step, from 0, in which the last
+process's loss is NaN.
 
 Usage: several.py OUTPUT WAY [SETTING=VALUE ...] where WAY is alone, ddp, fsdp or zero.
 
@@ -34,7 +35,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import ANSWER
 from selfverify.experiments.registry import make_method
-from selfverify.learner import loop
+from selfverify.learner import loop, update
 from selfverify.learner.loop import Learner
 from selfverify.methods.base import Training
 from selfverify.policy.policy import Policy
@@ -66,6 +67,18 @@ def use_zero_on_cpu() -> None:
         return Accelerator(deepspeed_plugin=plugin, **settings)
 
     loop.make_accelerator = make_accelerator
+
+
+def spoil(learner: Learner, step: int) -> None:
+    """Let the loss of the last process be NaN in a step."""
+    right = update.surrogate
+
+    def surrogate(*streams, **options):
+        terms = right(*streams, **options)
+        bad = learner.step == step and ranks.index() == ranks.count() - 1
+        return terms._replace(loss=terms.loss * torch.nan) if bad else terms
+
+    update.surrogate = surrogate
 
 
 class Uneven(DigitsPick):
@@ -159,6 +172,7 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
             micro_batch_tokens=int(given.get("tokens", 16_384)),
             learning_rate=1e-4,
             checkpoint_every=1,
+            keep_last=3,
             drop_zero_advantage=False,
             channels=given.get("channels", "joint"),
             log_channels_every=int(given.get("measure", 0)),
@@ -173,6 +187,8 @@ def run(output: Path, way: str, given: dict[str, str], replay: Path | None = Non
     learner = Learner(training)
     if way == "fsdp":
         use_fsdp_on_cpu(learner)
+    if "bad" in given:
+        spoil(learner, int(given["bad"]))
     learner.run()
     learner.save_model(output / "model")
     if ranks.index() == 0:

@@ -157,6 +157,37 @@ def test_old_ones_go_and_the_best_stays(tmp_path: Path) -> None:
     assert "checkpoint-000002" not in names(tmp_path)
 
 
+def test_the_newest_good_one_stays_beside_altered_ones_of_later_steps(tmp_path: Path) -> None:
+    """A run that has passed a damaged checkpoint over writes older ones, which must not leave for it."""
+    manager, training = CheckpointManager(tmp_path, keep_last=1), Training()
+    flip(training.save(manager, 5) / "optimizer.safetensors")
+    for step in (2, 3):
+        training.save(manager, step)
+        assert latest_checkpoint(tmp_path, verify=True) == tmp_path / f"checkpoint-{step:06d}"
+        assert manager.oldest(step) == step
+    assert names(tmp_path) == ["checkpoint-000003", "checkpoint-000005"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path, value: float) -> None:
+    manager, training = CheckpointManager(tmp_path, keep_last=1), Training()
+    training.step()
+    training.save(manager, 1)
+    training.optimizer.state[training.model[0].weight]["exp_avg_sq"][2, 3] = value
+    match = r"step 2 is not written: optimizer\.state\.0\.exp_avg_sq is not finite.*checkpoint-000001 remains"
+    with pytest.raises(CheckpointError, match=match):
+        training.save(manager, 2)
+    assert names(tmp_path) == ["checkpoint-000001"]
+
+
+def test_a_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    manager, training = CheckpointManager(tmp_path / "run" / "checkpoints", keep_last=1), Training()
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="checkpoints is gone; start anew"):
+        training.save(manager, 1)
+    assert names(tmp_path) == []
+
+
 def test_saving_a_step_again_replaces_it_and_keeps_its_metric(tmp_path: Path) -> None:
     manager, training = CheckpointManager(tmp_path, keep_last=1), Training()
     training.save(manager, 1, 0.5)

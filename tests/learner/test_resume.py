@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import killed_runs
 from killed_runs import finish, same_figures, same_weights
@@ -80,3 +82,13 @@ def test_interrupted_by_ctrl_c(model: Path, unbroken: Path, tmp_path: Path) -> N
     assert list((tmp_path / "checkpoints").glob("checkpoint-*"))
     finish(start(model, tmp_path, resume=True))
     assert same_weights(unbroken, tmp_path)
+
+
+def test_a_seed_decides_what_an_adapter_drops(model: Path, tmp_path: Path) -> None:
+    """In processes that have drawn nothing from torch's generators before."""
+    outputs = [tmp_path / "one", tmp_path / "other"]
+    for process in [killed_runs.start(SCRIPT, model, output, "dropout") for output in outputs]:
+        finish(process)
+    assert same_figures(*outputs)
+    one, other = (load_file(output / "model" / "adapter_model.safetensors") for output in outputs)
+    assert all(torch.equal(one[name], other[name]) for name in one | other)

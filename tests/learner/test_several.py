@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -81,6 +81,37 @@ def test_slices_of_rows_keep_processes_in_step(
 ) -> None:
     """Most rows are passes of their own, so that the processes have unlike numbers of them."""
     assert_same(trained(tmp_path, way, "tokens=150"), alone[1])
+
+
+@pytest.mark.parametrize(
+    ("way", "channels", "told"),
+    [
+        ("ddp", "joint", ["all"] * 2),
+        ("fsdp", "apart", ["answer", "score"] * 2),
+        pytest.param(
+            "zero",
+            "joint",
+            ["all"] * 2,
+            marks=pytest.mark.skipif(not find_spec("deepspeed"), reason="DeepSpeed is not installed"),
+        ),
+    ],
+)
+def test_one_bad_process_keeps_all_from_an_update(
+    way: str, channels: str, told: list[str], tmp_path: Path
+) -> None:
+    """In the second of three steps. All make none together, and the others go on to learn."""
+    last = trained(tmp_path, way, "bad=1", f"channels={channels}")
+    first, second, third = (
+        load_file(tmp_path / f"checkpoints/checkpoint-{step:06d}/model/model.safetensors")
+        for step in (1, 2, 3)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(second[name], third[name]) for name in first)
+    assert all(bool(tensor.isfinite().all()) for tensor in last.values())
+    events = [e for e in read_events(tmp_path / "events.jsonl") if e["event"] == "update_skipped"]
+    assert [(e["step"], e["channel"], e.get("process", 0)) for e in events] == [(1, name, 0) for name in told]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("updates/skipped", 0) for row in rows] == [0, len(told), 0]
 
 
 @pytest.mark.slow
@@ -192,7 +223,7 @@ def test_processes_that_disagree_are_stopped_before_they_learn(tmp_path: Path) -
     assert not (tmp_path / "metrics.jsonl").read_text()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.skipif(not find_spec("deepspeed"), reason="DeepSpeed is not installed")
 def test_zero_3_equals_one_process_and_resumes(
     alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:

@@ -132,6 +132,10 @@ COUNTED = {
         "change of what prepares images",
         "changes of what prepares images",
     ),
+    "update_skipped": (
+        "update skipped, as its gradient was not finite",
+        "updates skipped, as their gradients were not finite",
+    ),
     "step_empty": ("step without a usable problem", "steps without a usable problem"),
     "warning": ("other warning", "other warnings"),
 }
@@ -161,6 +165,8 @@ def story(events: Sequence[dict[str, Any]], named: int = 10) -> list[str]:
                 lines.append(
                     f"{event['event'].replace('_', ' ')} at step {event.get('step')} ({_when(event)})"
                 )
+            case "settings_changed":
+                lines.append(f"{event.get('message')} (step {event.get('step')}, {_when(event)})")
             case "failed":
                 lines.append(f"failed at step {event.get('step')} ({_when(event)}): {event.get('message')}")
     for name, (one, many) in COUNTED.items():

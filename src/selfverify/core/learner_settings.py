@@ -54,7 +54,8 @@ class LearnerConfig(StrictModel):
         "constant",
         description="What the learning rate does after the warm-up; linear and cosine fall to 0; "
         "stable_decay is constant, and falls over the last fifth (warmup-stable-decay, arXiv:2404.06395). "
-        "Counted in updates: steps in which no group was left to learn from do not move it.",
+        "Counted in updates: steps in which no group was left to learn from do not move it; updates that are "
+        "skipped, as their gradient is not finite, do.",
     )
     warmup_steps: int = Field(
         0, ge=0, description="Steps over which the learning rate rises linearly from 0 to its peak."

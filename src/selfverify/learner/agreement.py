@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from selfverify.core import ranks
+from selfverify.core.differences import differences
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.learner.checkpoint_files import read_checkpoint
@@ -68,6 +69,19 @@ def check_moments(checkpoint: Path, channels: str, masters: bool) -> None:
             f"{checkpoint}: holds float32 masters, which this run would lose; keep policy.dtype, "
             "policy.master_weights and the launcher's wrapper, or start the run anew"
         )
+
+
+def note_settings(before: dict[str, Any] | None, now: dict[str, Any]) -> None:
+    """Say which settings are others than before, of those that decide samples or weights.
+
+    Args:
+        before: Those that the checkpoint holds (`rollout_log.settings_of`); None where it is older than they.
+        now: The same of the run that goes on from it.
+    """
+    changed = differences(before, now) if before is not None else []
+    if changed:
+        message = f"settings are others from here on: {'; '.join(changed)}"
+        note(logger, "settings_changed", message, changed=changed)
 
 
 def note_image_backend(before: str | None, now: str) -> None:

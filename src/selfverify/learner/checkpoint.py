@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from selfverify.core.atomic_files import sync_folder
 from selfverify.core.errors import CheckpointError
 from selfverify.core.files import make_folder
+from selfverify.core.folder_lock import require_held
 from selfverify.learner.checkpoint_files import (
     MODEL_FOLDER,
     NAME,
@@ -149,9 +150,11 @@ class CheckpointManager:
             The checkpoint's folder.
 
         Raises:
-            CheckpointError: The disk is full or not writable. Nothing of the attempt is left, and what was
-                there before is still valid.
+            CheckpointError: The disk is full or not writable, or weights or the optimizer's state are not
+                finite. Nothing of the attempt is left, and what was there before is still valid.
+            FileError: The run's folder was deleted, moved or taken over (`folder_lock.require_held`).
         """
+        require_held(self.folder)
         final = self.folder / f"checkpoint-{step:06d}"
         partial = final.with_name(final.name + _PARTIAL)
         if best is None and not damage(final):
@@ -160,16 +163,22 @@ class CheckpointManager:
         try:
             shutil.rmtree(partial, ignore_errors=True)
             write_checkpoint(partial, step, write_model, optimizer, scheduler, progress, best)
+            require_held(self.folder)
             self._publish(partial, final)
         except BaseException as error:
+            require_held(self.folder)  # what lies there under this name may be another run's
             written = folder_size(partial)
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, (OSError, SafetensorError)):
                 raise CheckpointError(
                     self._explain(step, error, max(written, training_bytes(optimizer)))
                 ) from error
+            if isinstance(error, CheckpointError):
+                raise CheckpointError(
+                    f"the checkpoint of step {step} is not written: {error}; {self._valid()}"
+                ) from error
             raise
-        self._prune()
+        self._prune(step)
         return final
 
     def load(self, path: Path, optimizer: Savable, scheduler: Scheduler) -> dict[str, Any]:
@@ -194,10 +203,14 @@ class CheckpointManager:
         assert isinstance(progress, dict)
         return progress
 
-    def oldest(self) -> int:
-        """The step of the oldest of the last ``keep_last`` checkpoints; 0 if there is none."""
-        numbers = [NAME.fullmatch(path.name) for path in complete_checkpoints(self.folder)[-self.keep_last :]]
-        return min((int(number[1]) for number in numbers if number), default=0)
+    def oldest(self, step: int) -> int:
+        """The step of the oldest of the last ``keep_last`` checkpoints up to ``step``; 0 if there is none."""
+        return next((_step_of(path) for path in self._up_to(step)[-self.keep_last :]), 0)
+
+    def _up_to(self, step: int) -> list[Path]:
+        """Return the complete checkpoints, oldest first, without those of later steps: the run has passed
+        them over, because their bytes had changed."""
+        return [path for path in complete_checkpoints(self.folder) if _step_of(path) <= step]
 
     def _publish(self, partial: Path, final: Path) -> None:
         replaced = final.with_name(final.name + _REPLACED)
@@ -215,9 +228,9 @@ class CheckpointManager:
         sync_folder(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def _prune(self) -> None:
+    def _prune(self, step: int) -> None:
         best = best_checkpoint(self.folder)
-        for path in complete_checkpoints(self.folder)[: -self.keep_last]:
+        for path in self._up_to(step)[: -self.keep_last]:
             if path != best:
                 doomed = path.with_name(path.name + _DELETED)
                 try:
@@ -237,14 +250,23 @@ class CheckpointManager:
                     shutil.rmtree(side, ignore_errors=True)
 
     def _explain(self, step: int, error: Exception, needed: int) -> str:
+        if not self.folder.is_dir():
+            return f"cannot write the checkpoint of step {step}: the folder {self.folder} is gone; start anew"
         latest = latest_checkpoint(self.folder)
         needed = max(folder_size(latest) if latest else 0, needed)
-        valid = (
-            f"{latest.name} remains valid and can be resumed from" if latest else "there is no earlier one"
-        )
         return (
             f"cannot write the checkpoint of step {step} to {self.folder}: {error}. It needs "
             f"at least {space_report(needed, self.folder)}. Free space there (old runs' checkpoints are what "
             f"is large), lower learner.keep_last (now {self.keep_last}) or set output to another disk; "
-            f"{valid}"
+            f"{self._valid()}"
         )
+
+    def _valid(self) -> str:
+        latest = latest_checkpoint(self.folder)
+        return f"{latest.name} remains valid and can be resumed from" if latest else "there is no earlier one"
+
+
+def _step_of(path: Path) -> int:
+    match = NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])

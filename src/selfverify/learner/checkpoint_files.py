@@ -18,7 +18,14 @@ from safetensors.torch import save_file
 from selfverify.core.atomic_files import sync_file, sync_folder, write_json
 from selfverify.core.digests import file_digests
 from selfverify.core.errors import CheckpointError
-from selfverify.learner.state import Savable, pack, parameter_names, parameter_shapes, rng_state
+from selfverify.learner.state import (
+    Savable,
+    pack,
+    parameter_names,
+    parameter_shapes,
+    refuse_not_finite,
+    rng_state,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +53,13 @@ def write_checkpoint(
     """Write a checkpoint into ``folder``, force it to the disk, and only then declare it complete.
 
     The other arguments are those of `CheckpointManager.save`.
+
+    Raises:
+        CheckpointError: A value cannot be part of a checkpoint, or the optimizer's state is not finite.
     """
     generators = rng_state()  # taken before anything below can draw a random number
-    (folder / MODEL_FOLDER).mkdir(parents=True)
+    folder.mkdir()  # not its parents: they are gone where somebody has deleted the run
+    (folder / MODEL_FOLDER).mkdir()
     write_model(folder / MODEL_FOLDER)
     tensors: dict[str, torch.Tensor] = {}
     state = {
@@ -60,6 +71,7 @@ def write_checkpoint(
         "rng": pack(generators, tensors, "rng"),
         "progress": pack(progress, tensors, "progress"),
     }
+    refuse_not_finite(tensors.items())
     save_file(tensors, folder / _TENSORS)
     (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
     files = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 
 from selfverify.core import ranks
+from selfverify.core.errors import SelfVerifyError
+from selfverify.core.events import note
 from selfverify.learner.channels import channel_names
 from selfverify.learner.passes import Pass
 from selfverify.learner.source import GroupSource
@@ -18,6 +21,13 @@ from selfverify.learner.totals import UpdateTotals
 from selfverify.learner.update import Updater
 from selfverify.policy.generators import kept_generators
 from selfverify.policy.sampling import derived_seed
+
+logger = logging.getLogger(__name__)
+
+SKIPPED = 3
+"""Training stops after so many updates in a row whose gradients were not finite."""
+SKIPPED_WHILE_SCALING = 24
+"""The same where float16's loss is scaled: the scale begins at 2^16 and halves until gradients are finite."""
 
 
 class Lesson:
@@ -31,6 +41,8 @@ class Lesson:
 
     def __init__(self, updater: Updater, source: GroupSource, scheduler: Any) -> None:
         self.updater, self.source, self.scheduler = updater, source, scheduler
+        self.skipped: dict[str, int] = {}
+        """How many updates in a row were skipped up to now, by channel; "" where all step jointly."""
         self._settled = False
 
     def learn(self, groups: list[GroupStreams], makers: Sequence[int], step: int) -> UpdateTotals:
@@ -47,10 +59,9 @@ class Lesson:
         totals, config, policy = UpdateTotals(), self.updater.config, self.updater.policy
         if not groups:
             return totals
-        if ranks.count() > 1:
-            # An adapter may drop values: each process draws its own, and the same ones after a resumption.
-            place = config.groups_per_step + ranks.index()
-            torch.manual_seed(derived_seed(self.source.seed, step, place))
+        # An adapter may drop values: each process draws its own, and the same ones whenever it begins.
+        place = config.groups_per_step + ranks.index()
+        torch.manual_seed(derived_seed(self.source.seed, step, place))
         parts = np.array_split(np.arange(len(groups)), config.updates_per_rollout)
         batches = [[groups[i] for i in part] for part in parts if len(part)]
         for batch in batches:
@@ -88,7 +99,7 @@ class Lesson:
         names = [] if config.channels == "joint" else channel_names(batch)
         if not names:
             updater.gradient(batch, own, totals)
-            totals.grad_norms.append(updater.parallel.step())
+            totals.grad_norms.append(self._step(totals))
             return
         if config.channels == "alternate":
             # The count of updates is part of a checkpoint, so turns go on through steps and resumptions.
@@ -97,9 +108,37 @@ class Lesson:
         else:
             updater.gradient(batch, own, totals, apart=names)
         rates = config.channel_rates
-        norms = {n: updater.parallel.step(n, rates.get(n, 1.0), sharers=len(names)) for n in names}
+        norms = {n: self._step(totals, n, rates.get(n, 1.0), sharers=len(names)) for n in names}
         totals.add_norms(norms)
         totals.grad_norms.append(math.hypot(*norms.values()))
+
+    def _step(self, totals: UpdateTotals, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
+        """Make a channel's update, or skip it where its gradient is not finite; returns the norm.
+
+        A skipped update counts as one: the schedule of the learning rate and the turns of channels go on.
+
+        Raises:
+            SelfVerifyError: So many were skipped in a row that nothing is learnt any more.
+        """
+        norm = self.updater.parallel.step(channel, rate, sharers)
+        if math.isfinite(norm):
+            self.skipped.pop(channel, None)
+            return norm
+        totals.skipped += 1
+        row = self.skipped[channel] = self.skipped.get(channel, 0) + 1
+        whose = f"the gradient of channel {channel}" if channel else "the gradient"
+        if ranks.index() == 0:
+            message = f"{whose} is not finite (its norm is {norm}); no update is made, and training goes on"
+            note(logger, "update_skipped", message, channel=channel or "all", norm=str(norm))
+        if row >= (SKIPPED_WHILE_SCALING if self.updater.parallel.scales_loss else SKIPPED):
+            raise SelfVerifyError(
+                f"{whose} was not finite in {row} updates in a row, so that nothing is learnt: training "
+                "stops. The checkpoints are as they were. Resume from the newest one with a lower "
+                f"learner.learning_rate (now {self.updater.config.learning_rate:g}) or in float32 "
+                "(policy.dtype, mixed_precision). If that ends here again, the trouble began before it: "
+                "move it away, so that an older one is taken"
+            )
+        return norm
 
     def _measure_channels(
         self, batch: Sequence[GroupStreams], own: Sequence[Pass], totals: UpdateTotals

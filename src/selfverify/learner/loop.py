@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from selfverify.core import ranks
 from selfverify.core.credit import valid_trajectories
@@ -18,7 +20,12 @@ from selfverify.core.events import EVENTS_FILE, EventLog, note
 from selfverify.core.files import make_folder
 from selfverify.core.machine import busy
 from selfverify.core.trajectory import Group
-from selfverify.learner.agreement import check_moments, check_processes, note_image_backend
+from selfverify.learner.agreement import (
+    check_moments,
+    check_processes,
+    note_image_backend,
+    note_settings,
+)
 from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.checkpoint import (
     CHECKPOINTS_FOLDER,
@@ -31,9 +38,16 @@ from selfverify.learner.interrupt import interruptible
 from selfverify.learner.lesson import Lesson
 from selfverify.learner.logging import MetricsLog
 from selfverify.learner.optimizer import learning_rate_factor, lost_steps, make_optimizer
-from selfverify.learner.parallel import Parallel, has_masters, make_accelerator, whole_loading
-from selfverify.learner.rollout_log import RolloutLog, wants_log
+from selfverify.learner.parallel import (
+    Parallel,
+    check_trackers,
+    has_masters,
+    make_accelerator,
+    whole_loading,
+)
+from selfverify.learner.rollout_log import RolloutLog, settings_of, wants_log
 from selfverify.learner.source import GroupSource
+from selfverify.learner.state import refuse_not_finite
 from selfverify.learner.streams import select
 from selfverify.learner.update import Updater
 from selfverify.learner.weights import load_matching
@@ -87,6 +101,7 @@ class Learner:
         self._busy = False
         self.best: float | None = None
         trackers = self.config.trackers
+        check_trackers(trackers)
         self.accelerator = make_accelerator(self.policy, log_with=trackers or None, project_dir=str(folder))
         if trackers:
             self.accelerator.init_trackers("selfverify")
@@ -134,7 +149,10 @@ class Learner:
             KeyboardInterrupt: After Ctrl-C, when the checkpoint is written.
             CheckpointError: A checkpoint cannot be written or does not fit.
             DataError: No problem of several steps in a row can be used. A checkpoint is written before.
+            FileError: The run's folder was deleted, moved or taken over by another run.
             HungError: Too many episodes hang. A checkpoint is written before.
+            SelfVerifyError: The gradient was not finite in several updates in a row. No checkpoint is
+                written, so that none that is older and may be better leaves for it.
         """
         with self.events:
             resumed = self.training.resume and self._resume()
@@ -147,7 +165,7 @@ class Learner:
             if self._lost and ranks.index() == 0:
                 logger.warning(self._lost)
             self._run()
-            self._tell("finished" if self.step == self.config.steps else "time_limit")
+            self._tell("finished" if self.step >= self.config.steps else "time_limit")
 
     def _tell(self, event: str, **fields: Any) -> None:
         """Write an event that all processes share, once."""
@@ -287,6 +305,8 @@ class Learner:
             "channels": self.config.channels,
             "masters": self._masters,
             "skipped": self.source.skipped,
+            "updates_skipped": self.lesson.skipped,
+            "settings": settings_of(self.training),
             "image_backend": self.policy.image_backend,
             "metrics_bytes": self.metrics_log.sync(),
             "timing_bytes": self.timing_log.sync(),
@@ -302,29 +322,41 @@ class Learner:
         def write() -> Path:
             written = self.checkpoints.save(
                 self.step,
-                lambda folder: self.policy.save(folder, weights),
+                lambda folder: self._write_model(folder, weights),
                 optimizer,
                 self.scheduler,
                 self._progress(),
                 best=best,
             )
             if self.source.log is not None:
-                self.source.log.prune(self.checkpoints.oldest())
+                self.source.log.prune(self.checkpoints.oldest(self.step))
             return written
 
         return ranks.on_first(write)
 
     def save_model(self, folder: Path) -> None:
-        """Write the model alone. Every process has to call this; the first one writes."""
+        """Write the model alone. Every process has to call this; the first one writes.
+
+        Raises:
+            CheckpointError: A trained weight is not finite.
+        """
         weights = self.parallel.weights()
-        ranks.on_first(lambda: self.policy.save(folder, weights))
+        ranks.on_first(lambda: self._write_model(folder, weights))
+
+    def _write_model(self, folder: Path, weights: dict[str, Tensor] | None) -> None:
+        """Write the model, or a sharded model's whole ``weights``, unless what was trained is not finite."""
+        named = dict(self.policy.model.named_parameters())
+        refuse_not_finite(
+            (n, named[n] if weights is None else weights[n]) for n in named if named[n].requires_grad
+        )
+        self.policy.save(folder, weights)
 
     def _keep_best(self, evaluated: Metrics, name: str) -> None:
         if name not in evaluated:
             raise ConfigError(
                 f"learner.best_metric: there is no {name!r}; measured are: {', '.join(sorted(evaluated))}"
             )
-        if self.best is None or evaluated[name] > self.best:
+        if not math.isnan(evaluated[name]) and (self.best is None or evaluated[name] > self.best):
             self.best = evaluated[name]
             self.save(best=self.best)
 
@@ -343,10 +375,11 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.step, self.best, self.source.skipped = progress["step"], progress["best"], progress["skipped"]
+        self.lesson.skipped = progress.get("updates_skipped", {})  # older checkpoints have no such entries
         self.events.step = self.step
         if ranks.index() == 0:
-            # Older checkpoints have no such entry.
             note_image_backend(progress.get("image_backend"), self.policy.image_backend)
+            note_settings(progress.get("settings"), settings_of(self.training))
             again = max(self.metrics_log.last_step() - self.step, 0)
             self._tell("resumed", checkpoint=latest.name, steps_again=again)
         ranks.on_first(lambda: self._cut_logs(progress["metrics_bytes"], progress["timing_bytes"]))

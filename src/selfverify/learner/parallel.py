@@ -5,25 +5,47 @@ The files on the disk are the same in all cases, so a run may go on with another
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import DistributedType
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import DistributedType, LoggerType
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from selfverify.core import ranks
-from selfverify.core.errors import ConfigError
+from selfverify.core.errors import ConfigError, SelfVerifyError
 from selfverify.learner.apart import ApartGradients
 from selfverify.learner.channel_optimizer import ChannelOptimizer
 from selfverify.learner.state import Savable
 from selfverify.learner.zero import ZeroOptimizer, whole_weights
 from selfverify.policy.policy import Policy
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that accelerate does not know, or would leave out because they are not installed.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    installed = {str(name) for name in get_available_trackers()}
+    missing = {str(name) for name in LoggerType.list()} - installed
+    for name in names:
+        if name not in {*LOGGER_TYPE_TO_CLASS, "all"}:  # the table also holds those that a program registers
+            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+            raise ConfigError(f"learner.trackers: there is no tracker {name!r}; there are: all, {known}")
+        if name == "all" and not installed:
+            raise ConfigError(
+                f"learner.trackers: of all ({', '.join(sorted(missing - {'all'}))}) none is installed"
+            )
+        if name in missing - {"all"}:
+            raise ConfigError(f"learner.trackers: {name} is not installed: pip install {name}")
 
 
 def make_accelerator(policy: Policy, **settings: Any) -> Accelerator:
@@ -206,24 +228,58 @@ class Parallel:
     def step(self, channel: str = "", rate: float = 1.0, sharers: int = 1) -> float:
         """Clip the gradient, make the update and clear the gradient; return its norm before clipping.
 
+        Where the norm is not finite in some process, no process makes the update: weights, masters and
+        moments stay as they are. Gradients of other channels are not concerned.
+
         Args:
             channel: Whose moments are used (`ChannelOptimizer`). If gradients are kept apart for this
                 channel, they are the ones that are used.
             rate: The factor on the learning rate.
             sharers: The number of channels that step after the same passes.
+
+        Raises:
+            SelfVerifyError: DeepSpeed has made an update by a gradient that is not finite.
         """
         if self._is(DistributedType.DEEPSPEED):
-            engine = self.accelerator.deepspeed_engine_wrapped.engine
-            engine.step()
-            return float(engine.get_global_grad_norm())
+            return self._deepspeed_step()
         if channel in self.apart.kept:
             self._lend_apart(channel)
         if isinstance(self.raw, ChannelOptimizer):
             self.raw.take_turn(channel, rate, sharers)
-        norm = self.accelerator.clip_grad_norm_(list(self.policy.root.parameters()), self.max_grad_norm)
-        self.optimizer.step()
+        norm = _number(
+            self.accelerator.clip_grad_norm_(list(self.policy.root.parameters()), self.max_grad_norm)
+        )
+        norm = next((each for each in ranks.gather(norm) if not math.isfinite(each)), norm)
+        finite = math.isfinite(norm)
+        if not finite:
+            self.optimizer.zero_grad()
+        if finite or self.accelerator.scaler is not None:
+            # float16's scaler makes no update by such a gradient; being asked for one it lowers its scale.
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        return _number(norm)
+        return norm
+
+    def _deepspeed_step(self) -> float:
+        """Make DeepSpeed's `step`. Its recent versions look at the norm and make no update by a bad one."""
+        engine = self.accelerator.deepspeed_engine_wrapped.engine
+        engine.step()
+        if not engine.was_step_applied():
+            return math.inf
+        norm = float(engine.get_global_grad_norm())
+        if not math.isfinite(norm) or norm < 0:  # ZeRO-3 wrote -1 for such a norm
+            raise SelfVerifyError(
+                "DeepSpeed has made an update by a gradient that is not finite, so that the weights are "
+                "lost; resume from the newest checkpoint with DeepSpeed 0.19.8 or later, which makes none, "
+                "or with a lower learner.learning_rate"
+            )
+        return norm
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether float16's loss is scaled, so that updates are skipped until a fitting scale is found."""
+        if self._is(DistributedType.DEEPSPEED):
+            return bool(self.accelerator.deepspeed_engine_wrapped.engine.fp16_enabled())
+        return self.accelerator.scaler is not None
 
     # --- what a checkpoint holds --------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from selfverify.core.atomic_files import sync_file, sync_folder
 from selfverify.core.differences import differences
 from selfverify.core.errors import CheckpointError, ConfigError, DataError
 from selfverify.core.events import note
+from selfverify.core.folder_lock import require_held
 from selfverify.core.journal import read_journal, write_journal
 from selfverify.core.rgb import to_rgb
 from selfverify.data.images import read_image
@@ -45,8 +46,35 @@ _NO_MATTER = {
     "trackers", "time_limit_s", "rollout_log",
 }  # fmt: skip
 """Settings of the learner that change neither samples nor weights."""
-_POLICY = {"dtype", "master_weights", "lora", "train_vision", "shared_prefix", "min_pixels", "max_pixels"}
+_POLICY = {
+    "path",
+    "dtype",
+    "master_weights",
+    "lora",
+    "train_vision",
+    "shared_prefix",
+    "min_pixels",
+    "max_pixels",
+}
 """Settings of the policy that change samples or weights."""
+
+
+def settings_of(training: Training) -> dict[str, Any]:
+    """Return the settings that decide a run's samples and weights, as JSON."""
+    learner, method, task = training.learner, training.method, training.task
+    fixed = {"steps"} if learner.schedule == "constant" else set()
+    settings = {
+        "seed": training.seed,
+        "policy": training.policy.config.model_dump(mode="json", include=_POLICY),
+        "task": {"name": task.name, **judged_by(task)},
+        "method": {"name": method.name, **method.config.model_dump(mode="json")},
+        "sampling": training.sampling.model_dump(mode="json"),
+        "episode": (method.limits or task.limits).model_dump(mode="json"),
+        "learner": learner.model_dump(mode="json", exclude=_NO_MATTER | fixed),
+    }
+    # As a reader sees them: lists, not tuples.
+    read: dict[str, Any] = json.loads(json.dumps(settings))
+    return read
 
 
 def wants_log(training: Training) -> bool:
@@ -71,23 +99,11 @@ class RolloutLog:
     """
 
     def __init__(self, training: Training, weights: str) -> None:
-        learner, method, task = training.learner, training.method, training.task
         self.replays = training.replay is not None
         self.folder = (training.replay or training.folder) / ROLLOUTS_FOLDER
-        self.keeps_all = learner.rollout_log == "all"
-        fixed = {"steps"} if learner.schedule == "constant" else set()
-        settings = {
-            "seed": training.seed,
-            "weights": weights,
-            "policy": training.policy.config.model_dump(mode="json", include=_POLICY),
-            "task": {"name": task.name, **judged_by(task)},
-            "method": {"name": method.name, **method.config.model_dump(mode="json")},
-            "sampling": training.sampling.model_dump(mode="json"),
-            "episode": (method.limits or task.limits).model_dump(mode="json"),
-            "learner": learner.model_dump(mode="json", exclude=_NO_MATTER | fixed),
-        }
-        # As a reader sees them: lists, not tuples.
-        self._settings: dict[str, Any] = json.loads(json.dumps(settings))
+        self.keeps_all = training.learner.rollout_log == "all"
+        self._settings = {**settings_of(training), "weights": weights}
+        del self._settings["policy"]["path"]  # `weights` says it better
         self._samples = False
         self.images: dict[str, Image] = {}
         """What the environments of the last step showed, by the names of its images."""
@@ -139,12 +155,17 @@ class RolloutLog:
         Raises:
             CheckpointError: The disk is full or not writable.
             DataError: A value cannot be stored as JSON.
+            FileError: The run's folder was deleted, moved or taken over.
         """
+        require_held(self.folder)
         path, self.images = self._path(step), dict(images)
         try:
+            self.folder.mkdir(
+                exist_ok=True
+            )  # not its parents: they are gone where somebody has deleted the run
             if images:
                 shown = path.with_suffix("")
-                shown.mkdir(parents=True, exist_ok=True)
+                shown.mkdir(exist_ok=True)
                 for name, image in images.items():
                     file = shown / f"{name}.png"
                     to_rgb(image).save(file, compress_level=1)
@@ -245,8 +266,8 @@ class RolloutLog:
             if number > step + 1 or (number == step + 1 and not path.name.endswith(stale))
         )
 
-    @staticmethod
-    def _remove(paths: Iterable[Path]) -> None:
+    def _remove(self, paths: Iterable[Path]) -> None:
+        require_held(self.folder)
         for path in paths:
             # The file first: without it nobody looks for its images.
             path.unlink(missing_ok=True)

@@ -7,7 +7,9 @@ A pickle can run code when it is read; JSON and safetensors cannot. JSON keeps P
 from __future__ import annotations
 
 import logging
+import math
 import random
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -131,6 +133,20 @@ def training_bytes(optimizer: Savable) -> int:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
     return sum(tensor.nbytes for tensor in (*parameters, *kept))
+
+
+def refuse_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse tensors that hold NaN or infinity, before a checkpoint replaces a good one with them.
+
+    Raises:
+        CheckpointError: One does; the message names it.
+    """
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            # Unlike `isfinite`, this makes no copy; NaN is the least and the largest of what it is among.
+            least, largest = tensor.detach().aminmax()
+            if not (math.isfinite(least) and math.isfinite(largest)):
+                raise CheckpointError(f"{name} is not finite: it has values from {least:g} to {largest:g}")
 
 
 def _accelerator() -> tuple[str, Any]:

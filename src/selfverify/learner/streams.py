@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.core.credit import Alternatives, Credit
+from selfverify.core.errors import DataError
 from selfverify.core.trajectory import Group
 from selfverify.objectives import UNTRAINED, Denominator, token_weights
 from selfverify.policy.continuations import Continuation
@@ -156,6 +157,7 @@ def make_streams(
     unless the credit asks for that (`Credit.holds`).
 
     Raises:
+        DataError: What a trained token is to learn is not finite.
         ValueError: Several channels have choices, or choices lie outside their channel's trained tokens.
     """
     tokens = [t.tokens for t in group.trajectories]
@@ -175,6 +177,15 @@ def make_streams(
         ):
             value_g = torch.as_tensor(value, dtype=torch.float32).expand(len(tokens))
             stream_gr[mask_gr] = value_g[:, None].expand(shape)[mask_gr]
+        learnt = [stream_gr[mask_gr] for stream_gr in (advantage_gr, kl_coef_gr, weight_gr)]
+        if credit.choices is not None:
+            learnt.append(credit.choices.advantage)
+        if not all(bool(values.isfinite().all()) for values in learnt):
+            raise DataError(
+                f"problem {group.problem.id}: the credit of channel {credit.channel} is not finite: "
+                f"advantage {_plain(credit.advantage)}, KL coefficient {_plain(credit.kl_coef)}, weight "
+                f"{_plain(credit.weight)}; its method has to give finite numbers to valid trajectories"
+            )
     streams = GroupStreams(
         prompt, tokens, channel_gr, advantage_gr, kl_coef_gr, weight_gr, foreign=foreign, number=number
     )
@@ -197,6 +208,10 @@ def make_streams(
     if all(len(a) == len(b) for a, b in zip(logprobs, tokens, strict=True)):
         streams.sampler_logprobs_gr = pad_sequence([torch.tensor(row) for row in logprobs], batch_first=True)
     return streams
+
+
+def _plain(value: float | Tensor) -> object:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def select(

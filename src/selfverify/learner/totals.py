@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -23,13 +24,17 @@ class UpdateTotals:
         largest: The largest ``ratio`` and the largest ``mismatch`` of a token, by name.
         grad_norms: The gradient's norm at each update, before clipping. Where channels have gradients of
             their own, it is that of all of them as one vector: the root of the sum of their squared norms.
+            It is not finite where an update was skipped.
         channel_norms: The norms of each channel's own gradient, before clipping, where they were measured.
+        skipped: How many updates were skipped because their gradient was not finite. Channels with gradients
+            of their own have updates of their own.
     """
 
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     largest: dict[str, float] = field(default_factory=lambda: {"ratio": 1.0, "mismatch": 0.0})
     grad_norms: list[float] = field(default_factory=list)
     channel_norms: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    skipped: int = 0
 
     def add_norms(self, norms: Mapping[str, float]) -> None:
         """Note the norms of channels' own gradients."""
@@ -64,7 +69,9 @@ class UpdateTotals:
     def together(self) -> UpdateTotals:
         """The totals of all processes; every process has to call this."""
         # Gradients are summed over processes, so their norms are the same everywhere.
-        whole = UpdateTotals(grad_norms=self.grad_norms, channel_norms=self.channel_norms)
+        whole = UpdateTotals(
+            grad_norms=self.grad_norms, channel_norms=self.channel_norms, skipped=self.skipped
+        )
         for part in ranks.gather(self):
             for name, value in part.sums.items():
                 whole.sums[name] += value
@@ -75,7 +82,8 @@ class UpdateTotals:
     def metrics(self) -> dict[str, float]:
         """Means per update, per trained token or per pair.
 
-        Names that begin with ``mismatch/`` or ``pairs/`` are there only where there is something to count.
+        Names that begin with ``mismatch/`` or ``pairs/``, and ``updates/skipped``, are there only where there
+        is something to count. Norms are means of those that are finite, NaN where none is.
         """
         updates, tokens = max(len(self.grad_norms), 1), max(self.sums["tokens"], 1)
         found = {
@@ -83,10 +91,12 @@ class UpdateTotals:
             "kl": self.sums["kl"] / tokens,
             "clip_share": self.sums["clipped"] / tokens,
             "ratio_max": self.largest["ratio"],
-            "grad_norm": sum(self.grad_norms) / updates,
+            "grad_norm": _mean(self.grad_norms) if self.grad_norms else 0.0,
             "tokens/trained": float(self.sums["tokens"]),
         }
-        found |= {f"grad_norm/{name}": sum(n) / len(n) for name, n in self.channel_norms.items()}
+        found |= {f"grad_norm/{name}": _mean(norms) for name, norms in self.channel_norms.items()}
+        if self.skipped:
+            found["updates/skipped"] = float(self.skipped)
         compared = self.sums["mismatch/tokens"]
         if compared:
             found |= {
@@ -102,3 +112,8 @@ class UpdateTotals:
                 "pairs/margin": self.sums["pairs/margin"] / pairs,
             }
         return found
+
+
+def _mean(norms: Sequence[float]) -> float:
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return sum(finite) / len(finite) if finite else math.nan

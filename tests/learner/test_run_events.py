@@ -1,0 +1,73 @@
+"""What a run tells when it goes on with other settings, when it is over, and where its metrics cannot go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfverify.core.errors import ConfigError
+from selfverify.core.events import read_events, story
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method, make_task
+from selfverify.experiments.run import learn
+from selfverify.policy.policy import Policy
+
+
+def run(
+    folder: Path, tmp_path: Path, sampling: SamplingConfig | None = None, **changes: Any
+) -> list[dict[str, Any]]:
+    """Train, or go on, and return the run's events so far."""
+    settings = {"steps": 1, "groups_per_step": 1, "learning_rate": 1e-3} | changes
+    learn(
+        Policy.load(str(folder)), make_task("digits-pick"), make_method("sft"), LearnerConfig(**settings),
+        sampling, output=tmp_path, resume=(tmp_path / "checkpoints").exists(),
+    )  # fmt: skip
+    return read_events(tmp_path / "events.jsonl")
+
+
+def test_settings_that_changed_are_told_once(
+    tiny_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tiny_folder, tmp_path)
+    run(tiny_folder, tmp_path, steps=2, checkpoint_every=1, keep_last=9, log_every=2, time_limit_s=1e9)
+    assert "settings_changed" not in {e["event"] for e in read_events(tmp_path / "events.jsonl")}
+    changed = {"steps": 3, "learning_rate": 5e-4, "betas": (0.9, 0.95)}
+    events = run(tiny_folder, tmp_path, SamplingConfig(temperature=0.5), **changed)
+    [told] = [event for event in events if event["event"] == "settings_changed"]
+    assert told["changed"] == [
+        "learner.betas was [0.9, 0.99] and is now [0.9, 0.95]",
+        "learner.learning_rate was 0.001 and is now 0.0005",
+        "sampling.temperature was 1.0 and is now 0.5",
+    ]
+    assert told["step"] == 2 and "learner.learning_rate was 0.001 and is now 0.0005" in caplog.text
+    assert any("is now 0.0005" in line for line in story(events))
+    again = run(tiny_folder, tmp_path, SamplingConfig(temperature=0.5), **changed | {"steps": 4})
+    assert [event["event"] for event in again].count("settings_changed") == 1
+
+
+def test_a_schedule_depends_on_the_number_of_steps(tiny_folder: Path, tmp_path: Path) -> None:
+    run(tiny_folder, tmp_path, schedule="linear")
+    events = run(tiny_folder, tmp_path, schedule="linear", steps=2)
+    [told] = [event for event in events if event["event"] == "settings_changed"]
+    assert told["changed"] == ["learner.steps was 1 and is now 2"]
+
+
+def test_a_run_with_more_steps_than_are_asked_for_is_finished(tiny_folder: Path, tmp_path: Path) -> None:
+    run(tiny_folder, tmp_path, steps=2)
+    assert [e["event"] for e in run(tiny_folder, tmp_path, steps=1)][-2:] == ["resumed", "finished"]
+    assert run(tiny_folder, tmp_path, steps=4, time_limit_s=1e-9)[-1]["event"] == "time_limit"
+
+
+def test_trackers_that_would_be_left_out_are_refused(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[str] = []
+    monkeypatch.setattr("selfverify.learner.parallel.get_available_trackers", lambda: installed)
+    with pytest.raises(ConfigError, match=r"learner\.trackers: there is no tracker 'wandbb'.*wandb"):
+        run(tiny_folder, tmp_path, trackers=["wandbb"])
+    for name in ("wandb", "all"):
+        with pytest.raises(ConfigError, match=rf"learner\.trackers: .*{name}.* installed"):
+            run(tiny_folder, tmp_path, trackers=[name])
