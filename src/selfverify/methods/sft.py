@@ -15,6 +15,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
 from selfverify.methods.base import Method, MethodConfig
+from selfverify.policy.chat import turn_end
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.converse import Rollout
 from selfverify.tasks.base import Task
@@ -62,7 +63,7 @@ class SFT(Method):
             ConfigError: A problem's environment speaks first.
             DataError: A problem cannot be encoded.
         """
-        groups = []
+        groups, end = [], turn_end(policy.loaded, policy.stop_tokens)
         for problem, seed in zip(problems, seeds, strict=True):
             if problem.environment_begins:
                 raise ConfigError(
@@ -70,13 +71,12 @@ class SFT(Method):
                 )
             rng = np.random.default_rng(seed)
             kinds = [False] * self.config.right + [True] * self.config.wrong
-            groups.append(
-                Group(problem, [self._trajectory(policy, task, problem, rng, wrong) for wrong in kinds])
-            )
+            told = [self._trajectory(policy, task, problem, rng, wrong, end) for wrong in kinds]
+            groups.append(Group(problem, told))
         return Rollout(policy.encode(problems), groups)
 
     def _trajectory(
-        self, policy: Policy, task: Task, problem: Problem, rng: np.random.Generator, wrong: bool
+        self, policy: Policy, task: Task, problem: Problem, rng: np.random.Generator, wrong: bool, end: int
     ) -> Trajectory:
         shown = task.demonstrate(problem, rng, wrong)
         mean = 0.5 + self.config.score_gap * (shown.quality - 0.5)
@@ -90,7 +90,7 @@ class SFT(Method):
             Segment(channel, policy.tokenizer(text, add_special_tokens=False)["input_ids"], text=text)
             for channel, text in pieces
         ]
-        segments[-1].tokens.append(policy.tokenizer.eos_token_id)
+        segments[-1].tokens.append(end)
         segments[-1].finish = Finish.STOP
         return Trajectory(segments, rewards={"quality": shown.quality})
 

@@ -22,6 +22,7 @@ from selfverify.core.trajectory import TURN_2, Finish, Group, Trajectory
 from selfverify.methods.monitor import turn_metrics
 from selfverify.methods.sft import SFT, SFTConfig
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
+from selfverify.policy.chat import turn_end
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
 from selfverify.rollouts.converse import Rollout, recite
@@ -113,7 +114,7 @@ class TurnsSFT(TwoTurnMethod):
             # The score of the first turn is repeated: only the place of scores is taught here.
             text += f"<score>{0.5 if tagged.score is None else tagged.score:.1f}</score>"
         ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP)
+        return Sample([*ids, turn_end(policy.loaded, policy.stop_tokens)], [], Finish.STOP)
 
     @property
     def channels(self) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,13 +15,15 @@ from torch import Tensor
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.rgb import is_rgb, to_rgb
-from selfverify.policy.chat import chat_text
+from selfverify.policy.chat import chat_text, check_template, checked_messages, content_texts
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
 from selfverify.policy.families.unknown import lengthened
 from selfverify.policy.features import MISFIT, ByteCache, tensor_bytes
 from selfverify.policy.loading import Loaded
 from selfverify.policy.opening import find_opening
+from selfverify.policy.reply_parts import TooLongError, check_beginnings, has_too_many_characters
+from selfverify.policy.special_tokens import SpecialTokens
 
 _BAND = 2**20
 """Bytes of an image that are digested at a time."""
@@ -55,11 +59,17 @@ class Encoder:
     """Turns problems into prompts. The last ``cache_mb`` MiB of preprocessed images are kept."""
 
     def __init__(self, loaded: Loaded, cache_mb: float) -> None:
+        check_template(loaded)
         self.loaded = loaded
         self._images: ByteCache[ImageInput] = ByteCache(
             cache_mb,
             lambda image: sum(tensor_bytes(t) for t in image.tensors.values() if isinstance(t, Tensor)),
         )
+
+    @cached_property
+    def special(self) -> SpecialTokens:
+        """The tokens that nothing in words may become."""
+        return SpecialTokens(self.loaded)
 
     def image(self, image: Image, problem_id: str, several: bool = False) -> ImageInput:
         """Preprocess one image, or return it from the cache.
@@ -115,24 +125,26 @@ class Encoder:
         """Encode one problem's messages up to the point where the policy begins to write.
 
         Raises:
-            DataError: Placeholders and images do not match, or an image cannot be read.
+            ConfigError: The model's chat template cannot show the problem's tools, or an environment that
+                speaks first.
+            DataError: The chat template refuses the messages or leaves words out, placeholders and images do
+                not match, an image cannot be read, or words cannot be told from special tokens.
+            TooLongError: The prompt is longer than the model's context.
         """
-        tokenizer, family, model = self.loaded.tokenizer, self.loaded.family, self.loaded.model
+        family, model = self.loaded.family, self.loaded.model
+        self._refuse_characters(problem)
         if not family.shares_prompts:
             return self._whole_prompt(problem)
         reads_images = family.placeholder(model) is not None
         if problem.images and not reads_images:
             raise DataError(f"problem {problem.id}: it has images but the model reads text only")
+        pieces = self._pieces(problem)
         images = [self.image(image, problem.id, len(problem.images) > 1) for image in problem.images]
-        if reads_images:
-            self._refuse_literals(problem)
-        text = self._text(problem)
-        # The template has written all special tokens already.
-        unexpanded = tokenizer(text, add_special_tokens=False)["input_ids"]
+        unexpanded = self._tokens(pieces, f"problem {problem.id}: its messages")
         expanded = unexpanded
         if reads_images:
-            text = self._expand(text, images, problem.id)
-            expanded = tokenizer(text, add_special_tokens=False)["input_ids"]
+            shown = self._expand(pieces, images, problem.id)
+            expanded = self._ids(shown) if images else unexpanded
         ids = torch.tensor(expanded, dtype=torch.long)
         self._refuse_long(problem, len(ids), sum(image.placeholders for image in images))
         try:
@@ -143,11 +155,57 @@ class Encoder:
         begun = not problem.environment_begins
         return Prompt(problem.id, ids, positions, images, following, unexpanded, problem.images, begun)
 
-    def _text(self, problem: Problem) -> str:
-        """What the chat template writes before the policy, or the environment, begins."""
+    def words(self, words: str, where: str) -> list[int]:
+        """What the assistant says as tokens, of which none is a special one; see `SpecialTokens`.
+
+        Args:
+            words: What is said.
+            where: What errors name.
+
+        Raises:
+            DataError: The words contain an image token, or cannot be told from special tokens.
+            TooLongError: They alone are longer than the model's context.
+        """
+        limit = longest_row(self.loaded.model)
+        if has_too_many_characters(len(words), limit):
+            raise TooLongError(f"{where} has {len(words)} characters and the model reads {limit} tokens")
+        check_beginnings(self.loaded.tokenizer, [words], limit, f"{where}: the text's")
+        self._refuse_image_tokens([words], where)
+        return self._tokens(self.special.pieces(words, "assistant", where), where)
+
+    def _pieces(self, problem: Problem) -> list[str]:
+        """What the chat template writes before the policy, or the environment, begins.
+
+        It is in one piece unless its words spell special tokens, in which it is cut.
+        """
+        messages = checked_messages(problem)
+        said = [text for message in messages for text in content_texts(message.get("content"))]
+        self._refuse_image_tokens(said, f"problem {problem.id}")
+        marked, mark = self.special.marked(problem)
         if problem.environment_begins:
-            return find_opening(self.loaded, problem).prompt
-        return chat_text(self.loaded, problem)
+            text = find_opening(self.loaded, marked).prompt
+        else:
+            text = chat_text(self.loaded, marked)
+        pieces = text.split(mark) if marked is not problem else [text]
+        whose = f"problem {problem.id}: its prompt's"
+        check_beginnings(self.loaded.tokenizer, pieces, longest_row(self.loaded.model), whose)
+        return pieces
+
+    def _tokens(self, pieces: Sequence[str], where: str) -> list[int]:
+        """The tokens of a text that has been cut.
+
+        Raises:
+            DataError: The tokenizer reads special tokens where the text spells none, as normalisers make it.
+        """
+        ids = self._ids(pieces)
+        if sum(i in self.special.control for i in ids) > sum(map(self.special.count, pieces)):
+            raise DataError(f"{where} cannot be written without special tokens of the model")
+        return ids
+
+    def _ids(self, pieces: Sequence[str]) -> list[int]:
+        # The template has written all special tokens already.
+        rows = self.loaded.tokenizer([*pieces], add_special_tokens=False)["input_ids"]
+        return [i for row in rows for i in row]
 
     def extended(self, prompt: Prompt, piece: Continuation) -> Prompt:
         """``prompt`` with ``piece`` behind it; an environment that speaks first has spoken with it.
@@ -188,7 +246,15 @@ class Encoder:
         """Return the prompt that the model's own processor makes, for `families.Unknown`."""
         processor = self.loaded.image_processor
         assert processor is not None
-        text = self._text(problem)
+        # It tokenises a text as a whole, so that nothing can be cut in it.
+        pieces = self._pieces(problem)
+        text = "".join(pieces)
+        spelt = self.special.count(text) - sum(map(self.special.count, pieces))
+        if spelt:
+            raise DataError(
+                f"problem {problem.id}: its messages spell special tokens of the model {spelt} times, which "
+                "its processor would read as such; take them out"
+            )
         try:
             shown = {"images": [to_rgb(image) for image in problem.images]} if problem.images else {}
             made = dict(processor(text=[text], return_tensors="pt", add_special_tokens=False, **shown))
@@ -196,44 +262,64 @@ class Encoder:
             # Processors and PIL raise many types; whichever it is, the problem must be named.
             raise DataError(f"problem {problem.id}: its processor refuses it ({error})") from error
         ids = made.pop("input_ids")[0]
-        self._refuse_long(
-            problem, len(ids), int((ids == self.loaded.family.placeholder(self.loaded.model)).sum())
-        )
+        placeholder = self.loaded.family.placeholder(self.loaded.model)
+        of_images = int((ids == placeholder).sum()) if placeholder is not None else 0
+        if placeholder is not None and bool(of_images) != bool(problem.images):
+            raise DataError(
+                f"problem {problem.id}: it has {len(problem.images)} images and its prompt {of_images} image "
+                "tokens; each image needs one {'type': 'image'} part"
+            )
+        self._refuse_long(problem, len(ids), of_images)
         made.pop("attention_mask", None)
         whole = [ImageInput("", made, "", 0)] if problem.images else []
         begun = not problem.environment_begins
         return Prompt(problem.id, ids, torch.arange(len(ids))[None], whole, len(ids), begun=begun)
 
+    def _refuse_characters(self, problem: Problem) -> None:
+        """Refuse what no model of this context could read before the chat template writes it."""
+        characters, limit = _size([problem.messages, problem.tools]), longest_row(self.loaded.model)
+        if has_too_many_characters(characters, limit):
+            raise TooLongError(
+                f"problem {problem.id}: its messages have {characters} characters and the model reads "
+                f"{limit} tokens; use less text"
+            )
+
     def _refuse_long(self, problem: Problem, tokens: int, of_images: int) -> None:
         limit = longest_row(self.loaded.model)
         if limit is not None and tokens >= limit:
-            raise DataError(
+            raise TooLongError(
                 f"problem {problem.id}: its prompt takes {tokens} tokens, {of_images} of them for images, "
                 f"and the model reads {limit}; use smaller images (Qwen: policy.max_pixels) or less text"
             )
 
-    def _refuse_literals(self, problem: Problem) -> None:
-        # A literal token in place of a missing image part would make the counts agree and misplace the image.
-        literals = {
-            self._placeholder(),
-            self.loaded.family.slot(self.loaded.model, self.loaded.tokenizer),
-        }
-        for message in problem.messages:
-            content = message.get("content") or []
-            parts = [{"text": content}] if isinstance(content, str) else content
+    def _refuse_image_tokens(self, texts: Iterable[str], where: str) -> None:
+        # Who writes one means an image, which would then be missing or in another place.
+        literals = {self._placeholder(), self.special.slot} if self.special.slot else ()
+        for text in texts:
             for literal in literals:
-                if any(literal in str(part.get("text", "")) for part in parts):
-                    raise DataError(f"problem {problem.id}: a text contains the image token {literal}")
+                if literal in text:
+                    raise DataError(f"{where}: a text contains the image token {literal}")
 
-    def _expand(self, text: str, images: list[ImageInput], problem_id: str) -> str:
-        pieces = text.split(self.loaded.family.slot(self.loaded.model, self.loaded.tokenizer))
-        if len(pieces) - 1 != len(images):
+    def _expand(self, pieces: Sequence[str], images: list[ImageInput], problem_id: str) -> list[str]:
+        """The pieces of a text with images in place of their slots."""
+        parts = [piece.split(self.special.slot) for piece in pieces]
+        slots = sum(map(len, parts)) - len(parts)
+        if slots != len(images):
             raise DataError(
-                f"problem {problem_id}: {len(pieces) - 1} image placeholders in the messages but "
+                f"problem {problem_id}: {slots} image placeholders in the messages but "
                 f"{len(images)} images; each image needs one {{'type': 'image'}} part"
             )
-        shown = [*(image.text for image in images), ""]
-        return "".join(piece + image for piece, image in zip(pieces, shown, strict=True))
+        left = iter(images)
+        return [first + "".join(next(left).text + other for other in others) for first, *others in parts]
+
+
+def _size(value: Any) -> int:
+    """The characters of all texts in a value, and one for each value: that takes work, too."""
+    if isinstance(value, str):
+        return 1 + len(value)
+    if isinstance(value, dict):
+        return 1 + sum(_size(key) + _size(inner) for key, inner in value.items())
+    return 1 + (sum(map(_size, value)) if isinstance(value, list | tuple) else 0)
 
 
 def no_image_here(loaded: Loaded, named: str) -> str:

@@ -197,12 +197,22 @@ def optional_file(source: str, name: str, **options: Any) -> str | None:
     return found
 
 
-def _processor_template(folder: str) -> str | None:
-    """Return the chat template that older vision-language folders keep in a file of its own, or None."""
+def _processor_template(folder: str) -> str | dict[str, str] | None:
+    """Return the chat template, or several by name, that older vision-language folders keep in a file of its
+    own; None where there is no such file.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
     path = optional_file(folder, "chat_template.json")
     if path is None:
         return None
-    template: str | None = json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template")
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template")
+        named = {each["name"]: each["template"] for each in found} if isinstance(found, list) else found
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} holds no chat template: {error!r}") from error
+    template: str | dict[str, str] | None = named
     return template
 
 

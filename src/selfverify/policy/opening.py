@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError
 from selfverify.core.message_content import BETWEEN, content_parts
 from selfverify.core.problem import Problem
-from selfverify.policy.chat import chat_text
+from selfverify.policy.chat import TemplateRefusal, chat_text
 from selfverify.policy.loading import Loaded
 
 _MARK = "SHOWNFIRST"
@@ -65,21 +65,20 @@ def find_opening(loaded: Loaded, problem: Problem) -> Opening:
 
     Raises:
         ConfigError: It does not.
-        DataError: A message has a part that is no text, and the model reads nothing else.
+        DataError: A message has a part that is no text, and the model reads nothing else; or the template
+            refuses the problem's own messages.
     """
     reasons = []
     for continues in (False, True):
         try:
             opening = _opening(loaded, problem, continues)
-        except (ConfigError, DataError):
-            raise
-        except Exception as error:
-            # Templates raise whatever their authors chose, and jinja its own errors.
-            reasons.append(str(error))
+        except TemplateRefusal as error:
+            reasons.append(error.reason)
         else:
             if opening is not None:
                 return opening
             reasons.append("it writes other text before what is shown")
+    chat_text(loaded, problem)  # what it refuses of every conversation is this problem's fault
     raise ConfigError(
         f"problem {problem.id}: with the model's chat template the environment cannot speak first. As a "
         f"message of its own: {reasons[0]}. At the end of the user's message: {reasons[1]}"
@@ -93,7 +92,7 @@ def _opening(loaded: Loaded, problem: Problem, continues: bool) -> Opening | Non
         opening = Opening(prompt, continues)
         return opening if _MARK in (opening.rest(loaded, problem, "user", _MARKED) or "") else None
     if not problem.messages or problem.messages[-1]["role"] != "user":
-        raise ValueError("the last message is not a user's")
+        raise TemplateRefusal(problem.id, "the last message is not a user's")
     prompt, marked, _ = chat_text(loaded, _continued(problem, _MARKED)).partition(_MARK)
     return Opening(prompt, continues) if marked else None
 

@@ -17,7 +17,7 @@ from PIL.Image import Image
 from selfverify.core.episode import Reply
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
-from selfverify.policy.chat import chat_text
+from selfverify.policy.chat import TemplateRefusal, chat_text
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Encoder, longest_row, no_image_here
 from selfverify.policy.families import ImageInput
@@ -49,16 +49,8 @@ class ReplyEncoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder, self.loaded = encoder, encoder.loaded
-        family, model, tokenizer = self.loaded.family, self.loaded.model, self.loaded.tokenizer
-        self._slot = family.slot(model, tokenizer) if family.placeholder(model) is not None else None
-        marks = {mark for mark in family.marks(model, tokenizer) if mark} | ({self._slot} - {None})
-        added = tokenizer.added_tokens_decoder.items()
-        self._meant = {number for number, token in added if token.special or _is_markup(token.content)}
-        literals = marks | {tokenizer.convert_ids_to_tokens(number) for number in self._meant}
-        # What stands for characters that a tokenizer does not know means nothing itself.
-        self._meant.discard(tokenizer.unk_token_id)
-        longest_first = sorted((x for x in literals if x), key=len, reverse=True)
-        self._literal = re.compile("|".join(re.escape(x) for x in longest_first) or r"(?!)")
+        self._special = encoder.special
+        self._slot = self._special.slot
         self._frames: dict[tuple[str, str, str, bool], _Frame] = {}
 
     def encode(self, problem: Problem, reply: Reply, turn: int) -> Continuation:
@@ -154,13 +146,10 @@ class ReplyEncoder:
                 if first
                 else self._rest(problem, {"role": role, "content": content})
             )
-        except (ConfigError, DataError):
-            raise
-        except Exception as error:
-            # Templates raise whatever their authors chose, and jinja its own errors.
+        except TemplateRefusal as error:
             raise ConfigError(
-                f"problem {problem.id}: the model's chat template cannot continue a conversation ({error}); "
-                f"another turn needs one that takes user, assistant and {role} messages"
+                f"problem {problem.id}: the model's chat template cannot continue a conversation "
+                f"({error.reason}); another turn needs one that takes user, assistant and {role} messages"
             ) from error
         texts, order = _around(rest or "")
         if rest is None or sorted(order) != [*range(len(marks))]:
@@ -209,25 +198,15 @@ class ReplyEncoder:
             ranges.append((len(whole), len(whole) + len(texts[number])))
             whole += texts[number] + shown(piece)
         tokenizer = self.loaded.tokenizer
-        cuts = [0, *self._cuts(whole, ranges), len(whole)]
+        cuts = [0, *self._special.cuts(whole, ranges), len(whole)]
         runs = [whole[a:b] for a, b in itertools.pairwise(cuts)]
-        # A tokenizer may see special tokens where `_literal` sees none, as behind its normaliser.
+        # A tokenizer may see special tokens where no cut was made, as behind its normaliser.
         runs.append("".join(_outside(whole, ranges)))
         *parts, own = tokenizer(runs, add_special_tokens=False)["input_ids"]
         ids = [i for part in parts for i in part]
-        if sum(i in self._meant for i in ids) != sum(i in self._meant for i in own):
+        if sum(i in self._special.meant for i in ids) != sum(i in self._special.meant for i in own):
             raise DataError(f"{where}: the reply cannot be written without special tokens of the model")
         return ids
-
-    def _cuts(self, whole: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
-        """Places inside everything in ``ranges`` that reads like a special token, so that none is one."""
-        cuts = set()
-        for begin, end in ranges:
-            found = self._literal.search(whole, begin)
-            while found is not None and found.start() < end:
-                cuts.add(found.start() + 1)
-                found = self._literal.search(whole, found.start() + 1)
-        return sorted(cuts)
 
 
 def _around(rest: str) -> tuple[list[str], list[int]]:
@@ -240,11 +219,6 @@ def _outside(whole: str, ranges: Sequence[tuple[int, int]]) -> list[str]:
     """The parts of a text outside of ``ranges``."""
     edges = [0, *(edge for pair in ranges for edge in pair), len(whole)]
     return [whole[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _is_markup(text: str) -> bool:
-    """Whether an added token that is not called special reads like markup, such as ``<tool_call>``."""
-    return len(text) > 2 and text[0] in "<[" and text[-1] in ">]"
 
 
 def without_written_end(said: Sequence[int], reply: Continuation) -> Continuation:

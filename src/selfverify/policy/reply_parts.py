@@ -1,4 +1,4 @@
-"""What a reply holds: its texts and images, checked before any work is done on them."""
+"""What a reply holds, and how long texts may be: checked before any work is done on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEWEST = 4
 
 
 class TooLongError(DataError):
-    """A reply that alone takes more tokens than the model reads."""
+    """A text that alone takes more tokens than the model reads."""
 
 
 def reply_parts(reply: Reply, where: str) -> list[dict[str, Any]]:
@@ -44,15 +44,22 @@ def reply_parts(reply: Reply, where: str) -> list[dict[str, Any]]:
 
 
 def reply_texts(parts: Sequence[dict[str, Any]]) -> list[str]:
-    """The parts' texts, with ``?`` in place of surrogates, which JSON can hold and no tokenizer takes."""
-    texts = [part["text"] for part in parts if part["type"] == "text"]
-    return [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+    """The parts' texts, without surrogates."""
+    return [without_surrogates(part["text"]) for part in parts if part["type"] == "text"]
+
+
+def without_surrogates(text: str) -> str:
+    """A text with ``?`` in place of surrogates, which JSON can hold and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def has_too_many_characters(characters: int, limit: int | None) -> bool:
+    """Whether a text is longer than any that a model of ``limit`` tokens could read (None: it says none)."""
+    return characters > CHARACTERS_PER_TOKEN * (_NO_LIMIT if limit is None else limit)
 
 
 def check_length(tokenizer: Any, texts: Sequence[str], parts: int, limit: int | None, where: str) -> None:
-    """Refuse what the model cannot read, without tokenising all of it.
-
-    Beginnings of the text are tokenised, each twice as long as the one before, until one fills the context.
+    """Refuse a reply that the model cannot read, without tokenising all of it.
 
     Args:
         tokenizer: The model's.
@@ -65,17 +72,31 @@ def check_length(tokenizer: Any, texts: Sequence[str], parts: int, limit: int | 
         DataError: There are so many characters that the reply is none a person meant.
         TooLongError: The beginning alone fills the context.
     """
-    limit = _NO_LIMIT if limit is None else limit
     characters = sum(len(text) for text in texts) + parts
-    if characters > CHARACTERS_PER_TOKEN * limit:
+    if has_too_many_characters(characters, limit):
         raise DataError(f"{where}: the reply has {characters} characters and the model reads {limit} tokens")
+    check_beginnings(tokenizer, texts, limit, f"{where}: the reply's")
+
+
+def check_beginnings(tokenizer: Any, texts: Sequence[str], limit: int | None, whose: str) -> None:
+    """Refuse a text whose beginning fills a model's context; each is twice as long as the one before.
+
+    Args:
+        tokenizer: The model's.
+        texts: The text in pieces.
+        limit: The tokens that the model reads; None where its settings do not say.
+        whose: What errors name.
+
+    Raises:
+        TooLongError: One does.
+    """
+    limit = _NO_LIMIT if limit is None else limit
     size = _FEWEST * limit
-    whole = "".join(texts) if characters > size else ""
+    whole = "".join(texts) if sum(map(len, texts)) > size else ""
     while size < len(whole):
         tokens = len(tokenizer(whole[:size], add_special_tokens=False)["input_ids"])
         if tokens > limit:
             raise TooLongError(
-                f"{where}: the reply's first {size} characters take {tokens} tokens and the model reads "
-                f"{limit}"
+                f"{whose} first {size} characters take {tokens} tokens and the model reads {limit}"
             )
         size *= 2

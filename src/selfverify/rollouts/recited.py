@@ -10,6 +10,7 @@ from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.events import note
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import OBSERVATION, Finish, Segment, Trajectory
+from selfverify.policy.chat import turn_end
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
 from selfverify.policy.sampling import Sample
@@ -31,10 +32,10 @@ def recited(
     """
     if not texts:
         raise DataError(f"problem {problem.id}: its demonstration has no turns")
-    samples = []
+    samples, end = [], turn_end(policy.loaded, policy.stop_tokens)
     for text in texts:
         ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        samples.append(Sample([*ids, policy.tokenizer.eos_token_id], [], Finish.STOP))
+        samples.append(Sample([*ids, end], [], Finish.STOP))
     told = outcome(lambda: recite(policy, problem, open_episode(), samples))
     if isinstance(told, Exception):
         if isinstance(told, ConfigError | DataError):

@@ -218,7 +218,7 @@ class Gateway:
     ) -> Ask:
         """Return the request as the backend gets it: checked, and with the model's own name."""
         body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
-        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: "5" is 5
+        for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: `stop` is a list
             body[name] = getattr(asked, name)
         pictures, messages = await self._take(request, asked.messages, deadline)
         instruct = wants_instruction(settings, body)

@@ -15,6 +15,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
+from selfverify.policy.reply_parts import TooLongError, has_too_many_characters
 from selfverify.remote.prompt_size import prompt_tokens
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing
@@ -174,7 +175,7 @@ class Local(Backend):
                 drawing.arrived(make(row, []))
             raise
         except DataError as error:
-            raise ApiError(400, str(error), "invalid_value", "messages") from None
+            raise _refused(error) from None
         except SelfVerifyError as error:
             return ServerError(str(error), 500, "model_failed")
         written = sum(reply.tokens for reply in replies)
@@ -207,7 +208,7 @@ class Local(Backend):
         try:
             rows, prompt_tokens = await self.batcher.call(work)
         except DataError as error:
-            raise ApiError(400, str(error), "invalid_value", "messages") from None
+            raise _refused(error) from None
         except SelfVerifyError as error:
             return ServerError(str(error), 500, "model_failed")
         written = sum(row.written for _, row in rows)
@@ -228,12 +229,16 @@ class Local(Backend):
         if not _reads_again(verifier):
             text = f"{name!r} reads only what the model wrote itself; leave it out, or name a judge"
             raise invalid_value("verifier", text)
+        for number, text in enumerate(answers):
+            if has_too_many_characters(len(text), self._longest):
+                text = f"it has {len(text)} characters, and the model reads {self._longest} tokens"
+                raise ApiError(400, f"answer.{number}: {text}", "context_length_exceeded", "answer")
         rows = [given_answer(text) for text in answers]
         try:
             work = partial(_scores, ask, rows, verifier)
             scores = await self.batcher.call(work, verifier)
         except DataError as error:
-            raise ApiError(400, str(error), "invalid_value", "messages") from None
+            raise _refused(error) from None
         ask.usage.lost()
         ask.usage.uncounted_prompts += len(answers)
         ask.usage.estimated_tokens += prompt_tokens({"input": answers})
@@ -244,6 +249,12 @@ class Local(Backend):
         return [{"id": self.model, "object": "model", "created": 0, "owned_by": "selfverify"}]
 
 
+def _refused(error: DataError) -> ApiError:
+    """Return the error for messages that the model cannot read."""
+    is_long = isinstance(error, TooLongError)
+    return ApiError(400, str(error), "context_length_exceeded" if is_long else "invalid_value", "messages")
+
+
 def _check_going_on(ask: Ask) -> None:
     """Refuse a request that says two things of how its prompt ends, or that would have candidates scored.
 
@@ -252,7 +263,7 @@ def _check_going_on(ask: Ask) -> None:
     """
     goes_on, begins = (ask.body.get(name) for name in ("continue_final_message", "add_generation_prompt"))
     for name, value in (("continue_final_message", goes_on), ("add_generation_prompt", begins)):
-        if value not in (None, True, False):
+        if value is not None and not isinstance(value, bool):
             raise invalid_value(name, "true or false is needed")
     if goes_on and begins:
         raise invalid_value("add_generation_prompt", "it has to be false beside continue_final_message: true")

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from selfverify.core.problem import Problem
 from selfverify.policy.continuations import Continuation
-from selfverify.policy.encoding import Prompt
+from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.policy import Policy
+from selfverify.policy.reply_parts import TooLongError
 from selfverify.serving.api_errors import invalid_value
 
 
@@ -21,8 +22,9 @@ def own_prompt(policy: Policy, problem: Problem, goes_on: bool) -> Prompt:
             that is over.
 
     Raises:
-        ApiError: The beginning is no text, or spells an image.
+        ApiError: The beginning is no text.
         DataError: The messages cannot be encoded.
+        TooLongError: They are longer than the model's context.
     """
     if not goes_on:
         return policy.encode([problem])[0]
@@ -35,7 +37,8 @@ def own_prompt(policy: Policy, problem: Problem, goes_on: bool) -> Prompt:
         raise invalid_value(f"{name}.content", "continue_final_message: a message that goes on is text")
     [prompt] = policy.encode([replace(problem, messages=before)])
     begun = "".join(part["text"] for part in last["content"])
-    tokens = policy.tokenizer(begun, add_special_tokens=False)["input_ids"]
-    if policy.loaded.family.placeholder(policy.model) in tokens:
-        raise invalid_value(f"{name}.content", "the text contains the image token")
+    where, limit = f"problem {problem.id}: {name}.content", longest_row(policy.model)
+    tokens = policy.encoder.words(begun, where)
+    if limit is not None and (total := len(prompt.ids) + len(tokens)) >= limit:
+        raise TooLongError(f"{where}: its prompt takes {total} tokens and the model reads {limit}")
     return policy.encoder.extended(prompt, Continuation(tokens)) if tokens else prompt

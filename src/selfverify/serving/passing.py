@@ -35,7 +35,7 @@ Streamed = Callable[[web.Request, Callable[[EventStream], Awaitable[None]]], Awa
 class PassedRequest(BaseModel):
     """The fields that the gateway reads of a request that an upstream answers."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str = Field(min_length=1, max_length=512)
     stream: bool | None = False

@@ -17,13 +17,18 @@ _SUFFIX = re.compile(
 
 
 class _StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
     include_usage: bool = False
 
 
 class ChatRequest(BaseModel):
-    """The fields of a chat completion request that the gateway reads. Others go to an upstream unchanged."""
+    """The fields of a chat completion request that the gateway reads. Others go to an upstream unchanged.
 
-    model_config = ConfigDict(extra="allow")
+    As with OpenAI a text is no number and no boolean, whatever it says, and neither is the other.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str = Field(min_length=1, max_length=512)
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
@@ -68,7 +73,7 @@ class ChatRequest(BaseModel):
 class VerifyRequest(BaseModel):
     """A request to score given answers to a question."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str = Field(min_length=1, max_length=512)
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
@@ -97,19 +102,24 @@ def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]
     Raises:
         ApiError: A setting is unknown or wrong.
     """
-    model, settings = split_model(request.model)
+    model, suffix = split_model(request.model)
+    given = dict(request.best_of or {})
+    plain = suffix.pop("plain", False)
     if request.best_of is not None:
-        settings.pop("plain", None)
-        settings |= request.best_of
-    if settings.pop("plain", False):
+        plain = given.pop("plain", False)
+    if not isinstance(plain, bool):
+        raise invalid_value("best_of.plain", "true or false is needed")
+    if plain:
         return model, None
     try:
         # Without those at their own default: `model_fields_set` says what somebody has decided.
-        chosen = BestOf.model_validate(defaults.model_dump(exclude_defaults=True) | settings)
+        chosen = BestOf.model_validate(defaults.model_dump(exclude_defaults=True) | suffix)
+        # A suffix is a text, so that its values are texts; those of an object have types of their own.
+        chosen = BestOf.model_validate(chosen.model_dump(exclude_unset=True) | given, strict=True)
     except ValidationError as error:
         raise invalid(error, "best_of") from None
     if request.n > chosen.n:
-        if "n" in settings:
+        if "n" in suffix | given:
             text = f"{request.n} answers are asked for, and only {chosen.n} candidates to choose them from"
             raise invalid_value("n", text)
         chosen = chosen.model_copy(update={"n": request.n})

@@ -56,7 +56,7 @@ _MESSAGES = re.compile(r"\bmessages\.([0-9]+)")
 class ResponsesRequest(BaseModel):
     """The fields of a request that the gateway reads. Others are those of chat completions or of a server."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str = Field(min_length=1, max_length=512)
     input: Any
@@ -142,7 +142,8 @@ def as_chat(asked: ResponsesRequest) -> AsChat:
 
 def _refuse(asked: ResponsesRequest) -> None:
     for name, text in _NOT_KEPT.items():
-        if getattr(asked, name) not in (None, False):
+        value = getattr(asked, name)
+        if value is not None and value is not False:
             raise ApiError(400, f"{name}: {text}", "unsupported_parameter", name)
     for name in asked.model_extra or ():
         if name in _CALLED:

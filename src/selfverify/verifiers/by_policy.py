@@ -15,8 +15,9 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG, parse_score, parse_tagged, token_ends
 from selfverify.core.trajectory import Group
 from selfverify.policy.continuations import Continuation
-from selfverify.policy.encoding import Prompt
+from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.policy import Policy
+from selfverify.policy.reply_parts import TooLongError
 from selfverify.policy.sampling import Sample
 from selfverify.policy.scores import read_scores
 from selfverify.rollouts.converse import Rollout
@@ -81,7 +82,7 @@ class Judge:
         """See `Verifier.score`. Answers that the judge cannot read or encode have no score."""
         if self.form == "ask":
             found = no_scores(groups)
-            opened = [_tokens(self.policy, OPENING)]
+            opened = [self.policy.encoder.words(OPENING, "the beginning of a score")]
             asked = _ask(self.policy, groups, RATE)
             prompts = [prompt for _, _, prompt in asked]
             readings = read_scores(self.policy, prompts, [opened] * len(asked), bare=True)
@@ -89,9 +90,9 @@ class Judge:
                 found[b][g] = reading.soft if reading else None
             return found
         prefixes: list[list[list[int] | None]] = [[None] * len(group.trajectories) for group in groups]
-        for b, g, text in answers(groups):
-            prefixes[b][g] = _tokens(self.policy, text + OPENING)
         prompts = self.policy.encode(_questions(groups))
+        for b, g, text in answers(groups):
+            prefixes[b][g] = _opened(self.policy, prompts[b], g, text)
         read = read_scores(self.policy, prompts, prefixes, bare=True)
         return [[reading.soft if reading else None for reading in row] for row in read]
 
@@ -155,8 +156,16 @@ def mean_of_samples(
     return found
 
 
-def _tokens(policy: Policy, text: str) -> list[int]:
-    ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+def _opened(policy: Policy, prompt: Prompt, g: int, text: str) -> list[int] | None:
+    """An answer's tokens up to where its score is written; None if the policy cannot read it."""
+    limit = longest_row(policy.model)
+    try:
+        ids = policy.encoder.words(text + OPENING, f"answer {g} of problem {prompt.problem_id}")
+        if limit is not None and len(prompt.ids) + len(ids) >= limit:
+            raise TooLongError(f"it takes {len(prompt.ids) + len(ids)} tokens with its question, of {limit}")
+    except DataError as error:
+        logger.warning("answer %d of problem %s is not judged: %s", g, prompt.problem_id, error)
+        return None
     return ids
 
 
@@ -168,9 +177,11 @@ def _questions(groups: Sequence[Group]) -> list[Problem]:
 def _continue(policy: Policy, groups: Sequence[Group]) -> Asked:
     """Return each answer's prompt followed by the answer, up to where the score is written."""
     prompts = policy.encode(_questions(groups))
+    read = [(b, g, _opened(policy, prompts[b], g, text)) for b, g, text in answers(groups)]
     return [
-        (b, g, policy.encoder.extended(prompts[b], Continuation(_tokens(policy, text + OPENING))))
-        for b, g, text in answers(groups)
+        (b, g, policy.encoder.extended(prompts[b], Continuation(ids)))
+        for b, g, ids in read
+        if ids is not None
     ]
 
 

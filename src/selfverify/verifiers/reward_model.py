@@ -72,7 +72,7 @@ class RewardModel:
         """See `Verifier.score`.
 
         Raises:
-            DataError: A problem has images, which the model does not read.
+            DataError: A problem has images, which the model does not read, or its chat template refuses it.
         """
         found = no_scores(groups)
         for group in groups:
@@ -111,7 +111,13 @@ class RewardModel:
             asked = "\n".join(turn["content"] for turn in turns)
             return dict(self.tokenizer(asked, answer, return_tensors="pt"))
         turns.append({"role": "assistant", "content": answer})
-        text = self.tokenizer.apply_chat_template(turns, tokenize=False)
+        try:
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False)
+        except Exception as error:
+            # Templates raise whatever their authors chose, and jinja its own errors.
+            raise DataError(
+                f"problem {problem.id}: the chat template of reward model {self.name} refuses it: {error}"
+            ) from error
         return dict(self.tokenizer(text, add_special_tokens=False, return_tensors="pt"))
 
 

@@ -1,0 +1,380 @@
+"""Messages and the chat template: what it takes, what it must not leave out, and how it ends a turn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.policy.conftest import noise_image
+
+from selfverify.core.episode import Ending, Episode, Reply, Said
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.events import EVENTS_FILE, read_events
+from selfverify.core.learner_settings import LearnerConfig
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.experiments.registry import make_method
+from selfverify.experiments.run import learn
+from selfverify.methods.sft import SFT
+from selfverify.policy.policy import Policy
+from selfverify.rollouts.recited import recited
+from selfverify.tasks.base import user_turn
+from selfverify.tasks.words.word_sums import WordSums
+
+LoadPolicy = Callable[..., Policy]
+
+LOOPS = (
+    "{% for m in messages %}{{ m.role | capitalize }}:"
+    "{% for part in m.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part.type == 'text' %} {{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""Loops over parts, as those of SmolVLM and Idefics3 do: in a string it finds none."""
+STRINGS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{{ m.content | trim if m.content is string else '' }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Takes strings only."""
+CONTENT = "m.content | trim if m.content is string else ''"
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + STRINGS
+)
+NESTED = "{% macro again(m) %}{{ again(m) }}{% endmacro %}{{ again(messages) }}"
+
+
+@pytest.fixture(scope="module")
+def with_template(load_policy: LoadPolicy) -> LoadPolicy:
+    """``with_template(template, kind="llama")``: a policy with this chat template, the same for each kind."""
+    policies = {kind: load_policy(kind) for kind in ("tiny", "llama")}
+
+    def make(template: Any, kind: str = "llama") -> Policy:
+        policies[kind].tokenizer.chat_template = template
+        return policies[kind]
+
+    return make
+
+
+def asked(*messages: tuple[str, Any], id: str = "p") -> Problem:
+    return Problem(id, [{"role": role, "content": content} for role, content in messages])
+
+
+def text_of(policy: Policy, problem: Problem) -> str:
+    [prompt] = policy.encode([problem])
+    return str(policy.tokenizer.decode(prompt.ids))
+
+
+# --- words that a template leaves out -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["Which colour is it?", "a", "User"])
+def test_a_string_is_shown_where_the_template_loops_over_parts(with_template: LoadPolicy, words: str) -> None:
+    policy = with_template(LOOPS, "tiny")
+    string, parts = asked(("user", words)), asked(("user", [{"type": "text", "text": words}]))
+    assert text_of(policy, string) == text_of(policy, parts) == f"User: {words}<|im_end|>\nAssistant:"
+
+
+def test_parts_are_shown_where_the_template_takes_strings(with_template: LoadPolicy) -> None:
+    """Also in a model that reads images, whose messages without any are strings then."""
+    for kind in ("tiny", "llama"):
+        policy = with_template(STRINGS, kind)
+        [prompt] = policy.encode([Problem("p", user_turn("Which colour is it?", images=0))])
+        assert "user\nWhich colour is it?<|im_end|>" in policy.tokenizer.decode(prompt.ids)
+    with pytest.raises(DataError, match=r"problem p: .*user says 'Which colour"):
+        with_template(STRINGS, "tiny").encode(
+            [Problem("p", user_turn("Which colour is it?"), [noise_image(1)])]
+        )
+
+
+def test_parts_are_never_shown_as_python_writes_them(with_template: LoadPolicy) -> None:
+    policy = with_template(STRINGS.replace(CONTENT, "m.content"), "tiny")
+    assert "user\nRed?<|im_end|>" in text_of(policy, asked(("user", [{"type": "text", "text": "Red?"}])))
+
+
+VIDEO = {"type": "video"}
+WITHOUT = "in messages if m.role != '{}' %}}"
+ASKED = [("user", "Which colour?")]
+AGAIN = [*ASKED, ("assistant", "Red."), ("user", "Sure?")]
+LOOKED = [*ASKED, ("assistant", "Let me look."), ("tool", '{"é": "a \\"red\\" dot"}\n')]
+THOUGHT = [*ASKED, ("assistant", "<think>\nRed, or not?\n</think>\n\nRed."), ("user", "Sure?")]
+MARKED = [*ASKED, ("assistant", "[THINK]Red, or not?[/THINK]Red."), ("user", "Sure?")]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "role"),
+    [
+        (LOOPS, ASKED, "user"),
+        (STRINGS.replace("trim", "truncate(5)"), ASKED, "user"),
+        (STRINGS.replace("in messages %}", "in messages[-1:] %}"), AGAIN, "user"),
+        (
+            STRINGS.replace("in messages %}", WITHOUT.format("system")),
+            [("system", "Hush."), *ASKED],
+            "system",
+        ),
+        (STRINGS.replace("in messages %}", WITHOUT.format("assistant")), AGAIN, "assistant"),
+        (STRINGS.replace("in messages %}", WITHOUT.format("tool")), LOOKED, "tool"),
+    ],
+)
+def test_words_that_a_template_leaves_out_are_missed(
+    with_template: LoadPolicy, template: str, messages: list[tuple[str, str]], role: str
+) -> None:
+    with pytest.raises(DataError, match=rf"problem p: .*the {role} says '"):
+        with_template(template).encode([asked(*messages)])
+
+
+@pytest.mark.parametrize(
+    ("change", "messages"),
+    [
+        ("m.content | trim", [("user", "  Which\n colour?\n")]),
+        ("m.content | replace('\n\n', '\n')", [("user", "Which\n\ncolour?")]),
+        ("m.content.split('</think>')[-1].lstrip()", THOUGHT),
+        ("m.content.split('[/THINK]')[-1]", MARKED),
+        ("m.content | tojson", LOOKED),
+        ("m.content | tojson(ensure_ascii=true)", LOOKED),
+    ],
+)
+def test_what_templates_do_to_words_is_no_fault(
+    with_template: LoadPolicy, change: str, messages: list[tuple[str, str]]
+) -> None:
+    """They trim, drop earlier thoughts, and write results of tools as JSON."""
+    template = STRINGS.replace(CONTENT, change)
+    assert len(with_template(template).encode([asked(*messages)])) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [5, {"text": "?"}, ["?"], [{"text": "?"}], [{"type": "text"}], [{"type": "text", "text": 5}], [VIDEO]],
+)
+@pytest.mark.parametrize("kind", ["tiny", "llama"])
+def test_contents_of_no_known_form_are_refused(with_template: LoadPolicy, kind: str, content: Any) -> None:
+    with pytest.raises(DataError, match=r"problem p: a message"):
+        with_template(LOOPS, kind).encode([asked(("user", content))])
+
+
+def test_half_characters_become_question_marks(policy: Policy) -> None:
+    """JSON can hold them, so that a file of data may; no tokenizer takes them."""
+    assert "a?b" in text_of(policy, asked(("user", "a\ud800b")))
+
+
+# --- errors of templates --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (NO_SYSTEM, "System role not supported"),
+        ("{{ messages[0].name.first }}", "no attribute 'name'"),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ messages[7].content }}", "no element 7"),
+        ("{{ 1 / 0 }}", "division"),
+        (NESTED, "recursion"),
+    ],
+)
+def test_whatever_a_template_raises_names_the_problem(
+    with_template: LoadPolicy, template: str, reason: str
+) -> None:
+    with pytest.raises(DataError, match=rf"problem p: .*{reason}"):
+        with_template(template).encode([asked(("system", "Be brief."), ("user", "Which?"))])
+
+
+def test_an_environment_speaks_first_where_a_template_refuses_one_problem(with_template: LoadPolicy) -> None:
+    """It is that problem's fault, and the run's only where the template takes the messages themselves."""
+    policy = with_template(NO_SYSTEM)
+    problem = replace(asked(("user", "Which?")), environment_begins=True)
+    assert policy.encode([problem])
+    with pytest.raises(DataError, match=r"problem p: .*System role"):
+        policy.encode([replace(problem, messages=[{"role": "system", "content": "!"}, *problem.messages])])
+
+
+class SomeSystem(WordSums):
+    """Word sums of which every fourth problem has a message of the system."""
+
+    def problem(self, split: Any, seed: int, index: int) -> Problem:
+        problem = super().problem(split, seed, index)
+        if index % 4 != 2:
+            return problem
+        return replace(problem, messages=[{"role": "system", "content": "Be brief."}, *problem.messages])
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_a_run_skips_the_problems_that_its_template_refuses(
+    load_policy: LoadPolicy, tmp_path: Path, method: str
+) -> None:
+    policy = load_policy("llama")
+    policy.tokenizer.chat_template = NO_SYSTEM
+    settings = LearnerConfig(steps=1, groups_per_step=4, warmup_steps=0)
+    sampling = SamplingConfig(group_size=2, max_new_tokens=4)
+    learn(policy, SomeSystem(), make_method(method), settings, sampling, output=tmp_path)
+    events = read_events(tmp_path / EVENTS_FILE)
+    [skipped] = [event for event in events if event["event"] == "problem_skipped"]
+    assert skipped["problem"] == "word-sums/train/0/2" and "System role" in skipped["reason"]
+    assert "finished" in {event["event"] for event in events}
+
+
+@pytest.fixture
+def write_templates(text_folders: dict[str, Path], tmp_path: Path) -> Callable[..., str]:
+    """A copy of a text model's folder with this chat template in ``tokenizer_config.json``."""
+
+    def write(template: Any) -> str:
+        folder = tmp_path / "model"
+        shutil.copytree(text_folders["llama"], folder)
+        (folder / "chat_template.jinja").unlink()
+        file = folder / "tokenizer_config.json"
+        settings = json.loads(file.read_text()) | ({} if template is None else {"chat_template": template})
+        file.write_text(json.dumps(settings))
+        return str(folder)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (None, "no chat template"),
+        ("{% for m in messages %}{{ m.content }}", "'default' cannot be read"),
+        ("{{ messages | no_such_filter }}", "no_such_filter"),
+        ([{"name": "tool_use", "template": STRINGS}], "tool_use, and none is called default"),
+        ([{"name": "default", "template": STRINGS}, {"name": "rag", "template": "{% if"}], "'rag' cannot be"),
+    ],
+)  # fmt: skip
+def test_models_without_a_readable_template_are_refused_at_once(
+    write_templates: Callable[..., str], template: Any, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"policy\.path: .*{reason}.*chat_template\.jinja"):
+        Policy.load(write_templates(template), device="cpu")
+
+
+def test_of_several_templates_the_default_is_taken_and_for_tools_theirs(
+    write_templates: Callable[..., str],
+) -> None:
+    tools = [{"type": "function", "function": {"name": "zoom", "parameters": {}}}]
+    named = [
+        {"name": "default", "template": STRINGS},
+        {"name": "tool_use", "template": "{{ tools | tojson }}" + STRINGS},
+    ]
+    policy = Policy.load(write_templates(named), device="cpu")
+    plain = asked(("user", "Which?"))
+    assert "zoom" not in text_of(policy, plain)
+    assert '"name": "zoom"' in text_of(policy, replace(plain, tools=tools))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"chat_template": [{"name": "x"}]}'])
+def test_a_broken_file_of_a_template(tiny_folder: Path, tmp_path: Path, content: str) -> None:
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"chat_template\.json holds no chat template"):
+        Policy.load(str(tmp_path / "model"), device="cpu")
+
+
+# --- the end of a turn ----------------------------------------------------------------------------------
+
+
+class Asking(Episode):
+    """Asks once more."""
+
+    def reply(self, said: Said) -> Reply:
+        return Reply("Sure?", done=said.turn > 0)
+
+    def ending(self) -> Ending:
+        return Ending({"answer": 1.0})
+
+
+CHATML = STRINGS
+GEMMA = (
+    "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+LLAMA = (
+    "{% for m in messages %}<|head|>{{ m.role }}<|/head|>{{ '\n\n' + m.content }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|head|>assistant<|/head|>{{ '\n\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %}{{ m.content }}<eos>{% endif %}{% endfor %}"
+)
+GLM = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+"""Writes nothing behind the last answer; a turn ends where the next one's role begins."""
+NOTHING = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+SPACED = "{% for m in messages %}[INST]{{ m.content }} <eos>{% endfor %}"
+ALONE = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}" + STRINGS
+
+
+def ending_policy(load_policy: LoadPolicy, template: str, stops: list[str], eos: str = "<eos>") -> Policy:
+    """A policy with these stop tokens, of which ``eos`` is the tokenizer's own."""
+    policy = load_policy("llama")
+    tokenizer = policy.tokenizer
+    tokenizer.add_special_tokens({"eos_token": eos})
+    fresh = [token for token in stops if token not in tokenizer.get_vocab()]
+    tokenizer.add_special_tokens({"additional_special_tokens": fresh}, replace_extra_special_tokens=False)
+    policy.model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids(token) for token in stops]
+    tokenizer.chat_template = template
+    return policy
+
+
+ENDS = [
+    (GEMMA, ["<eos>", "<end_of_turn>"], "<end_of_turn>"),
+    (GEMMA, ["<eos>"], "<eos>"),  # at which the policy does not stop ends no turn of its
+    (CHATML, ["<|im_end|>"], "<|im_end|>"),
+    (LLAMA, ["<eos>", "<|eot|>"], "<|eot|>"),
+    (MISTRAL, ["<eos>"], "<eos>"),
+    (GLM, ["<eos>", "<|user|>", "<|observation|>"], "<|user|>"),
+    (NOTHING, ["<eos>", "<|im_end|>"], "<eos>"),
+    (SPACED, ["<eos>", "<|im_end|>"], "<eos>"),
+    (ALONE, ["<eos>", "<|im_end|>"], "<eos>"),
+]
+
+
+@pytest.mark.parametrize(("template", "stops", "end"), ENDS)
+def test_a_demonstration_ends_as_the_template_ends_a_turn(
+    load_policy: LoadPolicy, template: str, stops: list[str], end: str
+) -> None:
+    policy = ending_policy(load_policy, template, stops)
+    task = WordSums()
+    problem = task.problem("train", 0, 0)
+    rollout = SFT().rollout(policy, task, [problem], [0], SamplingConfig())
+    wanted = policy.tokenizer.convert_tokens_to_ids(end)
+    for trajectory in rollout.groups[0].trajectories:
+        assert trajectory.tokens[-1] == wanted and trajectory.tokens.count(wanted) == 1
+
+
+@pytest.mark.parametrize(("template", "stops", "end"), [ENDS[0], ENDS[2], ENDS[3], ENDS[4], ENDS[5]])
+def test_a_demonstrated_conversation_is_the_templates_own(
+    load_policy: LoadPolicy, template: str, stops: list[str], end: str
+) -> None:
+    """Prompt, turns and replies are the text that the template writes, up to the last turn's end."""
+    policy = ending_policy(load_policy, template, stops)
+    problem = Problem("p", [{"role": "user", "content": "Which?"}])
+    told = recited(policy, problem, Asking, ["First.", "Second."])
+    [prompt] = policy.encode([problem])
+    found = policy.tokenizer.decode([*prompt.ids.tolist(), *told.tokens])
+    turns = [("user", "Which?"), ("assistant", "First."), ("user", "Sure?"), ("assistant", "Second.")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    whole = policy.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert found == whole[: whole.index("Second.") + len("Second.")] + end
+
+
+@pytest.mark.parametrize("name", ["digits", "digits-two-turns", "looking", "phone"])
+def test_built_in_policies_end_turns_with_their_own_end_token(name: str) -> None:
+    policy = Policy.load(f"builtin:{name}", device="cpu")
+    told = recited(policy, Problem("p", user_turn("Which?", images=0)), Asking, ["First.", "Second."])
+    own = [s.tokens[-1] for s in told.segments if s.author == "policy"]
+    assert own == [policy.tokenizer.eos_token_id] * 2
+
+
+def test_a_model_at_which_nothing_ends_is_refused(load_policy: LoadPolicy) -> None:
+    policy = load_policy("llama")
+    policy.tokenizer.chat_template = NOTHING
+    policy.tokenizer.eos_token = None
+    policy.model.generation_config.eos_token_id = None
+    with pytest.raises(ConfigError, match="eos_token"):
+        SFT().rollout(policy, WordSums(), [WordSums().problem("train", 0, 0)], [0], SamplingConfig())
