@@ -222,12 +222,6 @@ def test_special_tokens_in_words_are_refused(policy: Policy, words: str) -> None
         policy.encode([Problem("p", user_turn(words, images=0))])
 
 
-@pytest.mark.parametrize(("places", "images"), [(1, 0), (0, 1)])
-def test_images_and_places_for_them_belong_together(policy: Policy, places: int, images: int) -> None:
-    with pytest.raises(DataError, match=rf"problem p: .*\b{images} images"):
-        policy.encode([Problem("p", user_turn("x", images=places), [noise_image(1)] * images)])
-
-
 def test_a_step_of_training(policy: Policy, tmp_path: Path) -> None:
     from selfverify import LearnerConfig, learn, make_method, make_task
 

@@ -336,7 +336,8 @@ def test_templates_that_put_images_first(load_policy: Callable[..., Policy]) -> 
 def test_templates_in_which_nobody_can_speak_first(load_policy: Callable[..., Policy]) -> None:
     policy = load_policy()
     policy.tokenizer.chat_template = (
-        "{{ messages | length }}{% if messages | length > 1 %}{{ x.y.z }}{% endif %}"
+        "{{ messages | length }}{{ messages[0].content[0].text }}"
+        "{% if messages | length > 1 %}{{ x.y.z }}{% endif %}"
     )
     with pytest.raises(ConfigError, match=r"problem asked: .* the environment cannot speak first"):
         policy.encode([ASKED])
