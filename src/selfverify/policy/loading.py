@@ -223,6 +223,7 @@ def prepare(model: Any, config: PolicyConfig) -> Family:
         decoder: Any = family.backbone(model)
         decoder.config._attn_implementation = ATTENTION
         ReadOnly.install(decoder)
+        family.prepare_tower(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if not config.train_vision:

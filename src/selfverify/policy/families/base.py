@@ -88,6 +88,9 @@ class Family:
         """Return position ids ``[axes, L]`` of one sequence ``ids`` [L] that contains ``images``."""
         return torch.arange(len(ids), device=ids.device)[None]
 
+    def prepare_tower(self, model: Any) -> None:
+        """Set up how the vision tower of a model that was just loaded computes."""
+
     def image_features(self, model: Any, images: Sequence[ImageInput]) -> list[Tensor]:
         """Return features ``[placeholders, F]`` of each image.
 

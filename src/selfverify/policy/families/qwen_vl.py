@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
 from selfverify.policy.families.base import ImageInput, VisionFamily, stacked
+from selfverify.policy.families.segmented_attention import SEGMENTED, Segments
 
 
 class QwenVL(VisionFamily):
@@ -43,10 +45,26 @@ class QwenVL(VisionFamily):
         made = self._run_tower(model, images)
         return list(made.pooler_output)
 
-    @staticmethod
-    def _run_tower(model: Any, images: Sequence[ImageInput]) -> Any:
+    def prepare_tower(self, model: Any) -> None:
+        """See `Family`: windows of one size, and images, go through attention together."""
+        model.model.visual.config._attn_implementation = SEGMENTED
+
+    def _run_tower(self, model: Any, images: Sequence[ImageInput]) -> Any:
         pixels, grids = stacked(images, "pixel_values", model), stacked(images, "image_grid_thw", model)
-        return model.model.get_image_features(pixels, grids, return_dict=True)
+        on_cpu = torch.cat([image.tensors["image_grid_thw"] for image in images])
+        split = self._split(model.model.visual, on_cpu, model.device)
+        return model.model.get_image_features(pixels, grids, return_dict=True, **split)
+
+    def _split(self, tower: Any, grids: Tensor, device: torch.device) -> dict[str, Any]:
+        """Arguments of the tower that say which patches attend to each other: those of one image.
+
+        Args:
+            tower: The tower.
+            grids: ``[images, 3]`` frames, rows and columns of patches, on the CPU.
+            device: Where the tower is.
+        """
+        images = Segments(get_vision_cu_seqlens(grids), device)
+        return {"cu_seqlens": images.row, "segments": {id(block.attn): images for block in tower.blocks}}
 
 
 class Qwen25VL(QwenVL):
@@ -63,6 +81,20 @@ class Qwen25VL(QwenVL):
             max_pixels=limits["longest_edge"],
         )
         return width, height
+
+    def _split(self, tower: Any, grids: Tensor, device: torch.device) -> dict[str, Any]:
+        """See `QwenVL`: in most layers only those of one window."""
+        split = super()._split(tower, grids, device)
+        order, boundaries = get_vision_window_index(
+            grids, tower.spatial_merge_size, tower.window_size, tower.patch_size
+        )
+        windows = Segments(boundaries, device)
+        split["segments"] |= {
+            id(block.attn): windows
+            for number, block in enumerate(tower.blocks)
+            if number not in tower.fullatt_block_indexes
+        }
+        return split | {"window_index": order.to(device), "cu_window_seqlens": windows.row}
 
 
 class Qwen3VL(QwenVL):
