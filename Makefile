@@ -10,7 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 DECLARED := pyproject.toml constraints.txt
 
-.PHONY: quickstart smartsnap test slow vllm docs browser lint format clean
+ALL ?= lint docs browser test slow vllm quickstart smartsnap
+
+.PHONY: quickstart smartsnap test slow vllm docs browser lint format clean all
 
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
@@ -20,17 +22,16 @@ smartsnap: $(VENV)/.stamp-core
 	$(BIN)/selfverify train smartsnap-phone --resume
 	$(BIN)/selfverify report runs/smartsnap-phone
 
-# Two files at a time, each on one thread: small models gain nothing from more.
+# Two files at a time, each on one thread (`tests/conftest.py`).
 test: $(VENV)/.stamp-test $(VENV)/.stamp-js
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadscope
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope
 
 slow: $(VENV)/.stamp-test $(VENV)/.stamp-js $(VENV)/.stamp-docs
 	$(BIN)/python -m pytest -q -m slow
 
 # What takes a real vLLM, here its build for CPUs, in an environment of its own: it needs an older transformers.
-# Tests and servers have one thread each: they wait for one another, and threads that spin would take the cores.
 vllm: $(VLLM)/.stamp
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -q -m slow tests/with_vllm
+	$(VLLM)/bin/python -m pytest -q -m slow tests/with_vllm
 
 # The pages under docs/ as a site in site/index.html; a broken link is an error.
 docs: $(VENV)/.stamp-docs
@@ -48,6 +49,19 @@ lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# All of them, one after another, in hours; `make all ALL="lint test"` takes some. What fails does not keep the
+# others from running. At the end a table says how each has ended, and the exit status is that of a failure if
+# one has failed.
+all:
+	@failed=0; table="target       result   minutes"; \
+	for target in $(ALL); do \
+		echo "--- make $$target"; start=$$(date +%s); result=passed; \
+		$(MAKE) --no-print-directory $$target || { result=FAILED; failed=1; }; \
+		minutes=$$(( ($$(date +%s) - start + 30) / 60 )); \
+		table="$$table\n$$(printf '%-12s %-8s %7d' $$target $$result $$minutes)"; \
+	done; \
+	printf "\n$$table\n"; exit $$failed
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff check --fix .

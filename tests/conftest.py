@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# Before torch is imported: small models gain nothing from more threads, and threads that spin while they wait
+# make tests many times slower where other programs want the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
