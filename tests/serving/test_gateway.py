@@ -755,9 +755,9 @@ def test_other_parts_are_passed_on() -> None:
     assert fake.seen[0]["messages"][0]["content"] == parts
 
 
-def test_fields_are_passed_on_as_they_were_understood() -> None:
+def test_each_request_for_a_candidate_has_its_own_seed() -> None:
     fake = FakeUpstream()
-    status, _ = ask(fake, question(seed="5", temperature="0.5", best_of={"n": 2}), separate=True)
+    status, _ = ask(fake, question(seed=5, temperature=0.5, best_of={"n": 2}), separate=True)
     assert status == 200 and [(b["seed"], b["temperature"]) for b in fake.seen] == [(5, 0.5), (6, 0.5)]
 
 
