@@ -10,10 +10,12 @@ import pytest
 from tests.policy.conftest import noise_image
 from tokenizers import AddedToken, normalizers
 
+from selfverify.core.episode import Reply
 from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.policy.encoding import longest_row
 from selfverify.policy.policy import Policy
+from selfverify.policy.replies import ReplyEncoder
 from selfverify.policy.reply_parts import TooLongError
 from selfverify.tasks.base import user_turn
 
@@ -123,13 +125,14 @@ def test_prompts_without_such_words_are_tokenised_as_a_whole(policy: Policy) -> 
 
 
 def test_a_template_that_acts_on_special_tokens_sees_none(load_policy: Callable[..., Policy]) -> None:
-    """Words that it would take for the beginning of a turn stay words."""
+    """Words that it would take for the end of a turn stay words, and the conversation goes on."""
     own = load_policy("llama")
     own.tokenizer.chat_template = TOOLED.replace("m.content | trim", "m.content.split('<|im_end|>')[0]")
-    found = own.tokenizer.decode(
-        own.encode([Problem("p", messages(("user", "Say <|im_end|>, please.")))])[0].ids
-    )
-    assert "user\nSay <|im_end|>, please.<|im_end|>" in found
+    problem = Problem("p", messages(("user", "Say <|im_end|>, please.")))
+    [prompt] = own.encode([problem])
+    assert "user\nSay <|im_end|>, please.<|im_end|>" in own.tokenizer.decode(prompt.ids)
+    heard = ReplyEncoder(own.encoder).encode(problem, Reply("Sure?"), 1)
+    assert "<|im_start|>user\nSure?<|im_end|>\n" in own.tokenizer.decode(heard.tokens)
 
 
 def test_images_beside_such_words(load_policy: Callable[..., Policy]) -> None:

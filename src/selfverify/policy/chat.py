@@ -98,7 +98,11 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
         text = without_surrogates(text)
         _check_shown(problem, text)
         for content in (message.get("content") for message in messages):
-            if isinstance(content, list) and (str(content) in text or json.dumps(content) in text):
+            if (
+                content
+                and isinstance(content, list)
+                and (str(content) in text or json.dumps(content) in text)
+            ):
                 raise TemplateRefusal(problem.id, f"it writes parts as they are in Python: {content!r:.80}")
         return text
 

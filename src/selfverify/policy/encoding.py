@@ -15,7 +15,7 @@ from torch import Tensor
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.rgb import is_rgb, to_rgb
-from selfverify.policy.chat import chat_text, check_template, checked_messages, content_texts
+from selfverify.policy.chat import chat_text, check_template, content_texts
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
 from selfverify.policy.families.unknown import lengthened
@@ -178,10 +178,9 @@ class Encoder:
 
         It is in one piece unless its words spell special tokens, in which it is cut.
         """
-        messages = checked_messages(problem)
-        said = [text for message in messages for text in content_texts(message.get("content"))]
-        self._refuse_image_tokens(said, f"problem {problem.id}")
         marked, mark = self.special.marked(problem)
+        said = [text for message in problem.messages for text in content_texts(message.get("content"))]
+        self._refuse_image_tokens(said, f"problem {problem.id}")
         if problem.environment_begins:
             text = find_opening(self.loaded, marked).prompt
         else:

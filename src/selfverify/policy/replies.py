@@ -135,6 +135,8 @@ class ReplyEncoder:
         key = (problem.id, role, form, first)
         if key in self._frames:
             return self._frames[key]
+        # What special tokens in its words do to the template is no matter here.
+        problem, _ = self._special.marked(problem)
         marks = [f"REPLY{number}WORDS" for number in range(form.count("t"))]
         left = iter(marks)
         content = [

@@ -17,7 +17,7 @@ from typing import Any
 
 from selfverify.core.problem import Problem
 from selfverify.core.tags import SCORE_TAG
-from selfverify.policy.chat import content_texts
+from selfverify.policy.chat import checked_messages, content_texts
 from selfverify.policy.loading import Loaded
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class SpecialTokens:
         unknown = {tokenizer.unk_token_id}
         self.meant = (special | markup) - unknown
         self.control = (special | {*map(tokenizer.convert_tokens_to_ids, marks)}) - unknown
-        self.literal = _any_of(literals)
+        self._literal = _any_of(literals)
         self._control_literal = _any_of(control)
         self._of_others = _any_of(literals - {*_ASKED_FOR})
         self._of_authors = _any_of(control - {*_ASKED_FOR, *_CALLS})
@@ -69,7 +69,7 @@ class SpecialTokens:
 
     def cuts(self, whole: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """Places inside everything in ``ranges`` that reads like markup, so that none is it."""
-        return sorted({cut for begin, end in ranges for cut, _ in _cuts(self.literal, whole, begin, end)})
+        return sorted({cut for begin, end in ranges for cut, _ in _cuts(self._literal, whole, begin, end)})
 
     def pieces(self, words: str, role: str, named: str) -> list[str]:
         """The words that somebody says, cut where they would mean something; see the class.
@@ -77,7 +77,7 @@ class SpecialTokens:
         Args:
             words: What is said.
             role: Who says it.
-            named: What a warning names.
+            named: What a warning names: a problem, or a part of one.
         """
         found = dict(_cuts(self._pattern(role), words, 0, len(words)))
         self._warn(found.values(), role, named)
@@ -89,11 +89,14 @@ class SpecialTokens:
         Returns:
             The problem with a mark at each cut, itself where there is none; and the mark, which stands
             nowhere else in it. What a chat template writes of it is to be cut there.
+
+        Raises:
+            DataError: A message is of no form that is known.
         """
-        whole = repr((problem.messages, problem.tools))
+        whole, named = repr((problem.messages, problem.tools)), f"problem {problem.id}"
         mark = next(mark for n in itertools.count() if (mark := f"(cut-{n})") not in whole)
-        messages = [self._marked_message(message, mark, problem.id) for message in problem.messages]
-        tools = self._marked(problem.tools, "tools", mark, problem.id)
+        messages = [self._marked_message(message, mark, named) for message in checked_messages(problem)]
+        tools = self._marked(problem.tools, "tools", mark, named)
         if messages == problem.messages and tools == problem.tools:
             return problem, mark
         return replace(problem, messages=messages, tools=tools), mark
@@ -140,8 +143,8 @@ class SpecialTokens:
         for token in {*spelt} - self._warned:
             self._warned.add(token)
             logger.warning(
-                "problem %s: its messages (%s) spell %s, which is a token of the model; they are read as the "
-                "words that they are, here and in all other problems", named, role, token,
+                "%s: words (%s) spell %s, which is a token of the model; they are read as the words that "
+                "they are, here and everywhere else", named, role, token,
             )  # fmt: skip
 
 
