@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.policy.conftest import noise_image
 
 from selfverify.core.episode import Ending, Episode, Reply, Said
@@ -21,6 +22,7 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.experiments.registry import make_method
 from selfverify.experiments.run import learn
 from selfverify.methods.sft import SFT
+from selfverify.methods.turns_sft import TurnsSFT
 from selfverify.policy.policy import Policy
 from selfverify.rollouts.recited import recited
 from selfverify.tasks.base import user_turn
@@ -345,6 +347,26 @@ def test_a_demonstration_ends_as_the_template_ends_a_turn(
     wanted = policy.tokenizer.convert_tokens_to_ids(end)
     for trajectory in rollout.groups[0].trajectories:
         assert trajectory.tokens[-1] == wanted and trajectory.tokens.count(wanted) == 1
+
+
+def test_a_demonstrated_second_turn_ends_so_too(load_policy: LoadPolicy) -> None:
+    """Behind first turns that end at once, as the policy is made to end them."""
+    policy = ending_policy(load_policy, CHATML, ["<|im_end|>"])
+    end = policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert policy.tokenizer.eos_token_id != end
+    policy._check_head()
+    plain = policy.head.logits
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits = plain(hidden)
+        return logits + 1e3 * torch.nn.functional.one_hot(torch.tensor(end), logits.shape[-1])
+
+    policy.head.logits = head  # type: ignore[method-assign]
+    task, sampling = WordSums(), SamplingConfig(group_size=2, max_new_tokens=4)
+    rollout = TurnsSFT().rollout(policy, task, [task.problem("train", 0, 0)], [0], sampling)
+    for trajectory in rollout.groups[0].trajectories:
+        first, second = [s.tokens for s in trajectory.segments if s.author == "policy"]
+        assert first == [end] and second[-1] == end and len(second) > 1
 
 
 @pytest.mark.parametrize(("template", "stops", "end"), [ENDS[0], ENDS[2], ENDS[3], ENDS[4], ENDS[5]])
