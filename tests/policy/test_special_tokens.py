@@ -217,6 +217,14 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(
         assert sum(seen) <= 4 * room
 
 
+def test_special_tokens_take_more_when_they_are_spelt_out(policy: Policy) -> None:
+    """As many as fit into the context as tokens do not as words."""
+    room = longest_row(policy.model)
+    assert room is not None
+    with pytest.raises(TooLongError, match=rf"problem p: .*more than {room} tokens"):
+        policy.encode([Problem("p", messages(("user", "<|im_end|>" * (room // 2))))])
+
+
 def test_long_prompts_that_fit_are_read(policy: Policy) -> None:
     room = longest_row(policy.model)
     assert room is not None

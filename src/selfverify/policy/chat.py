@@ -31,10 +31,13 @@ class TemplateRefusal(DataError):
     """
 
     def __init__(self, problem_id: str, reason: str) -> None:
-        super().__init__(
-            f"problem {problem_id}: the model's chat template does not take its messages: {reason}"
+        super().__init__(problem_id, reason)
+        self.problem_id, self.reason = problem_id, reason
+
+    def __str__(self) -> str:
+        return (
+            f"problem {self.problem_id}: the model's chat template does not take its messages: {self.reason}"
         )
-        self.reason = reason
 
 
 def check_template(loaded: Loaded) -> None:

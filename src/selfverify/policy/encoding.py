@@ -28,6 +28,9 @@ from selfverify.policy.special_tokens import SpecialTokens
 _BAND = 2**20
 """Bytes of an image that are digested at a time."""
 
+_PIECES = 1024
+"""Pieces of a text that are tokenised at a time: spelt out, special tokens take many tokens each."""
+
 
 @dataclass(slots=True)
 class Prompt:
@@ -195,8 +198,13 @@ class Encoder:
 
         Raises:
             DataError: The tokenizer reads special tokens where the text spells none, as normalisers make it.
+            TooLongError: What is cut takes more tokens than the model reads.
         """
-        ids = self._ids(pieces)
+        ids, limit = list[int](), longest_row(self.loaded.model)
+        for first in range(0, len(pieces), _PIECES):
+            if limit is not None and len(ids) > limit:
+                raise TooLongError(f"{where} take more than {limit} tokens, which is what the model reads")
+            ids += self._ids(pieces[first : first + _PIECES])
         if sum(i in self.special.control for i in ids) > sum(map(self.special.count, pieces)):
             raise DataError(f"{where} cannot be written without special tokens of the model")
         return ids
