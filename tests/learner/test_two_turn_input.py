@@ -26,7 +26,8 @@ def run(
     learn(
         policy,
         make_task(task),
-        make_method(method, second_turn=words),
+        # A first stage would leave nothing of the one step.
+        make_method(method, second_turn=words, **({"first_stage": 0} if method == "score" else {})),
         LearnerConfig(steps=1, groups_per_step=2, drop_zero_advantage=False),
         SamplingConfig(group_size=2, max_new_tokens=turn),
         output=output,
