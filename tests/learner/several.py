@@ -1,11 +1,12 @@
-"""A small training run as a program for one or several processes.
+"""Small training runs as a program for one or several processes.
 
 With ``talk`` its task converses: ragged turns, images in observations, first screens, conversations that are
 over at once, and one reply that hangs past its deadline. ``replay`` names the folder of a run: its log is
 learnt from once more, in the folder ``again``. ``bad`` is the number of a step, from 0, in which the last
 process's loss is NaN.
 
-Usage: several.py OUTPUT WAY [SETTING=VALUE ...] where WAY is alone, ddp, fsdp or zero.
+Usage: several.py WAY OUTPUT [SETTING=VALUE ...] [+ OUTPUT ...] where WAY is alone, ddp, fsdp or zero. Runs
+that a plus separates are made one after another: it is starting that takes long.
 
 accelerate offers FSDP and DeepSpeed on GPUs only. Here both run on a CPU, with all else as it would be there.
 """
@@ -18,6 +19,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -202,17 +204,21 @@ def in_float64(way: str, given: dict[str, str]) -> bool:
 
 
 def main() -> None:
-    output, way, *settings = sys.argv[1:]
-    given = dict(setting.split("=") for setting in settings)
-    faulthandler.dump_traceback_later(int(os.environ.get("HANG_S", "200")), exit=True)  # a hang shows where
+    way, *words = sys.argv[1:]
+    faulthandler.dump_traceback_later(500, exit=True)  # a hang shows where
     torch.set_num_threads(1)
     if way == "zero":
         use_zero_on_cpu()
     ranks.start(cpu=True)
-    with float64() if in_float64(way, given) else nullcontext():
-        run(Path(output), way, given)
-        if "replay" in given:
-            run(Path(output) / "again", way, given, Path(given["replay"]))
+    for separated, group in groupby(words, "+".__eq__):
+        if separated:
+            continue
+        output, *settings = group
+        given = dict(setting.split("=") for setting in settings)
+        with float64() if in_float64(way, given) else nullcontext():
+            run(Path(output), way, given)
+            if "replay" in given:
+                run(Path(output) / "again", way, given, Path(given["replay"]))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,19 @@ FOLDERS = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1]
 WRAPPED = {"ddp": "DistributedDataParallel", "fsdp": "FSDPRoot", "zero": "DeepSpeedEngine"}
 
 
-def launch(output: Path, way: str, *settings: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+Weights = dict[str, torch.Tensor]
+Run = tuple[Path, Weights]
+"""A run's folder, and the weights after it."""
+
+TOGETHER = {
+    "alone": [(), ("vision=1", "text=1"), ("channels=apart", "steps=2")],
+    "ddp": [(), ("vision=1", "text=1"), ("tokens=150",)],
+    "fsdp": [(), ("channels=apart", "steps=2")],
+}
+"""Settings of runs that one launch makes one after another."""
+
+
+def launch(way: str, *words: object, processes: int = 2) -> subprocess.CompletedProcess[str]:
     """Run the program to its end, by torchrun if there are several processes."""
     command = [sys.executable]
     if way != "alone":
@@ -34,15 +48,20 @@ def launch(output: Path, way: str, *settings: str, processes: int = 2) -> subpro
     path = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     return subprocess.run(
-        [*command, str(PROGRAM), str(output), way, *settings],
-        env=environment, capture_output=True, text=True, timeout=280, check=False,
+        [*command, str(PROGRAM), way, *map(str, words)],
+        env=environment, capture_output=True, text=True, timeout=560, check=False,
     )  # fmt: skip
 
 
-def trained(output: Path, way: str, *settings: str, processes: int = 2) -> dict[str, torch.Tensor]:
-    """The weights after a run."""
-    done = launch(output, way, *settings, processes=processes)
+def trained(output: Path, way: str, *settings: str, processes: int = 2) -> Weights:
+    """The weights after a run that is launched by itself."""
+    done = launch(way, output, *settings, processes=processes)
     assert done.returncode == 0, done.stderr[-3000:]
+    return saved(output, way, processes)
+
+
+def saved(output: Path, way: str, processes: int = 2) -> Weights:
+    """The weights that a run has left, after a look at how it was run."""
     facts = json.loads((output / "way.json").read_text())
     if way != "alone":
         assert facts == {"count": processes, "root": WRAPPED[way]}
@@ -51,36 +70,52 @@ def trained(output: Path, way: str, *settings: str, processes: int = 2) -> dict[
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Three steps by one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    return folder, trained(folder, "alone")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """``ran(way, *settings)``: a run that nobody changes, made once."""
+    made: dict[tuple[str, tuple[str, ...], int], Path] = {}
+
+    def run(way: str, *settings: str, processes: int = 2) -> Run:
+        if (way, settings, processes) not in made:
+            together = TOGETHER[way] if processes == 2 and settings in TOGETHER[way] else [settings]
+            folders = {(way, each, processes): tmp_path_factory.mktemp(way) for each in together}
+            words = [["+", folder, *key[1]] for key, folder in folders.items()]
+            done = launch(way, *chain(*words), processes=processes)
+            assert done.returncode == 0, done.stderr[-3000:]
+            made.update(folders)
+        folder = made[way, settings, processes]
+        return folder, saved(folder, way, processes)
+
+    return run
 
 
-def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], limit: float = 1e-10) -> None:
+def assert_same(ours: Weights, theirs: Weights, limit: float = 1e-10) -> None:
     assert ours.keys() == theirs.keys()
     worst = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     assert worst < limit
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_two_processes_equal_one(
-    way: str, alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
-) -> None:
-    folder, weights = alone
-    assert_same(trained(tmp_path, way), weights)
-    ours, theirs = ((f / "metrics.jsonl").read_text().splitlines() for f in (tmp_path, folder))
-    assert len(ours) == 3
-    for mine, other in zip(map(json.loads, ours), map(json.loads, theirs), strict=True):
+def assert_same_metrics(ours: Path, theirs: Path) -> list[dict[str, float]]:
+    """Returns those of the first folder."""
+    lines, others = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (ours, theirs)
+    )
+    for mine, other in zip(lines, others, strict=True):
         assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
+    return lines
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_processes_equal_one(way: str, ran: Callable[..., Run]) -> None:
+    (ours, weights), (theirs, others) = ran(way), ran("alone")
+    assert_same(weights, others)
+    assert len(assert_same_metrics(ours, theirs)) == 3
 
 
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_slices_of_rows_keep_processes_in_step(
-    way: str, alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
-) -> None:
+def test_slices_of_rows_keep_processes_in_step(way: str, ran: Callable[..., Run]) -> None:
     """Most rows are passes of their own, so that the processes have unlike numbers of them."""
-    assert_same(trained(tmp_path, way, "tokens=150"), alone[1])
+    assert_same(ran(way, "tokens=150")[1], ran("alone")[1])
 
 
 @pytest.mark.parametrize(
@@ -115,12 +150,10 @@ def test_one_bad_process_keeps_all_from_an_update(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_under_another_wrapper(
-    alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
-) -> None:
+def test_a_run_goes_on_under_another_wrapper(ran: Callable[..., Run], tmp_path: Path) -> None:
     trained(tmp_path, "fsdp", "steps=1")
     trained(tmp_path, "ddp", "steps=2", "resume=1")
-    assert_same(trained(tmp_path, "alone", "steps=3", "resume=1"), alone[1])
+    assert_same(trained(tmp_path, "alone", "steps=3", "resume=1"), ran("alone")[1])
 
 
 @pytest.mark.parametrize(
@@ -134,30 +167,25 @@ def test_a_run_goes_on_under_another_wrapper(
     ids=["tower under DDP", "tower under FSDP", "a problem twice in a step"],
 )
 def test_uneven_processes_equal_one(
-    way: str, processes: int, settings: tuple[str, ...], tmp_path: Path
+    way: str, processes: int, settings: tuple[str, ...], ran: Callable[..., Run]
 ) -> None:
-    expected = trained(tmp_path / "alone", "alone", *settings)
-    assert_same(trained(tmp_path / way, way, *settings, processes=processes), expected)
+    assert_same(ran(way, *settings, processes=processes)[1], ran("alone", *settings)[1])
 
 
 @pytest.mark.parametrize("way", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
-def test_channels_apart_equal_one_process(way: str, tmp_path: Path) -> None:
+def test_channels_apart_equal_one_process(way: str, ran: Callable[..., Run]) -> None:
     """Each channel's gradient is summed over the processes."""
     settings = ("channels=apart", "steps=2")
-    expected = trained(tmp_path / "alone", "alone", *settings)
-    assert_same(trained(tmp_path / way, way, *settings), expected)
-    ours, theirs = ((tmp_path / f / "metrics.jsonl").read_text().splitlines() for f in (way, "alone"))
-    for mine, other in zip(map(json.loads, ours), map(json.loads, theirs), strict=True):
-        assert mine["grad_norm/score"] > 0
-        assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
+    (ours, weights), (theirs, others) = ran(way, *settings), ran("alone", *settings)
+    assert_same(weights, others)
+    assert all(line["grad_norm/score"] > 0 for line in assert_same_metrics(ours, theirs))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 @pytest.mark.parametrize("setting", ["channels=alternate", "measure=1"])
-def test_turns_and_measurements_equal_one_process(way: str, setting: str, tmp_path: Path) -> None:
-    expected = trained(tmp_path / "alone", "alone", setting, "steps=2")
-    assert_same(trained(tmp_path / way, way, setting, "steps=2"), expected)
+def test_turns_and_measurements_equal_one_process(way: str, setting: str, ran: Callable[..., Run]) -> None:
+    assert_same(ran(way, setting, "steps=2")[1], ran("alone", setting, "steps=2")[1])
 
 
 @pytest.mark.slow
@@ -217,19 +245,17 @@ def test_idle_processes_and_adapters(tmp_path: Path) -> None:
 
 
 def test_processes_that_disagree_are_stopped_before_they_learn(tmp_path: Path) -> None:
-    done = launch(tmp_path, "ddp", "disagree=1")
+    done = launch("ddp", tmp_path, "disagree=1")
     assert done.returncode != 0
     assert re.search(r"process 1 has another seed \(4\) than process 0 \(3\)", done.stderr)
     assert not (tmp_path / "metrics.jsonl").read_text()
 
 
 @pytest.mark.skipif(not find_spec("deepspeed"), reason="DeepSpeed is not installed")
-def test_zero_3_equals_one_process_and_resumes(
-    alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
-) -> None:
+def test_zero_3_equals_one_process_and_resumes(ran: Callable[..., Run], tmp_path: Path) -> None:
     trained(tmp_path, "zero", "steps=2")
     # In float32, and each step moves a weight by 1e-4 at the most.
-    assert_same(trained(tmp_path, "zero", "steps=3", "resume=1"), alone[1], 1e-4)
+    assert_same(trained(tmp_path, "zero", "steps=3", "resume=1"), ran("alone")[1], 1e-4)
 
 
 def test_groups_are_balanced_and_stay_where_they_are_if_they_can() -> None:
