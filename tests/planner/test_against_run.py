@@ -171,7 +171,7 @@ def test_memory_of_conversations(
         ("policy.lora={rank: 4}", "method.name=grpo"),
         pytest.param(("policy.train_vision=true", "method.name=grpo"), marks=pytest.mark.slow),
         pytest.param(
-            ("policy.shared_prefix=off", "policy.dtype=bfloat16", "method.name=grpo"), marks=pytest.mark.slow
+            ("policy.shared_prefix=off", "policy.dtype=bfloat16", "method.name=sft"), marks=pytest.mark.slow
         ),
         pytest.param(("method.name=sft",), marks=pytest.mark.slow),
         ("policy.dtype=bfloat16", "learner.channels=apart", "method.name=sft"),

@@ -138,6 +138,21 @@ def test_samples(folder: Path, reference: Reference, problems: list[Problem]) ->
             assert_close(sample.logprobs, row[: len(sample.tokens)])
 
 
+def test_without_sharing_the_same_is_drawn(folder: Path, problems: list[Problem]) -> None:
+    """Samples with prompts of their own are those of shared prompts."""
+    sampling = SamplingConfig(group_size=2, max_new_tokens=8, top_p=1.0)
+    said = []
+    for how in ("auto", "off"):
+        policy = Policy.load(str(folder), device="cpu", shared_prefix=how)
+        prompts = policy.encode(problems)
+        said.append(policy.sample(prompts, sampling, seeds=[0, 1, 2]))
+        assert policy.shares_prefix is (how == "auto")
+    for shared, own in zip(*said, strict=True):
+        assert [sample.tokens for sample in shared] == [sample.tokens for sample in own]
+        for one, other in zip(shared, own, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
 def test_places_are_written_in_the_familys_space(folder: Path, problems: list[Problem]) -> None:
     """Qwen2.5-VL: the pixels of the image as its processor resizes it. All others: thousandths."""
     policy = Policy.load(str(folder), device="cpu")

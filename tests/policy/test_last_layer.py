@@ -39,6 +39,7 @@ def test_only_what_is_read(load_policy: Any, problems: list[Problem], checkpoint
 
 def test_sampling_reads_one_token_per_prompt_and_then_all(load_policy: Any, problems: list[Problem]) -> None:
     policy = load_policy()
+    policy.shares_prefix = True  # or the first use would compare it with the plain forward
     prompts = policy.encode(problems[:1])
     last = watch(policy, -1)
     policy.sample(prompts, SamplingConfig(group_size=4, max_new_tokens=3), seeds=[0])
@@ -52,6 +53,7 @@ def test_sampling_reads_one_token_per_prompt_and_then_all(load_policy: Any, prob
 def test_the_plain_forward_is_left_alone(load_policy: Any, problems: list[Problem]) -> None:
     policy = load_policy(shared_prefix="off")
     prompts = policy.encode(problems[:1])
+    policy.logprobs(prompts, [[[50]]])  # checks the model, once
     last = watch(policy, -1)
     policy.logprobs(prompts, [[[50, 51, 52]]])
     assert last == [len(prompts[0].ids) + 3]

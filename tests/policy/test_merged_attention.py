@@ -254,7 +254,7 @@ def test_what_a_layer_hands_to_cudas_kernels(
     ]
     with Handed() as handed:
         out, _ = shared_attention.shared_attention(
-            SimpleNamespace(layer_idx=0), *(x.transpose(1, 2) for x in made), None, shared=layout
+            SimpleNamespace(layer_idx=0), *(x.transpose(1, 2) for x in made), torch.zeros(1), shared=layout
         )
         out.sum().backward()
     assert handed.calls >= 1 + (len(sizes) if layout.sizes() else 1)

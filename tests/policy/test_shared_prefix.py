@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policy.conftest import Loaders, noise_image
+from tests.policy.conftest import Loaders
 
 import selfverify.policy.shared_attention as shared_attention
 from rounding import assert_close, assert_gradients_close
@@ -17,6 +17,7 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
+from selfverify.policy.forward import Forward
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import user_turn
 
@@ -248,43 +249,50 @@ def test_attention_that_gives_nan_is_noticed(
     assert policy.shares_prefix is False
 
 
-def test_long_conversations_are_checked_at_their_beginnings(
+def test_broken_growth_is_noticed(
     load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plain forward of 2,000 tokens is not made; an image at the border is left out whole."""
+    """A packed pass may be right where what grows token by token is not."""
+    right = shared_attention._grow
+    monkeypatch.setattr(
+        shared_attention, "_grow", lambda layer: right(replace(layer, scale=layer.scale * 1.05))
+    )
     policy = load_policy()
-    prompts = policy.encode(problems[:1])
-    images = [policy.encoder.image(noise_image(n, 64, 64), "") for n in range(2)]
-    shown = [policy.tokenizer(image.text, add_special_tokens=False)["input_ids"] for image in images]
-    assert [len(tokens) for tokens in shown] == [16, 16]
-    seen = []
-    plain = policy.forward.hidden_plain
-    monkeypatch.setattr(policy.forward, "hidden_plain", lambda p, b: seen.append(b) or plain(p, b))
-    long = Continuation([*shown[0], *[9] * 486, *shown[1], *[9] * 1500], images)
-    assert policy.logprobs(prompts, [[long, [7, 8]]]).shape == (1, 2, 2018)
-    [few] = seen
-    assert few.lengths_bg.tolist() == [[502, 2]] and few.images == [[images[:1], []]]
-    assert policy.shares_prefix is True
-
-
-def test_an_empty_first_batch_is_no_check(load_policy: Any, problems: list[Problem], groups: Groups) -> None:
-    policy = load_policy()
-    prompts = policy.encode(problems)
-    policy.logprobs(prompts, [[[], []]] * 3)
-    assert policy.shares_prefix is None
-    policy.logprobs(prompts, groups)
-    assert policy.shares_prefix is True
-
-
-def test_a_model_that_ignores_our_attention_falls_back(
-    load_policy: Any, raw: Any, problems: list[Problem], groups: Groups
-) -> None:
-    """As a model does whose attention does not go through transformers' interface."""
-    policy = load_policy()
-    policy.loaded.family.backbone(policy.model).config._attn_implementation = "sdpa"
-    found = policy.logprobs(policy.encode(problems), groups)
+    policy.sample(policy.encode(problems), SamplingConfig(group_size=1, max_new_tokens=1), seeds=[0, 0, 0])
     assert policy.shares_prefix is False
-    assert_close(found, raw_logprobs(raw, problems, groups))
+
+
+def test_the_check_is_small_and_the_same_for_all(
+    load_policy: Any, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts and continuations of it, however long those are that it is made for."""
+    plain, seen = Forward.hidden_plain, []
+
+    def counted(forward: Forward, prompts: Any, batch: Any) -> torch.Tensor:
+        seen.append(([prompt.ids.tolist() for prompt in prompts], batch.ids_bgr.tolist()))
+        return plain(forward, prompts, batch)
+
+    monkeypatch.setattr(Forward, "hidden_plain", counted)
+    for which, continuation in ((0, [9] * 2000), (1, []), (2, [7, 8])):
+        policy = load_policy()
+        policy.logprobs(policy.encode(problems[which : which + 1]), [[continuation]])
+        assert policy.shares_prefix is True
+    assert len(seen) == 3 and seen[0] == seen[1] == seen[2]
+    prompts, rows = seen[0]
+    assert sum(map(len, prompts)) + sum(len(row) for group in rows for row in group) < 100
+
+
+def test_a_layer_that_loses_the_layout_raises(load_policy: Any, problems: list[Problem]) -> None:
+    """It would see all that stands in the row, future tokens and other samples included."""
+    policy = forced(load_policy(), True)
+    layer = policy.loaded.family.backbone(policy.model).layers[0].self_attn
+
+    def forget(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {name: value for name, value in kwargs.items() if name != "shared"}
+
+    layer.register_forward_pre_hook(forget, with_kwargs=True)
+    with pytest.raises(shared_attention.SharingError, match="how rows are laid out"):
+        policy.logprobs(policy.encode(problems), [[[7, 8]]] * 3)
 
 
 def test_sharing_can_be_switched_off(

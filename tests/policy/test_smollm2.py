@@ -52,10 +52,10 @@ def test_sampled_log_probs_are_those_the_learner_computes(policy: Policy) -> Non
     prompts = policy.encode(SUMS)
     groups = policy.sample(prompts, SamplingConfig(group_size=4, max_new_tokens=16), seeds=[0, 1])
     tokens = [[sample.tokens for sample in group] for group in groups]
-    plain = Policy(policy.loaded, policy.config.model_copy(update={"shared_prefix": "off"}))
-    for each, shares in ((policy, True), (plain, False)):
-        values = each.logprobs(prompts, tokens)
-        assert each.shares_prefix is shares
+    assert policy.shares_prefix is True
+    for shares in (True, False, True):
+        policy.shares_prefix = shares
+        values = policy.logprobs(prompts, tokens)
         for group, rows in zip(groups, values, strict=True):
             for sample, row in zip(group, rows, strict=True):
                 assert_close(row[: len(sample.tokens)], sample.logprobs)

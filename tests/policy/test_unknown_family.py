@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from tests.conftest import sharpen
 from tests.policy.conftest import noise_image
 from transformers import (
     AutoProcessor,
+    GenerationConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    WatermarkingConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -155,6 +158,54 @@ def test_samples(folder: Path, policy: Policy, problems: list[Problem], temperat
             assert_close(sample.logprobs, row[: len(sample.tokens)])
             assert not set(sample.tokens) & set(policy.suppressed_tokens)
             assert (sample.finish == "stop") == (sample.tokens[-1] in policy.stop_tokens)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.5},
+        {"min_new_tokens": 5},
+        {"no_repeat_ngram_size": 1},
+        {"suppress_tokens": list(range(60, 300))},
+        {"begin_suppress_tokens": list(range(6, 300))},
+        {"bad_words_ids": [[token] for token in range(60, 300)]},
+        {"sequence_bias": [[[70], 100.0]]},
+        {"forced_bos_token_id": 70},
+        {"forced_eos_token_id": 70},
+        {"exponential_decay_length_penalty": [1, 5.0]},
+        {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.1},
+        {"do_sample": True, "typical_p": 0.1},
+        {"do_sample": True, "min_p": 0.9},
+        {"do_sample": True, "epsilon_cutoff": 0.5},
+        {"max_length": 3},
+        {"num_beams": 3},
+        {"use_cache": False},
+        {"stop_strings": ["e"]},
+        {"pad_token_id": 10**6},
+        {"cache_implementation": "static"},
+        {"watermarking_config": WatermarkingConfig(bias=9.0)},
+    ],
+    ids=lambda settings: "+".join(settings),
+)
+def test_what_a_checkpoint_says_of_generation_changes_nothing(
+    policy: Policy, problems: list[Problem], settings: dict[str, Any]
+) -> None:
+    """Its penalties, cuts and forced tokens would make another distribution than that which learns."""
+    prompts = policy.encode(problems)
+    samplings = [
+        SamplingConfig(group_size=3, max_new_tokens=6, temperature=temperature, top_p=1.0)
+        for temperature in (0.0, 1.0)
+    ]
+    [[greedy, *_], _] = policy.sample(prompts, samplings[0], seeds=[3, 4])
+    own, theirs = policy.model.generation_config, GenerationConfig(**settings)
+    # Without samples that end early, and with some, where a checkpoint may forbid that.
+    for stop in ([policy.tokenizer.eos_token_id], [policy.tokenizer.eos_token_id, greedy.tokens[1]]):
+        own.eos_token_id = theirs.eos_token_id = stop
+        policy.model.generation_config = own
+        expected = [policy.sample(prompts, sampling, seeds=[3, 4]) for sampling in samplings]
+        policy.model.generation_config = theirs
+        assert [policy.sample(prompts, sampling, seeds=[3, 4]) for sampling in samplings] == expected
+        assert policy.model.generation_config is theirs
 
 
 def test_second_turns(policy: Policy, problems: list[Problem]) -> None:

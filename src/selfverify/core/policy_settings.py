@@ -102,8 +102,9 @@ class PolicyConfig(StrictModel):
     )
     shared_prefix: Literal["auto", "off"] = Field(
         "auto",
-        description="Forward a problem's prompt once for all its samples. `auto` compares it with the plain "
-        "forward on the first batch and falls back with a warning; `off` always takes the plain forward.",
+        description="Forward a problem's prompt once for all its samples, in sampling and in learning. "
+        "`auto` compares that with the plain forward before the first use and falls back with a warning; "
+        "`off` always gives each sample a prompt of its own.",
     )
     vision_cache_mb: int = Field(
         512, ge=0, description="Memory for encoded images, in MiB; the least recently used ones leave first."

@@ -124,7 +124,7 @@ class Plan:
         p, shapes = self.measured.parameters, self.measured.shapes
         shared, plain = shapes.shared_tokens * self.settings.gpus, shapes.plain_tokens * self.settings.gpus
         lengths = [len(prompt.ids) for prompt in shapes.prompts]
-        off = "" if self.measured.shared else " (policy.shared_prefix is off: the update forwards these)"
+        off = "" if self.measured.shared else " (prompts are not shared: the update forwards these)"
         sharding = f", {self.settings.shard}" if self.settings.gpus > 1 else ""
         return [
             ("hardware", f"{self.settings.gpus} x {self.hardware.name}{sharding}"),

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from selfverify.core.errors import ConfigError
-from selfverify.policy.continuations import Continuations
-from selfverify.policy.encoding import Prompt
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.continuations import Continuation, Continuations
+from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.forward import Forward
 from selfverify.policy.head import Head
-from selfverify.policy.voice import not_finite
+from selfverify.policy.loading import Loaded
+from selfverify.policy.shared_attention import SharingError, check_kinds
+from selfverify.policy.shared_threads import SharedThreads
+from selfverify.policy.voice import Voice, not_finite
 
 logger = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""The most by which log-probabilities with shared and with plain prompts may differ, by the model's type."""
+"""By how much log-probabilities with shared and with plain prompts may differ, by the model's type.
 
-
-_COMPARED = 512
-"""Tokens of a continuation that are compared: a plain forward of long conversations may not fit."""
+That is the most in float32, and the mean in half precision, where the last bit of a logit may be half of it.
+"""
 
 
 @torch.no_grad()
@@ -47,33 +52,68 @@ def check_head(forward: Forward, head: Head, banned: Collection[int], path: str)
     ids = _plain_tokens(model, banned)
     mask = torch.ones_like(ids)
     # Under autocast the two ways to the same numbers would round differently.
-    with torch.autocast(forward.device.type, enabled=False):
+    with torch.autocast(forward.device.type, enabled=False), forward.own_attention():
         theirs = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        if family.shares_prompts:
-            embedded = forward.embed(ids, [], [])
-            places = torch.arange(ids.shape[1], device=forward.device).expand(family.position_axes, 1, -1)
-            hidden = family.plain_forward(model, embedded.values_blh, places, mask, embedded.places_bl)
-        else:
-            hidden = family.whole_forward(model, ids, mask, ids.shape[1], [])
-        ours = head.logits(hidden).float()
-        worst = float((ours - theirs.float()).abs().max())
-    if not bool(ours.isfinite().all()):
+        try:
+            if family.shares_prompts:
+                places = torch.arange(ids.shape[1], device=forward.device).expand(family.position_axes, 1, -1)
+                hidden = forward.plain(ids, places, mask, [], [])
+            else:
+                hidden = family.whole_forward(model, ids, mask, ids.shape[1], [])
+            ours = head.logits(hidden).float()
+            worst = float((ours - theirs.float()).abs().max())
+            found = f"up to {worst:.2g}"
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+                raise
+            ours, worst, found = theirs, math.inf, str(error)
+    if bool(ours.isfinite().logical_not().any()):
         raise not_finite(path)
     if not worst <= 10 * TOLERANCE.get(model.dtype, 1e-4):
         raise ConfigError(
             f"policy.path={path}: models of type {model.config.model_type!r} do something to their "
-            f"logits that is not known here (up to {worst:.2g}), so samples and log-probs would be wrong; "
+            f"logits that is not known here ({found}), so samples and log-probs would be wrong; "
             "please report the model"
         )
 
 
+def made_up(loaded: Loaded, banned: Collection[int]) -> tuple[list[Prompt], list[list[list[int]]]]:
+    """Two prompts of different lengths and two continuations of each, of six tokens and of two.
+
+    They are the same in every process and at every time, so that all processes come to the same result. The
+    first prompt has an image, where the model reads images.
+
+    Args:
+        loaded: A model whose family's prompts can be shared.
+        banned: See `check_head`.
+    """
+    model, tokenizer, family = loaded.model, loaded.tokenizer, loaded.family
+    size = model.get_input_embeddings().num_embeddings
+    plain = sorted({*range(size)} - {*banned, *tokenizer.all_special_ids})
+    tokens = [plain[n * len(plain) // 42] for n in range(1, 42)]
+    images, shown = [], []
+    if family.placeholder(model) is not None:
+        images = [Encoder(loaded, 0).image(Image.linear_gradient("L").resize((64, 64)), "made up")]
+        shown = tokenizer(images[0].text, add_special_tokens=False)["input_ids"]
+    prompts = []
+    for name, ids, own in (
+        ("first", [*tokens[:10], *shown, *tokens[10:24]], images),
+        ("second", tokens[24:33], []),
+    ):
+        row = torch.tensor(ids)
+        positions = family.positions(model, row, own)
+        prompts.append(Prompt(f"made up {name}", row, positions, own, int(positions.max()) + 1))
+    rest = tokens[33:]
+    return prompts, [[rest[:6], rest[6:]], [rest[:1:-1], rest[:2]]]
+
+
 @torch.no_grad()
-def check_merged(adapted: Any, merged: Any, banned: Collection[int], path: str) -> None:
+def check_merged(adapted: Forward, merged: Forward, banned: Collection[int], path: str) -> None:
     """Compare a model that has an adapter with the model that it was merged to, on a few plain tokens.
 
     Args:
-        adapted: A model with an adapter, in evaluation mode.
-        merged: A plain model, in evaluation mode.
+        adapted: The forward passes of a model with an adapter, in evaluation mode.
+        merged: Those of a plain model, in evaluation mode.
         banned: See `check_head`.
         path: The name of the adapter in the error.
 
@@ -81,16 +121,13 @@ def check_merged(adapted: Any, merged: Any, banned: Collection[int], path: str) 
         ConfigError: Log-probabilities differ by more than `TOLERANCE` on average. The largest difference of a
             whole vocabulary says less, because merged weights are rounded once more.
     """
-    ids = _plain_tokens(adapted, banned)
-    with torch.autocast(ids.device.type, enabled=False):
-        before, after = (
-            model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-            .logits.float()
-            .log_softmax(-1)
-            for model in (adapted, merged)
-        )
-    mean = float((before - after).abs().mean())
-    if not mean <= TOLERANCE.get(merged.dtype, 1e-4):
+    ids, found = _plain_tokens(adapted.model, banned), []
+    for forward in (adapted, merged):
+        with torch.autocast(ids.device.type, enabled=False), forward.own_attention():
+            made = forward.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        found.append(made.logits.float().log_softmax(-1))
+    mean = float((found[0] - found[1]).abs().mean())
+    if not mean <= TOLERANCE.get(merged.model.dtype, 1e-4):
         raise ConfigError(
             f"{path}: merged into its model, this adapter gives other log-probs than beside it (on average "
             f"by {mean:.2g}): its kind is not known here; merge it with peft first, and report it"
@@ -105,39 +142,98 @@ def _plain_tokens(model: Any, banned: Collection[int]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def sharing_agrees(
-    forward: Forward, head: Head, prompts: Sequence[Prompt], batch: Continuations
-) -> bool | None:
-    """Say whether log-probabilities with shared prompts equal the plain ones, on two prompts of a batch.
+def sharing_agrees(forward: Forward, head: Head, prompts: Sequence[Prompt], batch: Continuations) -> bool:
+    """Say whether log-probabilities with shared prompts equal the plain ones: packed, and token by token.
 
     Args:
         forward: The forward passes of a model in evaluation mode.
         head: The head of the same model.
         prompts: B prompts.
-        batch: The continuations of the prompts.
+        batch: The continuations of the prompts, without images.
 
     Returns:
-        Whether they are equal, up to `TOLERANCE`. If not, a warning names the model. None when there was no
-        token to compare.
+        Whether they are equal, up to `TOLERANCE`. If not, a warning names the model and says why.
     """
-    few = _beginnings(forward, batch.first(2, 2), _COMPARED)
+    model, mask_bgr = forward.model, batch.mask_bgr
+
+    def logprobs(hidden_bgrh: Tensor) -> Tensor:
+        return head.logprobs(hidden_bgrh[mask_bgr], batch.ids_bgr[mask_bgr], 1.0)
+
     with torch.autocast(forward.device.type, enabled=False):
-        rows = [
-            head.logprobs(run(prompts[:2], few)[few.mask_bgr], few.ids_bgr[few.mask_bgr], 1.0)
-            for run in (forward.hidden_shared, forward.hidden_plain)
-        ]
-    if not len(rows[0]):
-        return None
-    worst = float((rows[0] - rows[1]).abs().max())
-    if worst <= TOLERANCE.get(forward.model.dtype, 1e-4):
-        return True
+        plain = logprobs(forward.hidden_plain(prompts, batch))
+        try:
+            check_kinds(forward.family.backbone(model).config)
+            shared = torch.stack(
+                [logprobs(forward.hidden_shared(prompts, batch)), _grown(forward, head, prompts, batch)]
+            )
+        except SharingError as error:
+            reason = str(error)
+        else:
+            gaps = (shared - plain).abs()
+            gap = float(gaps.mean() if model.dtype.itemsize == 2 else gaps.max())
+            if gap <= TOLERANCE.get(model.dtype, 1e-4):
+                return True
+            reason = f"log-probs with a shared prompt differ from the plain forward by {gap:.2g}"
     logger.warning(
-        "%s: log-probs with a shared prompt differ from the plain forward by %.2g; "
-        "sharing is off for this model, which makes it several times slower. Please report the model.",
-        forward.model.config.model_type,
-        worst,
+        "prompts cannot be shared by models of type %r (%s); sharing is off for this model: each sample has "
+        "its prompt to itself, in sampling and in learning. Results stay exact, but both become several "
+        "times slower and take more memory. Please report the model.",
+        model.config.model_type,
+        reason,
     )
     return False
+
+
+def _grown(forward: Forward, head: Head, prompts: Sequence[Prompt], batch: Continuations) -> Tensor:
+    """Log-probabilities ``[tokens]`` of what grows behind kept prompts: twice a token, then all others."""
+    nothing = torch.zeros(0, dtype=torch.long, device=forward.device)
+    b, g, width = batch.ids_bgr.shape
+    voice = Voice(head, SamplingConfig(group_size=g, temperature=1.0), nothing, nothing, "checked")
+    threads = SharedThreads(forward, voice, prompts, [0] * b, lambda run: run())
+    rows = {
+        (i, j): batch.ids_bgr[i, j, : int(batch.lengths_bg[i, j])].tolist()
+        for i in range(b)
+        for j in range(g)
+    }
+    parts = [
+        threads.hear({place: Continuation(row[start:end]) for place, row in rows.items()}, score=True)
+        for start, end in ((0, 1), (1, 2), (2, width))
+    ]
+    return torch.cat([part[place] for place in rows for part in parts]).to(forward.device)
+
+
+def refused_above(model: Any) -> float:
+    """The mean difference of log-probabilities beyond which it is no rounding."""
+    kind = model.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    return max(TOLERANCE.get(dtype, 0.0), 1e-3)
+
+
+@torch.no_grad()
+def check_causal(forward: Forward, head: Head, prompt: Prompt, tokens: Sequence[int], path: str) -> None:
+    """Check that log-probabilities do not depend on what stands behind a token.
+
+    Args:
+        forward: The forward passes of a model in evaluation mode.
+        head: The head of the same model.
+        prompt: Any prompt.
+        tokens: What is put behind it, three tokens or more.
+        path: The name of the model in the error.
+
+    Raises:
+        ConfigError: They do.
+    """
+    batch = Continuations.stack([[tokens, tokens[:2]]], 0, forward.device)
+    with torch.autocast(forward.device.type, enabled=False):
+        hidden_grh = forward.hidden_plain([prompt], batch)[0, :, :2]
+        first, alone = (head.logprobs(hidden, batch.ids_bgr[0, 0, :2], 1.0) for hidden in hidden_grh)
+        gap, most = float((first - alone).abs().mean()), refused_above(forward.model)
+    if not gap <= most:
+        raise ConfigError(
+            f"policy.path={path}: models of type {forward.model.config.model_type!r} give a token another "
+            f"log-prob once others stand behind it (by {gap:.2g}), so that none of them would be right; take "
+            "a model that reads from left to right (docs/models.md)"
+        )
 
 
 GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
@@ -148,12 +244,8 @@ reads denominators in a wrong order gives 0.9 and more.
 """
 
 
-_LEARNT = 32
-"""Tokens of a continuation whose gradient is compared."""
-
-
-def gradients_agree(forward: Forward, head: Head, prompt: Prompt, batch: Continuations) -> bool | None:
-    """Say whether gradients with a shared prompt equal the plain ones, on two continuations of one prompt.
+def gradients_agree(forward: Forward, head: Head, prompt: Prompt, batch: Continuations) -> bool:
+    """Say whether gradients with a shared prompt equal the plain ones, on the continuations of one prompt.
 
     Compared is the gradient of log-probabilities by the embeddings of the prompt's tokens, and by those of
     the continuations'. It passes through the queries, keys and values of every layer, and leaves the weights'
@@ -164,22 +256,18 @@ def gradients_agree(forward: Forward, head: Head, prompt: Prompt, batch: Continu
     Args:
         forward: The forward passes of a model in evaluation mode.
         head: The head of the same model.
-        prompt: The prompt.
-        batch: At least its continuations, first of all.
+        prompt: A prompt.
+        batch: Its continuations, two or more of two tokens or more.
 
     Returns:
-        Whether they are equal, up to `GRADIENT_TOLERANCE`. If not, a warning names the model. None when there
-        was no token to compare.
+        Whether they are equal, up to `GRADIENT_TOLERANCE`. If not, a warning names the model.
     """
-    few = _beginnings(forward, batch.first(1, 2), _LEARNT)
-    if few.ids_bgr.shape[2] < 2:
-        return None
     with torch.autocast(forward.device.type, enabled=False):
         shared, plain = (
-            _embedding_gradient(forward, head, run, prompt, few)
+            _embedding_gradient(forward, head, run, prompt, batch)
             for run in (forward.hidden_shared, forward.hidden_plain)
         )
-    size, g = len(prompt.ids), few.ids_bgr.shape[1]
+    size, g = len(prompt.ids), batch.ids_bgr.shape[1]
     own = shared[0, size:].unflatten(0, (g, -1))
     wanted = plain[:, :size].sum(0), plain[:, size : size + own.shape[1]]
     gap = max(float((x - y).norm() / y.norm()) for x, y in zip((shared[0, :size], own), wanted, strict=True))
@@ -223,23 +311,3 @@ def _embedding_gradient(
     finally:
         hook.remove()
     return gradient.float()
-
-
-def _beginnings(forward: Forward, batch: Continuations, tokens: int) -> Continuations:
-    """Return at most the first ``tokens`` of each continuation, up to an image that would be cut."""
-    places_bgr = forward.image_places(batch.ids_bgr).cpu()
-    lengths_bg = batch.lengths_bg.clamp(max=tokens).clone()
-    images = [[[*own] for own in group] for group in batch.images]
-    for i, group in enumerate(batch.images):
-        for j, own in enumerate(group):
-            where = places_bgr[i, j].nonzero().flatten().tolist()
-            ends = [*accumulate(image.placeholders for image in own)]
-            if len(where) != (ends[-1] if ends else 0):
-                return batch  # a forward pass says what is wrong
-            whole = sum(1 for end in ends if where[end - 1] < tokens)
-            images[i][j] = own[:whole]
-            if whole < len(own):
-                first = where[ends[whole - 1] if whole else 0]
-                lengths_bg[i, j] = lengths_bg[i, j].clamp(max=first)
-    width = max(int(lengths_bg.max()), 1)
-    return Continuations(batch.ids_bgr[..., :width], lengths_bg, images)

@@ -228,7 +228,7 @@ class Encoder:
             if piece.images:
                 raise ConfigError(no_image_here(self.loaded, prompt.problem_id))
             images = [
-                replace(image, tensors=lengthened(image.tensors, len(prompt.ids), len(ids)))
+                replace(image, tensors=lengthened(model, image.tensors, len(prompt.ids), len(ids)))
                 for image in images
             ]
         if piece.images:

@@ -6,7 +6,8 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +17,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.core.errors import DataError
 from selfverify.policy.continuations import Continuations
-from selfverify.policy.encoding import Prompt
+from selfverify.policy.encoding import Prompt, longest_row
 from selfverify.policy.families import ImageInput
 from selfverify.policy.features import ByteCache, image_features
 from selfverify.policy.layout import SharedLayout
 from selfverify.policy.loading import Loaded
+from selfverify.policy.shared_attention import ATTENTION, SharingError, check_layers
 
 
 @dataclass(slots=True)
@@ -143,10 +145,37 @@ class Forward:
             self.family.decoder_inputs(self.model, places, features),
         )
 
+    @contextmanager
+    def attention(self, name: str) -> Iterator[None]:
+        """A context in which the decoder attends by transformers' implementation of that name."""
+        config = self.family.backbone(self.model).config
+        before = config._attn_implementation
+        config._attn_implementation = name
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+
+    def own_attention(self) -> AbstractContextManager[None]:
+        """A context in which the model attends as transformers loads it."""
+        return self.attention(self.loaded.attention) if self.family.shares_prompts else nullcontext()
+
     def _shared(self, embeddings: Tensor, positions: Tensor, layout: SharedLayout, **more: Any) -> Tensor:
         # A 4-D mask is taken as finished by transformers; ours is inside the attention function.
         finished = embeddings.new_zeros(1, 1, 1, 1)
-        return self.family.run_decoder(self.model, embeddings, positions, finished, shared=layout, **more)
+        layout.windows.clear()
+        with self.attention(ATTENTION):
+            try:
+                hidden = self.family.run_decoder(
+                    self.model, embeddings, positions, finished, shared=layout, **more
+                )
+            except (SharingError, torch.OutOfMemoryError, torch.AcceleratorError):
+                raise
+            except Exception as error:
+                # A model's code that does not expect such rows ends in errors of any type.
+                raise SharingError(str(error)) from error
+        check_layers(self.family.backbone(self.model), layout)
+        return hidden
 
     def _blocks(self, places: Tensor) -> Tensor | None:
         """Numbers of the images that tokens belong to, -1 for text; None where only order matters.
@@ -244,17 +273,51 @@ class Forward:
         starts_n = starts.repeat_interleave(g)
         ends_n = starts_n + batch.lengths_bg.flatten()
         mask_nl = torch.arange(ids_nl.shape[1], device=self.device) < ends_n[:, None]
-        embedded = self.embed(ids_nl, images, prompts)
-        hidden_nlh = self.family.plain_forward(
-            self.model,
-            embedded.values_blh,
-            positions_anl,
-            mask_nl.long(),
-            embedded.places_bl,
-            **embedded.more,
-        )
+        room = longest_row(self.model)
+        if room is not None and ids_nl.shape[1] > room:
+            # Padding may reach beyond the context, where a model with learned positions has none.
+            ids_nl, positions_anl, mask_nl = ids_nl[:, :room], positions_anl[:, :, :room], mask_nl[:, :room]
+        hidden_nlh = self.plain(ids_nl, positions_anl, mask_nl.long(), images, prompts)
         before = (starts_n - 1)[:, None] + torch.arange(r, device=self.device)
+        before = before.clamp(max=hidden_nlh.shape[1] - 1)
         return hidden_nlh[torch.arange(b * g, device=self.device)[:, None], before].view(b, g, r, -1)
+
+    def plain(
+        self,
+        ids_nl: Tensor,
+        positions_anl: Tensor,
+        mask_nl: Tensor,
+        images: Sequence[ImageInput],
+        owners: Sequence[Prompt],
+        **kept: Any,
+    ) -> Tensor:
+        """Hidden states ``[N, L, H]`` of rows by the model's own attention, masks and, for text, embeddings.
+
+        Args:
+            ids_nl: Tokens, padded on the right.
+            positions_anl: Their position ids; a model that reads text only makes its own.
+            mask_nl: 1 at tokens.
+            images: The images of all rows, in order.
+            owners: The prompts of the rows, named in errors.
+            kept: ``past_key_values`` where what is seen has to be kept, for models with images.
+        """
+        with self.own_attention():
+            if self.family.placeholder(self.model) is None:
+                decoder = self.family.backbone(self.model)
+                hidden: Tensor = decoder(
+                    input_ids=ids_nl, attention_mask=mask_nl, use_cache=False
+                ).last_hidden_state
+                return hidden
+            embedded = self.embed(ids_nl, images, owners)
+            return self.family.plain_forward(
+                self.model,
+                embedded.values_blh,
+                positions_anl,
+                mask_nl,
+                embedded.places_bl,
+                **embedded.more,
+                **kept,
+            )
 
     def _hidden_whole(self, prompts: Sequence[Prompt], batch: Continuations) -> Tensor:
         """`hidden_plain` by the model's own forward, prompt by prompt, for `families.Unknown`."""

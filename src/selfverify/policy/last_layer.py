@@ -35,9 +35,14 @@ class ReadOnly:
         if not isinstance(attention, nn.Module) or not isinstance(block, nn.Module):
             return
         hooks = cls()
+        decoder.register_forward_pre_hook(hooks.begin)
         attention.register_forward_pre_hook(hooks.enter, with_kwargs=True)
         block.register_forward_pre_hook(hooks.narrow)
         block.register_forward_hook(hooks.widen)
+
+    def begin(self, decoder: nn.Module, args: tuple[Any, ...]) -> None:
+        """Before a pass: forget the layout of one whose block ran before its attention, or that failed."""
+        self._layout = None
 
     def enter(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the layer's attention: note the layout of rows with prompts. Other rows are read whole."""

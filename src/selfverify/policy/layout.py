@@ -36,6 +36,7 @@ class SharedLayout:
         own_images: ``[B, G, R]`` the same of the continuations' new tokens.
         is_part: Whether it is a view of another layout's rows (`part`).
         masks: Made by the first layer that has a window of this size, for the other layers.
+        windows: The sliding window of each layer that has attended in the latest pass, by its number.
     """
 
     FIRST_ROOM: ClassVar[int] = 64
@@ -55,6 +56,7 @@ class SharedLayout:
     own_images: Tensor | None = None
     is_part: bool = False
     masks: dict[int | None, Masks] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
     _sizes: list[int] | None = None
     _kept_sizes: list[int] | None = None
 

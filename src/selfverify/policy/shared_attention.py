@@ -7,8 +7,8 @@ A row holds a prompt once and its continuations one after another::
 Linear layers see P + G*R tokens instead of G*(P + R). Attention must keep the continuations apart, so
 a continuation's query attends to the prompt's keys and to its own, and one softmax runs over both
 parts; the result equals the plain forward of each prompt + continuation. Registered with transformers
-under the name in `ATTENTION`, it serves every model that uses the attention interface, and falls
-back to PyTorch's SDPA when no layout is passed.
+under the name in `ATTENTION`, it serves every model that uses the attention interface and hands it nothing
+that is not known here. It stands in for the model's own attention in such passes alone (`Forward`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -29,6 +28,13 @@ from selfverify.policy.merged_attention import MergedAttention, merged
 from selfverify.policy.two_part_attention import same_image, two_part_attention
 
 ATTENTION = "selfverify_shared"
+
+_KNOWN = {"dropout", "position_ids", "use_cache", "output_attentions"}
+"""Arguments that layers hand to their attention beside those of `shared_attention`; all others change it."""
+
+
+class SharingError(RuntimeError):
+    """A model whose prompts cannot be shared; the message says why, as a part of a sentence."""
 
 
 @dataclass(slots=True)
@@ -139,6 +145,43 @@ def _grow(layer: _Layer) -> Tensor:
     return out.reshape(b, heads, length, d).transpose(1, 2)
 
 
+def check_kinds(config: Any) -> None:
+    """Refuse a decoder some of whose layers attend by a rule that is not known here, whatever the lengths.
+
+    Args:
+        config: The decoder's configuration.
+
+    Raises:
+        SharingError: Such layers are named.
+    """
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"}
+    if getattr(config, "attention_chunk_size", None) is not None and not hasattr(config, "layer_types"):
+        kinds.add("chunked_attention")
+    if kinds:
+        raise SharingError(f"some of its layers are of the kind {', '.join(sorted(kinds))}")
+
+
+def check_layers(decoder: Any, layout: SharedLayout) -> None:
+    """Check after a pass that every layer attended through `shared_attention`, with the window of its kind.
+
+    Args:
+        decoder: The decoder that ran.
+        layout: The layout of the pass.
+
+    Raises:
+        SharingError: A layer did not.
+    """
+    config = decoder.config
+    count = max(config.num_hidden_layers, len(getattr(decoder, "layers", ())))
+    if missing := [number for number in range(count) if number not in layout.windows]:
+        raise SharingError(
+            f"{len(missing)} of its {count} layers do not attend through transformers' attention interface"
+        )
+    for number, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if (layout.windows[number] is None) == (kind == "sliding_attention"):
+            raise SharingError(f"layer {number}, a {kind}, has the window {layout.windows[number]}")
+
+
 def shared_attention(
     module: nn.Module,
     query: Tensor,
@@ -157,19 +200,28 @@ def shared_attention(
         query: ``[B, heads, L, D]``; ``key`` and ``value`` ``[B, key heads, L, D]``, positions applied.
         key: See ``query``.
         value: See ``query``.
-        attention_mask: Of an ordinary batch; rows with a layout don't use it.
+        attention_mask: The one element that `Forward` passes; the layout says who sees what.
         scaling: Factor of the scores; None is D ** -0.5.
-        shared: The row layout; None means an ordinary batch, whose mask knows the window.
+        shared: The row layout.
         sliding_window: A token sees itself and the ``sliding_window - 1`` before it; None: all.
-        kwargs: Passed on to transformers' own attention of an ordinary batch.
+        kwargs: What else the layer hands over.
 
     Returns:
         ``[B, L, heads, D]`` and None (attention weights are not kept).
+
+    Raises:
+        SharingError: The layer lost the layout, changed the mask, or asks for what is not known here.
     """
     if shared is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        raise SharingError("its layers do not hand on how rows are laid out")
+    if attention_mask is None or attention_mask.numel() != 1:
+        raise SharingError("its layers make attention masks of their own")
+    unknown = [name for name, given in kwargs.items() if name not in _KNOWN and given is not None]
+    if unknown:
+        raise SharingError(f"its layers hand their attention {', '.join(unknown)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     number: int = module.layer_idx  # type: ignore[assignment]
+    shared.windows[number] = sliding_window
     # Under autocast rotary embeddings have made queries and keys wider again.
     query, key = query.to(value.dtype), key.to(value.dtype)
     if shared.mode == "prefill":

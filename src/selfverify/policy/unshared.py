@@ -1,86 +1,224 @@
-"""Sampling by transformers' ``generate``, for models whose prompts cannot be shared."""
+"""Sampling for models whose prompts are not shared: each sample has its own keys and values."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.core.errors import ConfigError
 from selfverify.core.trajectory import Finish
+from selfverify.policy.checks import refused_above
+from selfverify.policy.continuations import Continuations
 from selfverify.policy.encoding import Prompt, longest_row
-from selfverify.policy.generators import kept_generators
-from selfverify.policy.sampling import Sample
+from selfverify.policy.forward import Forward
+from selfverify.policy.sampling import Sample, uniforms
+from selfverify.policy.voice import Voice, require_finite
+
+logger = logging.getLogger(__name__)
+
+_COMPARED = 64
+"""Tokens of a sample whose log-probabilities are compared with those of a forward pass."""
 
 
-def sample_unshared(
-    model: Any,
-    prompts: Sequence[Prompt],
-    sampling: SamplingConfig,
-    seeds: Sequence[int],
-    stop: set[int],
-    suppressed: list[int],
-    logprobs: Callable[..., Tensor],
-) -> list[list[Sample]]:
-    """Return B lists of G samples. Their log-probabilities are those of ``logprobs``, `Policy.logprobs`."""
-    groups = _generate(model, prompts, sampling, seeds, stop, suppressed)
-    tokens = [[sample.tokens for sample in group] for group in groups]
-    values = logprobs(prompts, tokens, temperature=sampling.temperature)
-    for group, rows in zip(groups, values.tolist(), strict=True):
-        for sample, row in zip(group, rows, strict=False):
-            sample.logprobs = row[: len(sample.tokens)]
-    return groups
+class Unshared:
+    """Samples prompt by prompt; what a sample draws is what shared prompts would let it draw.
 
+    Transformers' own caches keep what a model has read. In every call two samples are compared with one
+    forward pass over them. Where a model's cache gives other numbers, what has been read is read again for
+    every token from then on.
 
-def _generate(
-    model: Any,
-    prompts: Sequence[Prompt],
-    sampling: SamplingConfig,
-    seeds: Sequence[int],
-    stop: set[int],
-    suppressed: list[int],
-) -> list[list[Sample]]:
-    """Return B lists of G samples, without log-probabilities.
-
-    transformers' ``generate`` draws from torch's global generator. The generator is seeded for each prompt,
-    and is afterwards as it was before.
+    Args:
+        path: The name of the model in errors.
     """
-    groups = []
-    # The checkpoint's own settings (penalties, other cuts) would sample from another distribution.
-    settings = GenerationConfig(
-        max_new_tokens=sampling.max_new_tokens,
-        eos_token_id=sorted(stop),
-        pad_token_id=model.generation_config.pad_token_id,
-        suppress_tokens=suppressed or None,
-        do_sample=sampling.temperature > 0,
-    )
-    if sampling.temperature > 0:
-        settings.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=0)
-    room = longest_row(model)
-    for prompt, seed in zip(prompts, seeds, strict=True):
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._keeps = True
+
+    @torch.no_grad()
+    def sample(
+        self,
+        forward: Forward,
+        voice: Voice,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        logprobs: Callable[..., Tensor],
+    ) -> list[list[Sample]]:
+        """Return B lists of G samples.
+
+        Args:
+            forward: The forward passes of a model in evaluation mode.
+            voice: How it speaks.
+            prompts: B prompts.
+            seeds: One per prompt.
+            logprobs: `Policy.logprobs`.
+
+        Raises:
+            ConfigError: Samples have other log-probabilities in a forward pass.
+            SamplingError: The model's logits are not finite.
+        """
+        model, kind = forward.model, forward.model.config.model_type
+        groups = [self._draw(forward, voice, *pair) for pair in zip(prompts, seeds, strict=True)]
+        require_finite((sample for group in groups for sample in group), self.path)
+        few = groups[0][:2]
+        tokens = [sample.tokens[:_COMPARED] for sample in few]
+        [values] = logprobs(prompts[:1], [tokens], temperature=voice.sampling.temperature).tolist()
+        gaps = [
+            abs(drawn - value)
+            for sample, row in zip(few, values, strict=True)
+            for drawn, value in zip(sample.logprobs, row, strict=False)
+        ]
+        gap = sum(gaps) / len(gaps)
+        if gap <= refused_above(model):
+            return groups
+        if not self._keeps:
+            raise ConfigError(
+                f"policy.path={self.path}: models of type {kind!r} give what they sample other log-probs in "
+                f"one forward pass (on average by {gap:.2g}), so that training on samples would be wrong; "
+                "take a model of docs/models.md"
+            )
+        logger.warning(
+            "transformers' cache gives samples of models of type %r other log-probs than a forward pass does "
+            "(on average by %.2g). From here on each token takes a forward pass over all that stands before "
+            "it: samples stay exact, but take much longer.",
+            kind,
+            gap,
+        )
+        self._keeps = False
+        return self.sample(forward, voice, prompts, seeds, logprobs)
+
+    def _draw(self, forward: Forward, voice: Voice, prompt: Prompt, seed: int) -> list[Sample]:
+        """Draw the samples of a prompt."""
+        steps, room = voice.sampling.max_new_tokens, longest_row(forward.model)
         if room is not None:
             # A model with learned positions has none beyond its context.
-            settings.max_new_tokens = max(1, min(sampling.max_new_tokens, room - len(prompt.ids)))
-        ids = prompt.ids.to(model.device).repeat(sampling.group_size, 1)
-        # A row needs all images of the prompt in turn. `generate` itself would repeat image by image.
-        tensors = {
-            name: tensor.to(model.device).repeat(sampling.group_size, *[1] * (tensor.dim() - 1))
-            for image in prompt.images
-            for name, tensor in image.tensors.items()
-        }
-        with kept_generators(model.device):
-            torch.manual_seed(seed)
-            out = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings, **tensors
+            steps = max(1, min(steps, room - len(prompt.ids)))
+        draws_1gt = uniforms([seed], voice.sampling.group_size, steps).to(forward.device)
+        said = _Said(voice, draws_1gt[0])
+        if not self._keeps:
+            _read_again(forward, prompt, said)
+        elif forward.family.shares_prompts and forward.family.placeholder(forward.model) is not None:
+            _continue(forward, prompt, said)
+        else:
+            _generate(forward, prompt, said)
+        return said.samples()
+
+
+class _Said(LogitsProcessor):
+    """What G samples of a prompt have said so far. As a logits processor it leaves `generate` no choice.
+
+    Args:
+        voice: How the policy speaks.
+        draws_gt: ``[G, steps]`` numbers in [0, 1), one for each token.
+    """
+
+    def __init__(self, voice: Voice, draws_gt: Tensor) -> None:
+        self.voice, self.draws_gt = voice, draws_gt
+        self.tokens: list[Tensor] = []
+        self.logprobs: list[Tensor] = []
+        self.ended_g = torch.zeros(len(draws_gt), dtype=torch.bool, device=draws_gt.device)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody says more."""
+        return len(self.tokens) == self.draws_gt.shape[1] or bool(self.ended_g.all())
+
+    def draw(self, logits_gv: Tensor) -> Tensor:
+        """Draw the next token of each sample; ``[G]``."""
+        chosen_g, logprobs_g = self.voice.pick(logits_gv.float(), self.draws_gt[:, len(self.tokens)])
+        self.tokens.append(chosen_g)
+        self.logprobs.append(logprobs_g)
+        self.ended_g |= torch.isin(chosen_g, self.voice.stop)
+        return chosen_g
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores that leave `generate` the drawn tokens alone."""
+        chosen_g = self.draw(scores)
+        return torch.full_like(scores, float("-inf")).scatter(1, chosen_g[:, None], 0.0)
+
+    def samples(self) -> list[Sample]:
+        """The samples, each up to and with its first stop token."""
+        stop = {*self.voice.stop.tolist()}
+        made = []
+        for tokens, logprobs in zip(
+            torch.stack(self.tokens, 1).tolist(), torch.stack(self.logprobs, 1).tolist(), strict=True
+        ):
+            end = next((n for n, token in enumerate(tokens, 1) if token in stop), None)
+            made.append(Sample(tokens[:end], logprobs[:end], Finish.LENGTH if end is None else Finish.STOP))
+        return made
+
+
+def _generate(forward: Forward, prompt: Prompt, said: _Said) -> None:
+    """Let ``said`` say all it can by transformers' `generate`, which knows how a model keeps what it read."""
+    model, (g, steps) = forward.model, said.draws_gt.shape
+    stop = said.voice.stop.tolist()
+    settings = GenerationConfig(
+        max_new_tokens=steps, do_sample=False, use_cache=True, eos_token_id=stop or None, pad_token_id=0
+    )
+    # A row needs all images of the prompt in turn. `generate` itself would repeat image by image.
+    tensors = {
+        name: tensor.to(forward.device).repeat(g, *[1] * (tensor.dim() - 1))
+        for image in prompt.images
+        for name, tensor in image.tensors.items()
+    }
+    ids = prompt.ids.to(forward.device).repeat(g, 1)
+    # `generate` takes what its settings leave open from the checkpoint's: penalties, cuts, forced tokens.
+    theirs, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        with forward.own_attention():
+            model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([said]),
+                synced_gpus=False,  # all weights are in place (`Policy.whole`)
+                **tensors,
             )
-        groups.append([_sample(row, stop) for row in out[:, ids.shape[1] :].tolist()])
-    return groups
+    finally:
+        model.generation_config = theirs
 
 
-def _sample(row: list[int], stop: set[int]) -> Sample:
-    """Return the tokens up to and with the first stop token. What follows that token is padding."""
-    end = next((i + 1 for i, token in enumerate(row) if token in stop), None)
-    return Sample(row[:end], [], Finish.LENGTH if end is None else Finish.STOP)
+def _continue(forward: Forward, prompt: Prompt, said: _Said) -> None:
+    """Let ``said`` say all it can behind a prompt with images, by the decoder and transformers' cache."""
+    model, family, device = forward.model, forward.family, forward.device
+    g, head = len(said.draws_gt), said.voice.head
+    cache: Any = DynamicCache(config=family.backbone(model).config)
+    ids_1p, positions_a1p = prompt.ids.to(device)[None], prompt.positions.to(device)[:, None]
+    hidden_1ph = forward.plain(
+        ids_1p, positions_a1p, torch.ones_like(ids_1p), prompt.images, [prompt], past_key_values=cache
+    )
+    cache.batch_repeat_interleave(g)
+    hidden_gh = hidden_1ph[:, -1].expand(g, -1)
+    mask_gl = torch.ones(g, len(prompt.ids), dtype=torch.long, device=device)
+    place = prompt.next_position
+    while True:
+        chosen_g = said.draw(head.logits(hidden_gh))
+        if said.is_done:
+            return
+        mask_gl = torch.cat([mask_gl, mask_gl[:, :1]], dim=1)
+        positions_ag1 = torch.full((family.position_axes, g, 1), place, device=device)
+        embedded_g1h = model.get_input_embeddings()(chosen_g[:, None])
+        with forward.own_attention():
+            hidden_g1h = family.run_decoder(
+                model, embedded_g1h, positions_ag1, mask_gl, past_key_values=cache
+            )
+        hidden_gh = hidden_g1h[:, 0]
+        place += 1
+
+
+def _read_again(forward: Forward, prompt: Prompt, said: _Said) -> None:
+    """Let ``said`` say all it can, by a forward pass over the whole row for every token."""
+    rows: list[list[int]] = [[] for _ in said.draws_gt]
+    while True:
+        # What stands in the last place is predicted, and not read.
+        batch = Continuations.stack([[[*row, 0] for row in rows]], 0, forward.device)
+        chosen_g = said.draw(said.voice.head.logits(forward.hidden_plain([prompt], batch)[0, :, -1]))
+        if said.is_done:
+            return
+        for row, token in zip(rows, chosen_g.tolist(), strict=True):
+            row.append(token)

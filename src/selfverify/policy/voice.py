@@ -33,13 +33,20 @@ class Voice:
     name: str
 
     def choose(self, hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """`pick` behind hidden states ``[..., H]``."""
+        return self.pick(self.head.logits(hidden).float(), uniform)
+
+    def pick(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Next tokens ``[...]`` and their log-probabilities under the temperature, before top-p.
 
         Where a logit is NaN or infinite, the token means nothing and its log-probability is NaN:
         `require_finite` looks at those of whole samples, since a look at each token would keep the host
         waiting.
+
+        Args:
+            logits: ``[..., V]``, float32.
+            uniform: ``[...]`` in [0, 1).
         """
-        logits = self.head.logits(hidden).float()
         free = logits.index_fill(-1, self.suppressed, float("-inf")) if len(self.suppressed) else logits
         temperature = self.sampling.temperature
         tokens = pick_tokens(free, uniform, temperature, self.sampling.top_p)

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from selfverify.core.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -43,10 +46,20 @@ class Family:
     splits_single_images = False
     """Whether an image is split into tiles only where it is its prompt's only one."""
 
-    def backbone(self, model: Any) -> nn.Module:
-        """The decoder that maps embeddings to hidden states."""
-        decoder: nn.Module = model.get_decoder()
-        return decoder
+    def backbone(self, model: Any) -> Any:
+        """The decoder that maps embeddings to hidden states.
+
+        Raises:
+            ConfigError: The model does not say which of its parts that is.
+        """
+        # A few models name their head, or themselves, as their decoder.
+        for found in (model.get_decoder(), model.base_model, getattr(model, "model", None)):
+            if isinstance(found, PreTrainedModel) and found is not model:
+                return found
+        raise ConfigError(
+            f"models of type {model.config.model_type!r} name no decoder, so they cannot be used here; take "
+            "another type of model, and please report this one"
+        )
 
     def placeholder(self, model: Any) -> int | None:
         """Return the token id that stands for one image feature; None for text-only models."""
@@ -107,13 +120,14 @@ class Family:
     ) -> Tensor:
         """Return hidden states ``[B, L, H]`` of the decoder alone.
 
-        ``positions`` are ``[axes, B, L]``, and ``mask`` is of any kind that the decoder takes.
+        ``positions`` are ``[axes, B, L]``, and ``mask`` is of any kind that the decoder takes. What is seen
+        is kept in ``past_key_values`` where ``more`` has them.
         """
         hidden: Tensor = self.backbone(model)(
             inputs_embeds=embeddings,
             position_ids=positions if self.position_axes > 1 else positions[0],
             attention_mask=mask,
-            use_cache=False,
+            use_cache="past_key_values" in more,
             **more,
         ).last_hidden_state
         return hidden
@@ -128,7 +142,7 @@ class Family:
             positions: ``[axes, B, L]``.
             mask: ``[B, L]`` 1 at tokens.
             places: ``[B, L]`` True at placeholders.
-            more: From `decoder_inputs`.
+            more: From `decoder_inputs`; ``past_key_values`` as in `run_decoder`.
         """
         return self.run_decoder(model, embeddings, positions, mask, **more)
 

@@ -49,7 +49,7 @@ class Gemma3(VisionFamily):
             position_ids=positions[0],
             attention_mask=mask,
             token_type_ids=places.long(),
-            use_cache=False,
+            use_cache="past_key_values" in more,
             **more,
         ).last_hidden_state
         return hidden

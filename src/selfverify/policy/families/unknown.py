@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfverify.core.errors import ConfigError
 from selfverify.policy.families.base import Family, ImageInput
 
 
@@ -21,10 +22,9 @@ class Unknown(Family):
 
     shares_prompts = False
 
-    def backbone(self, model: Any) -> nn.Module:
+    def backbone(self, model: Any) -> Any:
         """See `Family`: the model below its head, with its vision tower."""
-        whole: nn.Module = model.base_model if model.base_model is not model else model.model
-        return whole
+        return model.base_model if model.base_model is not model else model.model
 
     def placeholder(self, model: Any) -> int | None:
         """See `Family`: the configuration's image token, if it names one."""
@@ -57,7 +57,7 @@ class Unknown(Family):
         rows, length = ids.shape
         tensors = {
             name: tensor.to(ids.device).repeat(rows, *[1] * (tensor.dim() - 1))
-            for name, tensor in lengthened(images[0].tensors if images else {}, prompt, length).items()
+            for name, tensor in lengthened(model, images[0].tensors if images else {}, prompt, length).items()
         }
         hidden: Tensor = self.backbone(model)(
             input_ids=ids, attention_mask=mask, use_cache=False, **tensors
@@ -65,16 +65,46 @@ class Unknown(Family):
         return hidden
 
 
-def lengthened(tensors: dict[str, Tensor], prompt: int, length: int) -> dict[str, Tensor]:
-    """What a processor made of ``prompt`` tokens, as it would be of ``length``, all others text."""
-    more = length - prompt
+class _NoOutputs(dict[str, Any]):
+    """The outputs of a model that has computed nothing: every one of them is None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def lengthened(model: Any, tensors: dict[str, Tensor], prompt: int, length: int) -> dict[str, Tensor]:
+    """What a processor made of ``prompt`` tokens, as it would be of ``length``, all others generated.
+
+    Args:
+        model: The model. What its `generate` appends for a token is appended for each of them.
+        tensors: What the processor made.
+        prompt: See above.
+        length: See above.
+
+    Raises:
+        ConfigError: `generate` makes something else of a tensor.
+    """
+    if length == prompt:
+        return tensors
+    longer = model._update_model_kwargs_for_generation(_NoOutputs(), {**tensors, "use_cache": False}, False)
     made = {}
     for name, tensor in tensors.items():
-        if tensor.shape == (1, prompt):
-            # This tensor gives the kinds of tokens, of which text is 0.
-            tensor = torch.nn.functional.pad(tensor, (0, more))
-        elif tensor.shape[:2] == (1, prompt):
-            # This tensor says what a token sees of the images: the same as the prompt's last token.
-            tensor = torch.cat([tensor, tensor[:, -1:].expand(-1, more, *tensor.shape[2:])], 1)
+        after = longer.get(name)
+        # Of kinds of tokens to which `generate` appends nothing, it goes on with that of the last one.
+        kinds = tensor.shape[:2] == (1, prompt) and not tensor.is_floating_point()
+        last = tensor[:, -1:] if kinds else None
+        axis = 1
+        if isinstance(after, Tensor) and after.shape != tensor.shape:
+            grown = [n for n, size in enumerate(tensor.shape) if after.shape[n : n + 1] == (size + 1,)]
+            if after.dim() != tensor.dim() or len(grown) != 1:
+                raise ConfigError(
+                    f"models of type {model.config.model_type!r} turn {name} of shape {tuple(tensor.shape)} "
+                    f"to {tuple(after.shape)} for a token that follows, which is not known here; take a "
+                    "family of docs/models.md"
+                )
+            axis = grown[0]
+            last = after.narrow(axis, tensor.shape[axis], 1)
+        if last is not None:
+            tensor = torch.cat([tensor, *[last] * (length - prompt)], axis)
         made[name] = tensor
     return made

@@ -1,0 +1,311 @@
+"""Text models of many kinds: samples and log-probs are the model's own, with shared prompts or without."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import sharpen
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from selfverify import LearnerConfig, learn, make_method, make_task
+from selfverify.core.errors import ConfigError
+from selfverify.core.problem import Problem
+from selfverify.core.sampling_settings import SamplingConfig
+from selfverify.policy.apart_threads import ApartThreads
+from selfverify.policy.continuations import Continuation
+from selfverify.policy.layout import SharedLayout
+from selfverify.policy.policy import Policy
+from selfverify.policy.shared_attention import SharingError, check_kinds, check_layers
+from selfverify.policy.shared_threads import SharedThreads
+from selfverify.policy.tiny import tiny_tokenizer
+from selfverify.tasks.base import user_turn
+
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None,
+}  # fmt: skip
+HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}  # fmt: skip
+
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {
+        **HYBRID, **LINEAR, **EXPERTS, "head_dim": 16, "num_experts": 4,
+        "shared_expert_intermediate_size": 32,
+    },
+    "stablelm": {},
+    "falcon": {},
+    "gemma2": {"head_dim": 16, "sliding_window": 6},
+    "diffllama": {},
+    "rwkv": {},
+    "cohere2": {
+        "sliding_window": 6, "logit_scale": 4.0,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gpt2": {},
+}  # fmt: skip
+"""Settings of tiny models of each kind beside `SIZES`."""
+
+SLOW: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {
+        **HYBRID, **MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32,
+    },
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8},
+    "jamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8,
+        "use_mamba_kernels": False, "num_experts": 2,
+    },
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "zamba2": {
+        "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8,
+        "mamba_headdim": 16, "mamba_d_state": 8, "chunk_size": 8, "num_mem_blocks": 1,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "doge": {},
+    "llama4_text": {
+        "head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96, "attention_chunk_size": 6,
+        "pad_token_id": 0,
+    },
+    "nemotron": {},
+    "bloom": {},
+    "mpt": {},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "phi": {},
+    "phi3": {"pad_token_id": 0},
+    "olmo2": {},
+    "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "deepseek_v3": {
+        **EXPERTS, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+
+SHARE = {"cohere2", "gpt2", "opt", "phi", "phi3", "olmo2", "glm4", "deepseek_v3"}
+REASONS = {
+    "qwen3_next": "linear_attention",
+    "stablelm": "do not hand on",
+    "falcon": "3 of its 3 layers",
+    "gemma2": "softcap",
+    "diffllama": "differ from the plain forward",
+    "gpt_oss": "s_aux",
+    "doge": "attention masks of their own",
+    "llama4_text": "chunked_attention",
+}
+"""What a warning says of kinds whose prompts are not shared."""
+
+FREE = SamplingConfig(group_size=3, max_new_tokens=8, top_p=1.0)
+GREEDY = SamplingConfig(group_size=1, max_new_tokens=8, temperature=0.0)
+PROBLEMS = [
+    Problem("long", user_turn("Add 3 and 4, then tell me what you think of it.", 0)),
+    Problem("short", user_turn("Say 7.", 0)),
+]
+
+
+@pytest.fixture(scope="module")
+def load_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Policy]:
+    """``load_kind(kind, **settings)``: a policy of a tiny model, written once and loaded anew."""
+    folders: dict[str, Path] = {}
+
+    def load(kind: str, **settings: Any) -> Policy:
+        if kind not in folders:
+            tokenizer = tiny_tokenizer()
+            about = {"vocab_size": -(-len(tokenizer) // 16) * 16, **SIZES, **(KINDS | SLOW).get(kind, {})}
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **about))
+            sharpen(model)
+            model.generation_config.eos_token_id = tokenizer.eos_token_id
+            model.generation_config.pad_token_id = tokenizer.pad_token_id
+            folders[kind] = tmp_path_factory.mktemp(kind)
+            model.save_pretrained(folders[kind])
+            tokenizer.save_pretrained(folders[kind])
+        return Policy.load(str(folders[kind]), device="cpu", **settings)
+
+    return load
+
+
+def own_logprobs(policy: Policy, prompt: Any, tokens: list[int]) -> torch.Tensor:
+    """``[R, V]`` by the model as transformers loads it, without a cache, in one row without padding."""
+    model = AutoModelForCausalLM.from_pretrained(policy.config.path, attn_implementation="eager").eval()
+    ids = torch.tensor([[*prompt.ids.tolist(), *tokens]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    return logits[0, len(prompt.ids) - 1 : -1].float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("first", ["sample", "logprobs", "threads"])
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
+def test_samples_are_the_models_own(
+    load_kind: Callable[..., Policy], caplog: pytest.LogCaptureFixture, kind: str, first: str
+) -> None:
+    """Whichever is asked first. Greedy tokens are the likeliest of a forward without a cache."""
+    if first != "sample" and kind not in ("qwen3_next", "diffllama", "gpt2"):
+        pytest.skip("three kinds show it")
+    policy = load_kind(kind)
+    prompts = policy.encode(PROBLEMS)
+    assert policy.shares_prefix is None
+    with caplog.at_level(logging.WARNING):
+        if first == "logprobs":
+            policy.logprobs(prompts, [[[]], [[]]])
+        elif first == "threads":
+            policy.threads(prompts, FREE, seeds=[0, 0])
+        greedy = policy.sample(prompts, GREEDY, seeds=[0, 0])
+    assert policy.shares_prefix is (kind in SHARE)
+    assert ("sharing is off" in caplog.text) == (kind not in SHARE)
+    assert REASONS.get(kind, "") in caplog.text
+    for prompt, [sample] in zip(prompts, greedy, strict=True):
+        assert sample.tokens == own_logprobs(policy, prompt, sample.tokens).argmax(-1).tolist()
+    groups = policy.sample(prompts, FREE, seeds=[1, 2])
+    learnt = policy.logprobs(prompts, [[sample.tokens for sample in group] for group in groups])
+    for prompt, group, rows in zip(prompts, groups, learnt.detach(), strict=True):
+        for sample, row in zip(group, rows, strict=True):
+            own = own_logprobs(policy, prompt, sample.tokens)
+            expected = own.gather(-1, torch.tensor(sample.tokens)[:, None])[:, 0]
+            assert float((torch.tensor(sample.logprobs) - expected).abs().max()) < 1e-3
+            assert float((row[: len(expected)] - expected).abs().max()) < 1e-3
+
+
+def test_a_step_of_training_learns_on_policy(load_kind: Callable[..., Policy], tmp_path: Path) -> None:
+    """Sampler and learner give a token the same log-prob: the ratio is 1 in the second epoch, too."""
+    policy = load_kind("qwen3_next")
+    config = LearnerConfig(
+        steps=1, groups_per_step=2, inner_epochs=2, learning_rate=1e-9, warmup_steps=0,
+        drop_zero_advantage=False, checkpoint_every=0,
+    )  # fmt: skip
+    learn(policy, make_task("word-sums"), make_method("grpo"), config, FREE, output=tmp_path)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8"))
+    assert row["tokens/trained"] > 0
+    assert row["ratio_max"] == pytest.approx(1, abs=1e-3) and row["clip_share"] == 0
+
+
+def test_without_sharing_the_same_is_drawn(load_policy: Callable[..., Policy]) -> None:
+    """Draws belong to seed and sample, whoever computes the distribution; a smaller group draws the same."""
+    shared, own = load_policy("llama"), load_policy("llama", shared_prefix="off")
+    sampling = FREE.model_copy(update={"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 30})
+    prompts = shared.encode(PROBLEMS)
+    state = torch.random.get_rng_state()
+    expected = shared.sample(prompts, sampling, seeds=[3, 4])
+    found = own.sample(prompts, sampling, seeds=[3, 4])
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert (shared.shares_prefix, own.shares_prefix) == (True, False)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [(s.tokens, s.finish) for s in ours] == [(s.tokens, s.finish) for s in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+    less = sampling.model_copy(update={"group_size": 2, "max_new_tokens": 4})
+    for group, cut in zip(found, own.sample(prompts, less, seeds=[3, 4]), strict=True):
+        assert [s.tokens[:4] for s in group[:2]] == [s.tokens for s in cut]
+
+
+def test_stop_tokens_and_suppressed_tokens_without_sharing(load_policy: Callable[..., Policy]) -> None:
+    policy = load_policy("llama", shared_prefix="off")
+    prompts = policy.encode(PROBLEMS[:1])
+    sampling = SamplingConfig(group_size=16, max_new_tokens=8, top_p=1.0)
+    [plain] = policy.sample(prompts, sampling, seeds=[5])
+    stop = plain[0].tokens[2]
+    policy.model.generation_config.eos_token_id = [stop]
+    [group] = policy.sample(prompts, sampling, seeds=[5])
+    for sample, whole in zip(group, plain, strict=True):
+        assert sample.tokens == whole.tokens[: len(sample.tokens)]
+        assert (sample.finish == "stop") == (sample.tokens[-1] in policy.stop_tokens)
+        assert not policy.stop_tokens & {*sample.tokens[:-1]}
+    assert {sample.finish for sample in group} == {"stop", "length"}
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "gpt2"])
+def test_conversations(load_kind: Callable[..., Policy], kind: str) -> None:
+    """What is heard and said later has the log-probs of one forward pass over the whole conversation."""
+    policy = load_kind(kind)
+    prompts = policy.encode(PROBLEMS)
+    threads = policy.threads(prompts, FREE, seeds=[1, 2])
+    assert isinstance(threads, SharedThreads if kind == "gpt2" else ApartThreads)
+    places = [(0, 0), (0, 2), (1, 1)]
+    first = threads.say(places, 0)
+    heard = threads.hear({place: Continuation([50 + place[1], 60]) for place in places}, score=True)
+    second = threads.say(places, 1)
+    for b, g in places:
+        row = [*first[b, g].tokens, 50 + g, 60, *second[b, g].tokens]
+        own = own_logprobs(policy, prompts[b], row).gather(-1, torch.tensor(row)[:, None])[:, 0]
+        found = [*first[b, g].logprobs, *heard[b, g].tolist(), *second[b, g].logprobs]
+        assert found == pytest.approx(own.tolist(), abs=1e-3)
+
+
+def test_the_first_use_draws_nothing(load_kind: Callable[..., Policy]) -> None:
+    """Neither does a check move a generator nor does it change what is drawn afterwards."""
+    policy = load_kind("gpt2")
+    prompts = policy.encode(PROBLEMS)
+    state = torch.random.get_rng_state()
+    checked = policy.sample(prompts, FREE, seeds=[1, 2])
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert checked == policy.sample(prompts, FREE, seeds=[1, 2])
+
+
+def test_a_cache_that_is_wrong_is_not_used(
+    load_kind: Callable[..., Policy], caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers' RWKV confuses the samples of a group, once there are several."""
+    policy = load_kind("rwkv")
+    prompts = policy.encode(PROBLEMS)
+    with caplog.at_level(logging.WARNING):
+        policy.sample(prompts, GREEDY, seeds=[0, 0])
+        assert "cache" not in caplog.text
+        policy.sample(prompts, FREE, seeds=[1, 2])
+    assert "cache gives samples of models of type 'rwkv'" in caplog.text
+
+
+def test_all_policies_of_a_model_share_alike(load_kind: Callable[..., Policy]) -> None:
+    """A reference is compared with what learns, so that both compute in the same way."""
+    policy = load_kind("stablelm", lora={})
+    reference = policy.frozen_copy()
+    policy.sample(policy.encode(PROBLEMS), GREEDY, seeds=[0, 0])
+    assert reference.shares_prefix is False and policy.frozen_copy().shares_prefix is False
+    whole = load_kind("gpt2")
+    whole.sample(whole.encode(PROBLEMS), GREEDY, seeds=[0, 0])
+    assert whole.frozen_copy().shares_prefix is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"), [("bert-generation", "others stand behind it"), ("bert", "to their logits")]
+)
+def test_models_that_cannot_be_used_are_refused(
+    load_kind: Callable[..., Policy], kind: str, problem: str
+) -> None:
+    """One reads in both directions; what the other's head does is not known here."""
+    policy = load_kind(kind)
+    with pytest.raises(ConfigError, match=rf"policy\.path=.*'{kind}'.*{problem}"):
+        policy.sample(policy.encode(PROBLEMS), FREE, seeds=[1, 2])
+
+
+def test_layers_of_kinds_that_are_not_known() -> None:
+    """Whatever the lengths that are compared: such a layer may differ beyond them."""
+    full, sliding = "full_attention", "sliding_attention"
+    check_kinds(SimpleNamespace(layer_types=[full, sliding]))
+    check_kinds(SimpleNamespace(attention_chunk_size=None))
+    for wrong in ({"layer_types": [full, "chunked_attention"]}, {"attention_chunk_size": 8192}):
+        with pytest.raises(SharingError, match="chunked_attention"):
+            check_kinds(SimpleNamespace(**wrong))
+    layout = SharedLayout("packed", torch.tensor([1]), 1)
+    decoder = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2, layer_types=[full, sliding]))
+    layout.windows = {0: None, 1: 4096}
+    check_layers(decoder, layout)
+    for windows, reason in (({0: None}, "1 of its 2 layers"), ({0: None, 1: None}, "layer 1, a sliding")):
+        layout.windows = windows
+        with pytest.raises(SharingError, match=reason):
+            check_layers(decoder, layout)
