@@ -79,6 +79,12 @@ def test_flops_of_the_decoder(planned: Plan) -> None:
     assert matrices < head.flops < 2.2 * matrices
 
 
+def test_the_reference_computes_one_forward_pass(planned: Plan) -> None:
+    """An update is a forward pass and a backward pass of twice the work. Neither has what is checked once."""
+    reference, update = (planned.measured.phases[name].flops for name in ("reference", "update"))
+    assert 2.9 * reference < update < 3.2 * reference
+
+
 def test_eight_bit_moments_and_offload(tiny_folder: Path, planned: Plan) -> None:
     """Fewer bytes of state; what backward needs does not stay on the GPU; the work is the same."""
     overrides = ["policy.dtype=bfloat16", *SETTINGS, "learner.optimizer=adamw_8bit"]
@@ -244,6 +250,15 @@ def test_text_models_have_no_images(text_folders: dict[str, Path]) -> None:
     assert "images" not in made.memory.phases and made.measured.shapes.image_tokens == 0
     with pytest.raises(ConfigError, match="reads text only"):
         make_plan(recipe, PlanSettings(gpu="a100", image_tokens=8))
+
+
+def test_sampling_without_shared_prompts_is_not_planned(tiny_folder: Path) -> None:
+    """Its caches are transformers' own. What does not sample is planned, with prompts written out."""
+    here = [f"policy.path={tiny_folder}", "policy.shared_prefix=off", *SETTINGS]
+    with pytest.raises(ConfigError, match=r"policy\.shared_prefix=off.*sampling\.engine=vllm"):
+        make_plan(load_recipe("adpo-digits", here), PlanSettings(gpu="a100"))
+    made = make_plan(load_recipe("adpo-digits", [*here, "method.name=sft"]), PlanSettings(gpu="a100"))
+    assert not made.measured.shared
 
 
 def test_lengths_of_replies(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from selfverify.policy.policy import Policy
 TOKENS = [[70, 71, 72, 73, 74], [75, 76, 77]]
 
 
-def agrees(policy: Policy, problem: Problem, tokens: Any = TOKENS) -> bool | None:
+def agrees(policy: Policy, problem: Problem, tokens: Any = TOKENS) -> bool:
     """What the check says of one problem's prompt."""
     policy.model.eval()
     return gradients_agree(policy.forward, policy.head, policy.encode([problem])[0], policy.stack([tokens]))
@@ -42,11 +42,6 @@ def test_other_families(load_policy: Callable[..., Policy], problems: list[Probl
     policy = load_policy(kind)
     text = Problem("text", [{"role": "user", "content": "Say seven."}])
     assert agrees(policy, text) is True
-
-
-def test_nothing_to_compare(policy: Policy, problems: list[Problem]) -> None:
-    assert agrees(policy, problems[0], [[], []]) is None
-    assert agrees(policy, problems[0], [[70]]) is None
 
 
 class Flawed(CpuFlash):
@@ -84,3 +79,14 @@ def test_nothing_is_left_behind(policy: Policy, problems: list[Problem]) -> None
     assert all(p.grad is None for p in policy.model.parameters())
     assert not policy.model.get_input_embeddings()._forward_hooks
     assert torch.equal(torch.get_rng_state(), state) and policy.fingerprint() == before
+
+
+def test_a_policy_shares_no_more_where_gradients_are_wrong(
+    policy: Policy, problems: list[Problem], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy.check_gradients()
+    assert policy.shares_prefix is True and not caplog.text
+    monkeypatch.setattr(shared_attention, "flash_for", lambda query: Flawed())
+    policy.check_gradients()
+    assert policy.shares_prefix is False and "gradients" in caplog.text
+    assert policy.frozen_copy().shares_prefix is False

@@ -107,6 +107,8 @@ class Learner:
             self.accelerator.init_trackers("selfverify")
         if wants_log(training) or training.replay is not None:
             self.source.log = RolloutLog(training, self.policy.whole(self.policy.fingerprint))
+        # Before the reference is made, which shares what is found out.
+        self.policy.check_gradients()
         # Taken before a checkpoint is loaded: the reference is the policy that training started from.
         self.reference = self.policy.frozen_copy() if self.method.config.needs_reference else None
         wrapped = has_masters(self.accelerator)

@@ -26,7 +26,7 @@ def measure(recipe: Recipe, device: str, groups: int, lengths: PlanSettings) -> 
     """Return what one step of ``recipe`` with ``groups`` problems takes; no weights are loaded.
 
     Raises:
-        ConfigError: The model is not there, or of a family whose prompts are not shared.
+        ConfigError: The model is not there, or it samples without sharing prompts.
         DataError: The task cannot make its problems.
     """
     dry, meter = DryRun(torch.device(device)), Meter()
@@ -54,15 +54,22 @@ def _run(recipe: Recipe, policy: Policy, meter: Meter, measured: MeasuredPass) -
     """Run the phases in the order of a real step."""
     method = make_method(recipe.method.name, **recipe.method.options)
     policy.model.eval()
+    # Once a run, and before the reference is made, as in training: no step pays for it.
+    policy.check_gradients()
+    measured.shared = bool(policy.shares_prefix)
     with meter.span("reference"):
         reference = policy.frozen_copy() if method.config.needs_reference else None
     learning = Learning(recipe, policy, method, meter, measured)
     with torch.no_grad():
         encode_images(policy, measured, meter)
-        # A policy checks its very first batch against the plain forward, which no later step does.
-        policy.logprobs(measured.shapes.prompts[:1], [[[0, 0]]])
         if samples(recipe, method):
             if recipe.sampling.engine == "own":
+                if not measured.shared:
+                    raise ConfigError(
+                        f"policy.path={recipe.policy.path}: where prompts are not shared (because of "
+                        "policy.shared_prefix=off, or of the model as a warning says) sampling cannot be "
+                        "planned; plan with sampling.engine=vllm, or a model of docs/models.md"
+                    )
                 converse(policy, measured, meter, policy.voice(recipe.sampling))
             if method.config.reads_scores:
                 read_scores(policy, measured, meter)
