@@ -11,9 +11,10 @@ from PIL import Image
 
 from known_answers import GROUNDED, Answers, grounding_rows, judged
 from samples import sample
-from selfverify.evaluation.breakdown import breakdown, choices
+from selfverify.evaluation.breakdown import breakdown, choices, paired_metrics
 from selfverify.evaluation.metrics import SampleTable, curves, summarise
-from selfverify.tasks.base import Metric, Task
+from selfverify.evaluation.store import StoredSample
+from selfverify.tasks.base import EVERY, Metric, Task
 from selfverify.tasks.digits.digits_sum import DigitsSum
 from selfverify.tasks.mathematics.math import Math
 from selfverify.tasks.phone.mobile import Mobile, MobileConfig
@@ -192,3 +193,24 @@ def test_a_figure_may_need_another_one_to_be_large_enough() -> None:
     found = figure([1.0, 0.0, 0.0, 0.0])
     assert found is not None and found["curves"]["pass@1"] == [0.5]  # type: ignore[index]
     assert figure([1.0, 0.0, 0.0, 0.0, 0.0]) is None
+
+
+def test_paired_figures_of_single_answers_by_hand() -> None:
+    """Means over the answers that have a part, ratios of sums, shares of all; no conditional ones."""
+    metrics = (
+        Metric("mean", "part"), Metric("ratio", "part", "whole"), Metric("of-all", "part", EVERY),
+        Metric("given", "part", needs=("part", 0.5)), Metric("unknown", "none"),
+    )  # fmt: skip
+
+    def two(*parts: float | None) -> list[StoredSample]:
+        return [
+            sample("p", k, True, None, rewards={"whole": 2.0} | ({} if part is None else {"part": part}))
+            for k, part in enumerate(parts)
+        ]
+
+    found = paired_metrics(two(1.0, None), two(1.0, 3.0), metrics)
+    assert found == {
+        "metrics.mean": {"difference": 1.0, "interval": [1.0, 1.0]},  # from 1 to 2
+        "metrics.ratio": {"difference": 0.75, "interval": [0.75, 0.75]},  # from 1/4 to 4/4
+        "metrics.of-all": {"difference": 1.5, "interval": [1.5, 1.5]},  # from 1/2 to 4/2
+    }

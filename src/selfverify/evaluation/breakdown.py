@@ -19,6 +19,7 @@ from selfverify.evaluation.statistics import (
     Statistic,
     bootstrap_interval,
     on_all,
+    paired,
     ratio_statistic,
     transitions,
 )
@@ -257,27 +258,49 @@ def _statistic(parts: Mapping[str, Expected], metric: Metric, mask: NDArray[np.b
     return ratio_statistic(part.value[mask], (over.value if metric.over else part.present)[mask])
 
 
+def paired_metrics(
+    a: Sequence[StoredSample], b: Sequence[StoredSample], metrics: Sequence[Metric]
+) -> dict[str, dict[str, Any]]:
+    """Return how much higher a task's figures of single answers are in ``b`` than in ``a`` (`paired`).
+
+    Their names begin with ``metrics.``. A figure that is given only where another reaches a number is left
+    out.
+
+    Args:
+        a: Samples.
+        b: Samples about the same problems.
+        metrics: The task's figures.
+    """
+    first = SampleTable.from_samples(a)
+    second = SampleTable.from_samples(b, order=first.problems)
+    named = {f"metrics.{metric.name}": metric for metric in metrics if metric.needs is None}
+    left, right = ({n: _of_singles(t, m) for n, m in named.items()} for t in (first, second))
+    return paired(left, right, len(first.problems))
+
+
+def _of_singles(table: SampleTable, metric: Metric) -> Statistic:
+    part = table.reward(metric.part)
+    over = ~np.isnan(part) if metric.over is None else table.reward(metric.over)
+    over = np.ones_like(part) if metric.over == EVERY else over
+    return ratio_statistic(np.nansum(part, axis=-1), np.nansum(over, axis=-1))
+
+
 MOST_VALUES = 20
 """Values of a category that are shown to people; a column of more is left to metrics.json."""
 SHOWN = tuple(STRATEGIES[name] for name in ("first", "majority", "best", "oracle"))
 """Strategies in tables for people; `breakdown` has the others, and every N."""
 
 
-def crowded(summary: Mapping[str, Any]) -> list[str]:
-    """Return the category columns with more than `MOST_VALUES` values, which tables for people leave out."""
-    return [column for column, of in (summary.get("categories") or {}).items() if len(of) > MOST_VALUES]
-
-
 def tabulate(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return rows for people: ``part``, ``problems``, ``figure``, and the figure of each of `SHOWN` at N = G.
 
-    The parts are all problems and the categories, ``COLUMN: VALUE``, but for `crowded` ones. A column in
-    which no row has anything is left out. There are no rows without a `breakdown`.
+    The parts are all problems and the categories, ``COLUMN: VALUE``, but for columns of more than
+    `MOST_VALUES` values. A column in which no row has anything is left out. There are no rows without a
+    `breakdown`.
     """
     parts = {"all": (summary.get("metrics") or {}) | {"problems": summary.get("problems")}}
-    left_out = crowded(summary)
     for column, values in (summary.get("categories") or {}).items():
-        if column not in left_out:
+        if len(values) <= MOST_VALUES:
             parts |= {f"{column}: {value}": found for value, found in values.items()}
     rows = [
         {

@@ -18,6 +18,7 @@ from selfverify.evaluation.extraction import Extractor, read_again
 from selfverify.evaluation.fuse import with_fused
 from selfverify.evaluation.held_out import HeldOut, measured_with, sampling_of, target_boxes
 from selfverify.evaluation.metrics import summarise
+from selfverify.evaluation.rule_scores import with_rule_scores
 from selfverify.evaluation.steps import stored_steps
 from selfverify.evaluation.store import CORRECT_1, StoredProblem, StoredSample
 from selfverify.evaluation.sweep import Progress, Sweep
@@ -196,6 +197,7 @@ def _summary(
     samples = [sample for index in problems for sample in rows[index].samples]
     samples = samples if fusion is None else with_fused(samples, fusion)
     known = {problem.id: problem for problem in problems.values()}
+    samples = with_rule_scores(samples, task, known)
     boxes = target_boxes(task, known.values())
     summary = (
         summarise(samples, boxes, score, task.errors)

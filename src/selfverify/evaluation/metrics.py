@@ -25,15 +25,16 @@ from selfverify.evaluation.error_classes import (
     error_table,
 )
 from selfverify.evaluation.reliability import reliability
+from selfverify.evaluation.rule_scores import TEXT_RULES
 from selfverify.evaluation.statistics import (
     Statistic,
     auc_statistic,
     average_precision_statistic,
     bootstrap_interval,
-    draws,
     mean_statistic,
     on_all,
-    percentile_interval,
+    paired,
+    ratio_statistic,
     row_mean,
     spread,
     turn_statistics,
@@ -53,6 +54,8 @@ HEADLINE = "soft"
 """The way of reading scores that a metric uses if neither its name nor an evaluation says another."""
 OTHER_SCORES = ("sampled", "greedy", "logprob")
 """The other ways of reading scores, and the answer's mean log-probability, which are always measured."""
+BESIDE = (FUSED, *TEXT_RULES)
+"""Scores that no model wrote; they are measured where samples have them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,11 +225,18 @@ def other_scores(table: SampleTable) -> tuple[str, ...]:
     return OTHER_SCORES if table.headline == HEADLINE else (HEADLINE, *OTHER_SCORES)
 
 
+def other_reading(headline: str) -> str:
+    """The reading of scores whose figures have intervals beside the headline's: written, or soft."""
+    return "sampled" if headline == HEADLINE else HEADLINE
+
+
 def statistics(table: SampleTable) -> dict[str, Statistic]:
     """Return the headline metrics by name, as functions of problem weights.
 
     ``logprob.*`` is the free baseline that a score has to beat: the answer's mean log-probability.
-    ``fused.*`` is there where samples have a score of that name (`selfverify.evaluation.fuse`).
+    ``sampled.*``, or ``soft.*``, is of the `other_reading` of scores.
+    ``fused.*`` is there where samples have a score of that name (`selfverify.evaluation.fuse`), and so are
+    ``text_rule.*`` and ``text_rule_read.*`` (`selfverify.evaluation.rule_scores`).
     ``errors.*`` is there where samples, or the task, have classes of error
     (`selfverify.evaluation.error_classes`).
     ``conversations.*`` and the counts of tools are there where the policy has spoken more than once.
@@ -244,13 +254,15 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
         "score_mean": row_mean(score),
         "score_spread": spread(score),
         "format_rate": row_mean(np.where(np.isnan(readable), np.nan, readable > 0)),
-        **_fused(table),
+        **_beside(table),
     }
     return {
         **_means(accuracies),
         "auc": auc_statistic(score, correct),
         "ap": average_precision_statistic(score, correct),
         **_means(others),
+        "score_right": _mean_score(score, correct > 0.5),
+        "score_wrong": _mean_score(score, correct <= 0.5),
         **error_statistics(table.errors, correct, score, table.scores["logprob"]),
         **({} if np.isnan(first).any() else turn_statistics(first, correct)),
         **_means({f"conversations.{name}": row_mean(values) for name, values in table.talks.items()}),
@@ -258,16 +270,25 @@ def statistics(table: SampleTable) -> dict[str, Statistic]:
     }
 
 
-def _fused(table: SampleTable) -> dict[str, Floats | None]:
-    """What choosing by fused scores, which no paper does, reaches ``[P]``; nothing where there are none."""
-    score, total = table.scores.get(FUSED), table.correct.shape[1]
-    if score is None:
-        return {}
-    chosen = {s: accuracy(table, s, total, FUSED) for s in ("best", "weighted")}
-    return {
-        **{f"{FUSED}.{find_strategy(s).at(total)}": values for s, values in chosen.items()},
-        f"{FUSED}.within_problem_auc": within_problem_auc(score, table.correct),
-    }
+def _mean_score(score: Floats, of: NDArray[np.bool_]) -> Statistic:
+    """The mean of the scores ``[P, G]`` of some answers; those of all problems count alike."""
+    known = of & ~np.isnan(score)
+    return ratio_statistic(np.where(known, score, 0.0).sum(-1), known.sum(-1))
+
+
+def _beside(table: SampleTable) -> dict[str, Floats | None]:
+    """What choosing by the other reading, and by those scores of `BESIDE` that there are, reaches ``[P]``."""
+    found: dict[str, Floats | None] = {}
+    total = table.correct.shape[1]
+    for name in _told_beside(table):
+        for strategy in ("best", "weighted"):
+            found[f"{name}.{find_strategy(strategy).at(total)}"] = accuracy(table, strategy, total, name)
+        found[f"{name}.within_problem_auc"] = within_problem_auc(table.scores[name], table.correct)
+    return found
+
+
+def _told_beside(table: SampleTable) -> list[str]:
+    return [other_reading(table.headline), *(name for name in BESIDE if name in table.scores)]
 
 
 def _means(per_problem: Mapping[str, Floats | None]) -> dict[str, Statistic]:
@@ -310,7 +331,7 @@ def summarise(
     found = statistics(table)
     values = {name: _number(on_all(statistic, problems)) for name, statistic in found.items()}
     tables: dict[str, dict[str, float | None]] = {}
-    for table_name in ("turns", "conversations", FUSED):
+    for table_name in ("turns", "conversations", *_told_beside(table)):
         own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{table_name}.")}
         tables |= {table_name: own} if own else {}
     score = table.scores[headline]
@@ -319,10 +340,12 @@ def summarise(
         **{strategy.at(total): None for strategy in STRATEGIES.values()},
         f"best_over_majority@{total}": None,
         **{name: value for name, value in values.items() if "." not in name},
-        **{name: verification(table, name) for name in other_scores(table)},
         **tables,
+        **{
+            name: verification(table, name) | tables.get(name, {})
+            for name in dict.fromkeys([*other_scores(table), *_told_beside(table)])
+        },
         **({ERRORS: error_table(table.errors, table.correct, values)} if table.errors.masks else {}),
-        **({FUSED: verification(table, FUSED) | tables[FUSED]} if FUSED in tables else {}),
         "score": headline,
         "problems": problems,
         "samples": problems * total,
@@ -357,18 +380,8 @@ def paired_difference(
             f"only in the first: {sorted(only_a)[:5] or 'none'}, "
             f"only in the second: {sorted(only_b)[:5] or 'none'}"
         )
-    problems = len(first.problems)
-    left, right = (
-        statistics(first),
-        statistics(SampleTable.from_samples(b, order=first.problems, headline=headline)),
-    )
-    result = {}
-    for name in (name for name in left if name in right):
-        difference = _number(on_all(right[name], problems) - on_all(left[name], problems))
-        interval = percentile_interval(draws(right[name], problems) - draws(left[name], problems))
-        if difference is not None and interval is not None:
-            result[name] = {"difference": difference, "interval": interval}
-    return result
+    second = SampleTable.from_samples(b, order=first.problems, headline=headline)
+    return paired(statistics(first), statistics(second), len(first.problems))
 
 
 def _number(value: float) -> float | None:

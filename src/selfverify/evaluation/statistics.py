@@ -8,7 +8,9 @@ problems are compared under the same draws, which removes the spread that hard a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -105,6 +107,23 @@ def seeds_interval(values: ArrayLike, clusters: ArrayLike | None = None) -> list
 def ratio(above: Floats, below: Floats) -> Floats:
     """``above / below``, NaN where ``below`` is not positive."""
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+
+
+def paired(
+    first: Mapping[str, Statistic], second: Mapping[str, Statistic], problems: int
+) -> dict[str, dict[str, Any]]:
+    """Return how much higher statistics are in the second of two sets about the same problems, by name.
+
+    Returns:
+        ``{name: {"difference": float, "interval": [low, high]}}`` of those that are defined in both.
+    """
+    found = {}
+    for name in (name for name in first if name in second):
+        difference = on_all(second[name], problems) - on_all(first[name], problems)
+        interval = percentile_interval(draws(second[name], problems) - draws(first[name], problems))
+        if not math.isnan(difference) and interval is not None:
+            found[name] = {"difference": difference, "interval": interval}
+    return found
 
 
 def mean_statistic(per_problem: ArrayLike) -> Statistic:

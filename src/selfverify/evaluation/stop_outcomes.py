@@ -172,8 +172,9 @@ def compared(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
         ``rules``: by name ``accuracy`` with its 95 % ``interval``, ``steps``, ``visual_tokens``, and where
         the task knows ``too_early``, ``too_late`` and ``crop_hit``, the share of what is needed that had been
         shown. ``verifier``: by rule ``best_n`` and ``smallest_n``,
-        the smallest fixed number of steps within `WITHIN` of the best; ``gap_to_smallest_n`` and
-        ``over_random``, paired differences of accuracy with intervals; and ``steps_share`` of the smallest.
+        the smallest fixed number of steps within `WITHIN` of the best; ``gap_to_smallest_n``, ``over_random``
+        and ``over_self_stop``, paired differences of accuracy with intervals; and ``steps_share`` of the
+        smallest.
     """
     found = outcomes(looked, epsilons)
     rules: dict[str, Any] = {}
@@ -202,6 +203,7 @@ def compared(looked: LookedArrays, epsilons: Mapping[Kind, float]) -> dict[str, 
             "gap_to_smallest_n": _difference(looked, own.right - smallest.right),
             "steps_share": float(own.steps.mean() / smallest.steps.mean()),
             "over_random": _difference(looked, own.right - found[f"{rule}, random"].right),
+            "over_self_stop": _difference(looked, own.right - found["self-stop"].right),
         }
     return {"rules": rules, "verifier": against}
 

@@ -251,6 +251,13 @@ class Task(ABC):
             note(logger, "unjudged", message, problem=problem.id, reason=reason)
         return judged
 
+    def text_rules(self, problem: Problem, tagged: Tagged) -> dict[str, float]:
+        """Return by name what rules on the words alone make of a well-formed answer: 1 passes, 0 does not.
+
+        Evaluations tell what choosing by them reaches, beside the model's own score. By default nothing.
+        """
+        return {}
+
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """Return a right (or plausibly wrong) response for the cold start, without its score.
 

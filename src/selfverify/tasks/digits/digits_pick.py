@@ -134,6 +134,20 @@ class DigitsPick(Task):
         key = " ".join(map(str, picked))
         return Judged(float(correct), correct, picked, key, error=error.get((shown, adds_up)))
 
+    def text_rules(self, problem: Problem, tagged: Tagged) -> dict[str, float]:
+        """``text_rule``: the written sum is the target, and there is no `?`.
+
+        ``text_rule_read``, where reasoning begins with the digits that were read: the picks are among these,
+        too.
+        """
+        work, _, total = tagged.fields.get("think", "").rpartition("=")
+        passes = total == str(problem.target) and "?" not in work
+        found = {"text_rule": float(passes)}
+        if self.config.reasoning != "sum":
+            read, _, picks = work.partition(":")
+            found["text_rule_read"] = float(passes and not Counter(picks.split("+")) - Counter(read))
+        return found
+
     def demonstrate(self, problem: Problem, rng: np.random.Generator, wrong: bool) -> Demonstration:
         """Write the sum of the picks honestly, and mark them honestly.
 
