@@ -44,11 +44,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         recipe: Any, model: str | None = None, output: Path | None = None, fusion: Any = None
     ) -> dict[str, Any]:
         made.append(("eval", recipe, model, output))
-        return {"pass@1": 0.51234, "auc": {"value": 0.7, "low": None}, "problems": 8}
+        return {"pass@1": 0.51234, "auc": {"value": 0.7, "low": None}, "problems": 8, "unjudged": 3}
 
-    def quickstart(output: Path, seed: int, fast: bool, overwrite: bool) -> Path:
-        made.append(("quickstart", output, seed, fast, overwrite))
-        return output / "report.html"
+    def quickstart(paper: str, output: Path | None, seed: int, fast: bool, overwrite: bool) -> Path:
+        made.append(("quickstart", paper, output, seed, fast, overwrite))
+        return Path("report.html")
 
     def write_report(runs: list[Path], out: Path) -> Path:
         made.append(("report", runs, out))
@@ -66,7 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             "evaluate_recipe": evaluate_recipe,
             "start_processes": lambda recipe: None,
         },
-        "selfverify.experiments.quickstart": {"quickstart": quickstart},
+        "selfverify.experiments.quickstart.quickstart": {"quickstart": quickstart},
         "selfverify.reports.report": {"write_report": write_report},
         "selfverify.experiments.registry": {
             "METHODS": {"adpo": Adpo},
@@ -179,10 +179,12 @@ def test_eval_of_a_recipe(recipe: Path, calls: list[Any], tmp_path: Path) -> Non
     table = run("eval", recipe, "evaluation.samples=12", "--output", tmp_path / "o").stdout
     assert calls[0][1].evaluation.samples == 12
     assert calls[0][2:] == (None, tmp_path / "o")
-    assert "0.5123" in table
-    assert "auc.value" in table
+    assert "one answer (pass@1)   0.512" in table and "auc" not in table
+    assert f"all figures: {tmp_path / 'o' / 'metrics.json'}" in table
+    assert "3 answers have no verdict" in table
+    assert f"all figures: {tmp_path / 'run' / 'eval' / 'metrics.json'}" in run("eval", recipe).stdout
     assert json.loads(run("eval", recipe, "--model", "org/name", "--json").stdout)["pass@1"] == 0.51234
-    assert calls[1][2] == "org/name"
+    assert calls[2][2] == "org/name"
 
 
 def test_eval_of_a_run_takes_what_it_trained(recipe: Path, calls: list[Any], tmp_path: Path) -> None:
@@ -217,11 +219,12 @@ def test_eval_of_a_model_that_belongs_to_no_run_needs_a_recipe(
 
 def test_quickstart_and_report(calls: list[Any], tmp_path: Path) -> None:
     assert "report.html" in run("quickstart", "--fast", "--seed", 3, "--output", tmp_path).stdout
-    run("quickstart", "--overwrite")
+    run("quickstart", "vts-v", "--overwrite")
+    assert "not one of 'adpo', 'adapo', 'smartsnap', 'vts-v'" in run("quickstart", "grpo", code=2).stderr
     run("report", tmp_path, tmp_path, "--output", tmp_path / "r.html")
     assert calls == [
-        ("quickstart", tmp_path, 3, True, False),
-        ("quickstart", Path("runs/quickstart"), 0, False, True),
+        ("quickstart", "adpo", tmp_path, 3, True, False),
+        ("quickstart", "vts-v", None, 0, False, True),
         ("report", [tmp_path, tmp_path], tmp_path / "r.html"),
     ]
     assert "there is no run in" in run("report", tmp_path / "none", code=2).stderr

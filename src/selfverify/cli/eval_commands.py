@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from pydantic import Field
 
 from selfverify.cli.options import Json, Overrides, settings_as_options
-from selfverify.cli.printing import figure, print_json, print_table
+from selfverify.cli.printing import figure, print_headline, print_json, print_table
 from selfverify.cli.tables_command import sizes_of
-from selfverify.core.differences import flatten
 from selfverify.core.errors import ConfigError
 from selfverify.core.files import make_folder
 from selfverify.core.settings import Settings
 from selfverify.selection.fusion import Fusion, fusion_of
-
-_OWN_TABLES = ("metrics", "categories", "curves", "errors")
-"""The parts of a summary that are printed as tables of their own."""
 
 
 class EvaluateSettings(Settings):
@@ -56,6 +52,7 @@ def evaluate(
 
     Given a run's folder, it measures the trained model: the best checkpoint, else the last state. Given a
     recipe, it measures the model that the recipe starts from. Called again, it goes on where it was stopped.
+    The most important figures are printed; all of them stand in `metrics.json`, and `--json` prints these.
 
     A model behind an OpenAI-compatible server is `URL#MODEL`; `policy.server.at_once=64` and the like say how
     it is asked. Before this library's own gateway it is `URL#NAME@plain`, so that nothing is chosen.
@@ -79,6 +76,7 @@ def evaluate(
     loaded, model = load_recipe(source, overrides or []), settings.model or found
     refuse_hidden(loaded, overrides or [])
     from selfverify.core import ranks
+    from selfverify.evaluation.headline import headline
     from selfverify.experiments.run import evaluate_recipe
 
     fusion = None if settings.calibration is None else fitted_fusion(settings.calibration)
@@ -88,20 +86,10 @@ def evaluate(
     if as_json:
         print_json(metrics)
         return
-    figures = flatten({k: v for k, v in metrics.items() if k not in _OWN_TABLES})
-    title = f"{loaded.name}: {model or loaded.policy.path}"
-    print_table(("metric", "value"), figures.items(), title)
-    columns, cells, title = by_number(metrics)
-    if cells:
-        print_table(columns, cells, title)
-    columns, cells, title = by_category(metrics)
-    if cells:
-        print_table(columns, cells, title, no_wrap=("part", "figure"))
-    columns, cells, title = by_error(metrics)
-    if cells:
-        print_table(columns, cells, title, no_wrap=("error",))
-    for line in why_empty(metrics):
-        typer.echo(line)
+    folder = settings.output or loaded.folder / "eval"
+    counts = f"{metrics.get('problems')} problems x {metrics.get('samples_per_problem')}"
+    print_headline(headline(metrics), f"{loaded.name}: {model or loaded.policy.path}, {counts}")
+    typer.echo(f"all figures: {folder / 'metrics.json'}")
 
 
 def fitted_fusion(path: Path) -> Fusion:
@@ -121,46 +109,6 @@ def fitted_fusion(path: Path) -> Fusion:
             "what a log-probability weighs"
         )
     return found.fusion
-
-
-def by_number(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
-    """The columns, rows and title of the table of accuracies by the number of samples N, as ADPO's tables."""
-    curves = {name: values for name, values in (metrics.get("curves") or {}).items() if values}
-    sizes = [n for n in (1, 2, 4, 8, 12, 16) if n <= metrics.get("samples_per_problem", 0)]
-    rows = [[n, *(values[n - 1] for values in curves.values())] for n in sizes]
-    return ["N", *curves], rows, "accuracy by the number of samples; `selfverify tables` adds intervals"
-
-
-def by_category(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
-    """The columns, rows and title of the table of a task's figures; there are no rows without figures."""
-    from selfverify.evaluation.breakdown import crowded, tabulate
-
-    rows = tabulate(metrics)
-    columns = list(rows[0]) if rows else []
-    cells, before = [], None
-    for row in rows:
-        again = {"part": "", "problems": ""} if row["part"] == before else {}
-        cells.append([(row | again)[key] for key in columns])
-        before = row["part"]
-    left_out = crowded(metrics)
-    rest = f", and every {' and '.join(left_out)}" if left_out else ""
-    return columns, cells, f"the task's figures, and by category; --json has every N{rest}"
-
-
-def by_error(metrics: dict[str, Any]) -> tuple[list[str], list[list[Any]], str]:
-    """The columns, rows and title of the table by class of error; no rows where a task names no classes."""
-    from selfverify.evaluation.error_classes import MISSING, tabulate_errors
-
-    rows = [{k: v for k, v in row.items() if k != MISSING} for row in tabulate_errors(metrics)]
-    title = "by class of error: right answers against those of the class alone"
-    return list(rows[0]) if rows else [], [list(row.values()) for row in rows], title
-
-
-def why_empty(metrics: dict[str, Any]) -> list[str]:
-    """A line for each class of error with empty cells: why there are no figures."""
-    from selfverify.evaluation.error_classes import MISSING, tabulate_errors
-
-    return [f"{row['error']}: {row[MISSING]}" for row in tabulate_errors(metrics) if row.get(MISSING)]
 
 
 class CalibrationSettings(Settings):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from selfverify.evaluation.headline import Headline
 
 
 def say(text: str, style: str = "", prefix: str = "") -> None:
@@ -53,6 +56,14 @@ def figure(value: Any, digits: str = ".4g") -> Text:
     if value is None:
         return Text("–")
     return Text(format(value, digits) if isinstance(value, float) else str(value))
+
+
+def print_headline(found: Headline, title: str) -> None:
+    """Print the first figures of an evaluation, and what has to be known of them."""
+    console = Console()
+    console.print(found.as_table(title))
+    for note in found.notes:
+        console.print(Text(note), highlight=False)
 
 
 def print_table(

@@ -1,0 +1,276 @@
+"""The few figures of an evaluation that come first: which, in which order, under which names.
+
+`selfverify eval` prints them as one table, the quickstart prints and reports them. Everything else stands in
+``metrics.json``. What is measured decides the rows: single answers, two turns, conversations of an agent or
+of a model that looks again, or rules that end looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from selfverify.evaluation.metrics import HEADLINE, other_reading
+from selfverify.selection.strategies import STRATEGIES
+
+MOST = 15
+"""A table has at most so many rows, those of notes not counted."""
+WIDEST = 80
+"""And its lines at most so many characters."""
+
+READINGS = {"sampled": "written", "soft": "soft", "greedy": "likeliest"}
+"""What the ways of reading scores are called: the number that was written, its expectation, the likeliest."""
+
+_SINGLE = STRATEGIES["first"].figure
+"""What chooses where a task's own figures are told: those of one answer."""
+
+ANSWERS = (
+    ("score_right", "{own} score of right answers"),
+    ("score_wrong", "{own} score of wrong answers"),
+    ("within_problem_auc", "its AUC within a problem"),
+    ("pass@1", "one answer (pass@1)"),
+    ("majority@{n}", "plain vote of {n}"),
+    ("best@{n}", "best of {n} by {own} score"),
+    ("weighted@{n}", "vote of {n} by {own} scores"),
+    ("oracle@{n}", "perfect choice of {n}"),
+    ("fused.best@{n}", "best of {n} by score and log-prob"),
+    ("fused.within_problem_auc", "AUC of score and log-prob"),
+    ("text_rule.within_problem_auc", "AUC of a rule on the text"),
+    ("text_rule.best@{n}", "best of {n} by that rule"),
+    ("logprob.within_problem_auc", "AUC of the answer's log-prob"),
+    ("{other}.within_problem_auc", "AUC of the {other_title} score"),
+    ("format_rate", "readable format"),
+)
+TURNS = (
+    ("turns.acc@t1", "right first answers (acc@t1)"),
+    ("turns.acc@t2", "right second answers (acc@t2)"),
+    ("turns.delta", "acc@t2 - acc@t1"),
+    ("turns.0->1", "corrected, of all (0->1)"),
+    ("turns.1->0", "spoiled, of all (1->0)"),
+    ("turns.corrected", "corrected, of wrong first answers"),
+    ("turns.spoiled", "spoiled, of right first answers"),
+    ("majority@{n}", "plain vote of {n} second answers"),
+    ("best@{n}", "best of {n} by {own} score"),
+    ("within_problem_auc", "AUC of the {own} score"),
+    ("format_rate", "readable format"),
+)
+AGENTS = (
+    ("metrics.SR", "task done (SR)"),
+    ("metrics.judged-SR", "judged a success, of submitted"),
+    ("metrics.completeness", "evidence proves what is done"),
+    ("metrics.evidence", "exhibits per submission"),
+    ("metrics.judge-false-positives", "not done, judged a success"),
+    ("metrics.Sub-SR", "sub-goals reached (Sub-SR)"),
+    ("metrics.RRR", "fewest steps against its own (RRR)"),
+    ("metrics.ROR", "steps with an effect (ROR)"),
+)
+LOOKS = (("pass@1", "right"), ("rewards.steps", "looks"), ("rewards.crop_hit", "seen, of what is needed"))
+CONVERSATIONS = (
+    ("pass@1", "one conversation succeeds"),
+    ("oracle@{n}", "one of {n} conversations succeeds"),
+    ("best@{n}", "best of {n} by {own} score"),
+    ("conversations.turns", "turns"),
+    ("conversations.lost", "lost, counted as failures"),
+    ("conversations.length", "ended at a limit of tokens"),
+    ("rewards.tool_errors", "tool errors"),
+    ("rewards.tool_calls", "tool calls"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A figure that was measured elsewhere, and stands beside those that were measured here.
+
+    Args:
+        title: What it is, in at most 22 characters.
+        value: The figure.
+        before: The same before training, where there is one.
+        source: How it was measured, the file that holds it, and the command that makes it.
+    """
+
+    title: str
+    value: float
+    before: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A table of texts.
+
+    Args:
+        columns: Its columns' names.
+        rows: Its rows.
+        notes: Sentences below it.
+    """
+
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+    def as_table(self, title: str = "") -> Table:
+        """Return it for a terminal, in lines of at most `WIDEST` characters."""
+        table = Table(
+            title=Text(title) if title else None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+        )
+        for number, name in enumerate(self.columns):
+            table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def headline(
+    after: Mapping[str, Any],
+    before: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    stored: Sequence[Stored] = (),
+    notes: Sequence[str] = (),
+) -> Headline:
+    """Return the first figures of one evaluation, or of two about the same problems.
+
+    Args:
+        after: A summary (`selfverify.evaluation.evaluate`), or what rules that end looking come to
+            (`selfverify.evaluation.stop_outcomes`).
+        before: The summary before training. Without it there is one column of values, with their intervals.
+        changes: The differences between the two, with intervals (`evaluation.statistics.paired`), by the
+            figures' names in summaries.
+        stored: Figures of other runs, as the last rows.
+        notes: What else has to be known.
+    """
+    columns = ["", "value", "95 % interval"]
+    if "rules" in after:
+        rows = [[title, _number(value), _ends(ends)] for title, value, ends in _stopping(after)]
+    elif before is None:
+        rows = [
+            [title, _number(value), _ends(_interval(after, key))]
+            for key, title in _titles(after)
+            if (value := _value(after, key)) is not None
+        ]
+    else:
+        columns = ["", "before", "after", "change, 95 % interval"]
+        values = {title: (key, _value(before, key), _value(after, key)) for key, title in _titles(after)}
+        rows = [
+            [title, _number(was), _number(now), _change((changes or {}).get(key), was, now)]
+            for title, (key, was, now) in values.items()
+            if was is not None or now is not None
+        ]
+    sources = list(dict.fromkeys(one.source for one in stored))
+    rows = rows[: MOST - len(stored)]
+    for one in stored:
+        figures = [_number(one.value), ""]
+        if before is not None:
+            figures = [_number(one.before), _number(one.value), _change(None, one.before, one.value)]
+        rows.append([f"stored: {one.title} [{sources.index(one.source) + 1}]", *figures])
+    told = [f"[{n}] stored, not measured in this run: {source}" for n, source in enumerate(sources, start=1)]
+    return Headline(columns, rows, [*_notes(after), *notes, *told])
+
+
+def _notes(summary: Mapping[str, Any]) -> list[str]:
+    """What has to be known of an evaluation besides its figures."""
+    notes = [summary["score_missing"]] if summary.get("score_missing") else []
+    if count := summary.get("unjudged"):
+        notes.append(f"{count} answers have no verdict, and count as wrong")
+    out = summary.get("left_out") or {}
+    if count := out.get("problems", 0) + out.get("rows", 0):
+        notes.append(f"{count} problems were left out, as they cannot be used: `left_out` says why")
+    return notes
+
+
+def _titles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The names and titles of what is shown of an evaluation, the most important first."""
+    n, own = summary.get("samples_per_problem", 0), summary.get("score") or HEADLINE
+    other = other_reading(own)
+    words = {"n": n, "own": READINGS[own], "other": other, "other_title": READINGS[other]}
+    for key, title in _kind(summary):
+        if n > 1 or "@{n}" not in key:  # of one answer there is nothing to choose
+            yield key.format(**words), title.format(**words)
+
+
+def _kind(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    own = {f"metrics.{name}": name for name in summary.get("metrics") or {}}
+    if "turns" in summary:
+        return [*TURNS, *own.items()]
+    if "conversations" not in summary:
+        return [*own.items(), *ANSWERS]
+    if "metrics.SR" in own:
+        return [*AGENTS, *CONVERSATIONS[1:]]
+    if "steps" in (summary.get("rewards") or {}):
+        return [*LOOKS, *own.items(), *CONVERSATIONS[1:]]
+    return [*own.items(), *CONVERSATIONS]
+
+
+def _value(summary: Mapping[str, Any], key: str) -> float | None:
+    """A figure by its name in summaries; of a task's own figures the one of a single answer."""
+    table, _, name = key.partition(".")
+    if table == "metrics":
+        curves = ((summary.get(table) or {}).get(name) or {}).get("curves") or {}
+        found = (curves.get(_SINGLE) or [None])[-1]
+    else:
+        found = (summary.get(table) or {}).get(name) if name else summary.get(key)
+    return found if isinstance(found, (int, float)) else None
+
+
+def _interval(summary: Mapping[str, Any], key: str) -> Sequence[float] | None:
+    table, _, name = key.partition(".")
+    if table == "metrics":
+        summary, key = (summary.get(table) or {}).get(name) or {}, _SINGLE
+    found: Sequence[float] | None = (summary.get("intervals") or {}).get(key)
+    return found
+
+
+def _stopping(found: Mapping[str, Any]) -> Iterator[tuple[str, float | None, Sequence[float] | None]]:
+    """What the rules that end looking come to, of which the verifier's comes first."""
+    rules = found["rules"]
+    for rule, against in found["verifier"].items():
+        named = {
+            "the verifier ends it": rule,
+            "the model ends it itself": "self-stop",
+            f"after {against['smallest_n']} looks always": f"always {against['smallest_n']}",
+            "at the verifier's times, shuffled": f"{rule}, random",
+            "once all needed was shown": "oracle",
+        }
+        for title, name in named.items():
+            if name in rules:
+                yield f"right, {title}", rules[name]["accuracy"], rules[name]["interval"]
+                yield f"looks, {title}", rules[name]["steps"], None
+        for title, name in (
+            ("verifier - model itself, right", "over_self_stop"),
+            (f"verifier - always {against['smallest_n']}, right", "gap_to_smallest_n"),
+            ("verifier - shuffled, right", "over_random"),
+        ):
+            yield title, against[name]["mean"], against[name]["interval"]
+
+
+def _number(value: float | None) -> str:
+    """A figure in three digits; a dash where there is none."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    size = abs(value)
+    return f"{value:.{3 if size < 1 else 2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
+
+
+def _ends(interval: Sequence[float] | None) -> str:
+    return f"{_number(interval[0])} to {_number(interval[1])}" if interval else ""
+
+
+def _change(found: Mapping[str, Any] | None, was: float | None, now: float | None) -> str:
+    """The paired change with its interval; where there is none, the difference alone."""
+    if found is not None:
+        return f"{_signed(found['difference'])} ({' to '.join(map(_signed, found['interval']))})"
+    return "" if was is None or now is None else _signed(now - was)
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{_number(abs(float(value)))}"
