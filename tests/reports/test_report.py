@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import samples as made
 from samples import write_samples
 from selfverify.core.errors import DataError
 from selfverify.evaluation.store import StoredStep, read_samples
@@ -294,10 +295,13 @@ def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
     after, before = run.summaries["after"], run.summaries["before"]
     before["best@8"], after["best@8"], after["majority@8"] = 0.70, 0.80, 0.75
     after["weighted@8"] = 0.85
+    after["within_problem_auc"], before["within_problem_auc"] = 0.875, 0.5
     after["intervals"]["best_over_majority@8"] = [0.02, 0.08]
     assert sentence(run).replace("\u00a0", " ") == (
-        "After training, the answer that the model itself scores highest among 8 is right on 80.0 % of 120 "
-        "held-out problems, 10.0 points more than before; a majority vote over the same answers reaches "
+        "After training, a right answer has a higher soft score than a wrong one to the same problem in "
+        "87.5 % of cases, before in 50.0 %. After training, the answer that the model itself scores highest "
+        "among 8 is right on 80.0 % of 120 held-out problems, 10.0 points more than before; a majority vote "
+        "over the same answers reaches "
         "75.0 %, so self-verification wins by 5.0 points (95 % interval +2.0 to +8.0). "
         "Votes weighted by the scores reach 85.0 %."
     )  # fmt: skip
@@ -305,7 +309,55 @@ def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
     assert "a difference within chance" in sentence(run)
     after["best@8"], after["intervals"]["best_over_majority@8"] = 0.60, [-0.2, -0.1]
     assert "10.0 points less than before" in sentence(run)
+    after["text_rule"], before["score"] = {"within_problem_auc": 0.9}, "sampled"
+    told = sentence(run).replace("\u00a0", " ")
+    assert "a higher written score" in told and "; a rule of one line on the text says so in 90.0 %." in told
     assert "does not pay yet and loses by 15.0 points" in sentence(run)
+
+
+def test_the_table_that_comes_first_is_text(run_copy, run_dir, tmp_path):
+    metrics = json.loads((run_copy / "metrics.json").read_text())
+    metrics["headline"] = {
+        "title": f"ADPO {ATTACK}", "columns": ["", "before", "after"], "notes": [f"[1] stored: {ATTACK}"],
+        "rows": [["plain vote", "0.587", "0.602"], [ATTACK, ATTACK, "0.9"]],
+    }  # fmt: skip
+    (run_copy / "metrics.json").write_text(json.dumps(metrics))
+    page = write_report(run_copy, tmp_path / "r.html").read_text("utf-8")
+    parse(page)
+    titles = [page.index(f"<h2>{t}</h2>") for t in ("In short", "What more samples buy", "Before and after")]
+    assert titles == sorted(titles) and page.index("Scores of right and of wrong answers") < titles[2]
+    assert '<th scope="row">plain vote</th><td data-label="before">0.587</td>' in page
+    assert "[1] stored" in page and page.count("<script>") == 1
+    both = write_report([run_copy, run_dir], tmp_path / "both.html").read_text("utf-8")
+    parse(both)
+    assert both.count("<h2>In short</h2>") == 1
+    metrics["headline"]["rows"] = [["plain vote", 0.587]]
+    (run_copy / "metrics.json").write_text(json.dumps(metrics))
+    with pytest.raises(DataError, match=r"metrics\.json: headline: rows: 0: 1: .* but is 0\.587"):
+        write_report(run_copy, tmp_path / "r.html")
+
+
+def test_what_ends_looking_is_told_and_drawn(tmp_path):
+    rules = {
+        name: {"accuracy": right, "steps": looks}
+        for name, right, looks in (
+            ("always 1", 0.25, 1.0), ("always 7", 0.84, 6.8), ("self-stop", 0.85, 6.6), ("signed", 0.83, 4.5),
+            ("signed, random", 0.65, 4.5), ("oracle", 0.86, 4.1),
+        )
+    }  # fmt: skip
+    found = {"rules": rules, "verifier": {"signed": {"smallest_n": 7}}}
+    (tmp_path / "metrics.json").write_text(json.dumps({"after": {"pass@1": 0.83}, "stopping": found}))
+    write_samples(tmp_path / "samples.jsonl", {}, [made.sample("p", 0, True, None)])
+    told = sentence(load_run(tmp_path)).replace("\u00a0", " ")
+    assert told.startswith("Where the verifier ends looking, 83.0 % are right after 4.5 looks; where the")
+    assert "after 7 looks always, 84.0 % are right after 6.8 looks" in told
+    page = write_report(tmp_path, tmp_path / "r.html").read_text("utf-8")
+    parse(page)
+    assert "<h2>When looking ends</h2>" in page and "the verifier 83%" in page and '"tiles"' not in page
+    del rules["self-stop"]["steps"]
+    (tmp_path / "metrics.json").write_text(json.dumps({"stopping": found}))
+    with pytest.raises(DataError, match="stopping: rules: self-stop: steps: Field required"):
+        load_run(tmp_path)
 
 
 def test_overview_is_a_picture_of_the_promised_size(run_dir, tmp_path):

@@ -144,6 +144,36 @@ def turns(runs: Sequence[RunData]) -> Iterator[Chart]:
             )
 
 
+STOPS = {
+    "{rule}": ("the verifier", "best"),
+    "self-stop": ("the model itself", "majority"),
+    "{rule}, random": ("verifier's times, shuffled", "wrong"),
+    "oracle": ("all needed was shown", "oracle"),
+}
+"""What ends looking, by the names of `stop_outcomes.outcomes`: label and colour."""
+
+
+def stopping(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Draw how often answers are right against the number of looks, by what ends looking."""
+    for run in runs:
+        rules = (run.stopping or {}).get("rules", {})
+        for rule in (run.stopping or {}).get("verifier", {}):
+            named = {name.format(rule=rule): how for name, how in STOPS.items()}
+            yield _chart(
+                figures.draw_stops,
+                f"Right answers by the number of looks, {run.name}, {rule}",
+                "The line: after a fixed number of looks.",
+                size=(6.4, 3.6),
+                fixed=[(r["steps"], r["accuracy"]) for name, r in rules.items() if name.startswith("always")],
+                points=[
+                    (label, colour, rules[name]["steps"], rules[name]["accuracy"])
+                    for name, (label, colour) in named.items()
+                    if name in rules
+                ],
+                title=_title(runs, run, "What ends looking"),
+            )
+
+
 def training(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Draw a chart per logged metric, with one line per run."""
     for name, (title, note, percent) in LEARNING_CURVES.items():

@@ -214,6 +214,28 @@ def draw_bubbles(axes: Axes, points: Sequence[Bubble], title: str) -> None:
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
 
 
+def draw_stops(
+    axes: Axes,
+    fixed: Sequence[tuple[float, float]],
+    points: Sequence[tuple[str, str, float, float]],
+    title: str,
+) -> None:
+    """Draw accuracy against looks.
+
+    Args:
+        axes: Where to draw.
+        fixed: Looks and accuracy for each fixed number of looks.
+        points: Label, colour, looks and accuracy of each rule.
+        title: The chart's title.
+    """
+    axes.plot(*zip(*sorted(fixed), strict=True), "-", color=PALETTE["pass"], lw=1.7, zorder=1)
+    for label, colour, looks, accuracy in points:
+        shown: Any = {"color": PALETTE[colour], "label": f"{label} {accuracy:.0%}"}
+        axes.scatter([looks], [accuracy], s=60, zorder=3, **shown)
+    _finish(axes, title, "looks, on average", percent=True)
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+
+
 def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
     """Return the mean ``[T]`` of ``reach`` neighbours on either side, fewer at the ends; NaN is left out."""
     known = ~np.isnan(values)

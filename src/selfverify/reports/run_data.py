@@ -63,11 +63,36 @@ class _Summary(BaseModel):
         return turns
 
 
+class _Headline(BaseModel):
+    """A table that comes first (`selfverify.evaluation.headline`)."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str] = []
+
+
+class _Rule(BaseModel):
+    """What a rule that ends looking comes to."""
+
+    accuracy: float
+    steps: float
+
+
+class _Stopping(BaseModel):
+    """What rules that end looking come to (`selfverify.evaluation.stop_outcomes`)."""
+
+    rules: dict[str, _Rule]
+    verifier: dict[str, dict[str, Any]]
+
+
 class _Metrics(BaseModel):
     """What a report reads of ``metrics.json``."""
 
     before: _Summary | None = None
     after: _Summary | None = None
+    headline: _Headline | None = None
+    stopping: _Stopping | None = None
     settings: dict[str, Any] | None = None
     version: str | None = None
 
@@ -88,6 +113,8 @@ class RunData:
         path: The folder.
         gallery_images: The folder of the images that ``problems`` name.
         settings: The settings in ``metrics.json``.
+        headline: The table that comes first, where there is one: ``title``, ``columns``, ``rows``, ``notes``.
+        stopping: What rules that end looking come to, where they were compared.
         summaries: What `summarise` returns, by stage, as far as there are any.
         samples: The samples by stage.
         differences: What `paired_difference` returns for the two stages; empty unless both have samples.
@@ -107,6 +134,8 @@ class RunData:
     path: Path
     gallery_images: Path
     settings: dict[str, Any] = field(default_factory=dict)
+    headline: dict[str, Any] | None = None
+    stopping: dict[str, Any] | None = None
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     samples: dict[str, list[StoredSample]] = field(default_factory=dict)
     differences: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -173,6 +202,7 @@ def load_run(path: Path) -> RunData:
     run = RunData(path.resolve().name, path, path / "gallery")
     stored = read_metrics(path)
     run.settings = stored.get("settings") or {}
+    run.headline, run.stopping = stored.get("headline"), stored.get("stopping")
     run.measured_only = is_evaluation(path)
     for stage in STAGES[1:] if run.measured_only else STAGES:
         file = path / ("samples.jsonl" if run.measured_only else f"samples-{stage}.jsonl")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from selfverify.evaluation.headline import READINGS
 from selfverify.reports.run_data import STAGES, RunData
 from selfverify.selection.strategies import STRATEGIES
 
@@ -79,6 +80,29 @@ METRICS: dict[str, MetricWords] = {
         "What the own score and the log-probability know together.",
         percent=False,
     ),
+    "text_rule.best@{n}": MetricWords(
+        "Best of {n} by a rule on the text", "A free baseline: what a line of code makes of the words."
+    ),
+    "text_rule.within_problem_auc": MetricWords(
+        "Within-problem AUC of the rule on the text", "The same baseline.", percent=False
+    ),
+    "text_rule_read.within_problem_auc": MetricWords(
+        "Within-problem AUC of the rule with the transcription",
+        "The rule also compares what was picked with what the model says that it read.",
+        percent=False,
+    ),
+    "sampled.within_problem_auc": MetricWords(
+        "Within-problem AUC of written scores", "Of the number that was written.", percent=False
+    ),
+    "soft.within_problem_auc": MetricWords(
+        "Within-problem AUC of soft scores",
+        "Of the score's expectation, which is not written.",
+        percent=False,
+    ),
+    "score_right": MetricWords("Mean score of right answers", "Of all right answers.", percent=False),
+    "score_wrong": MetricWords(
+        "Mean score of wrong answers", "Of all wrong answers.", percent=False, better=False
+    ),
     "score_mean": MetricWords(
         "Mean score", "A well calibrated model's mean score is its pass@1.", percent=False, better=False
     ),
@@ -135,6 +159,8 @@ def sentence(run: RunData) -> str:
         count = len(run.trajectories)
         some = "1 trajectory" if count == 1 else f"{count} trajectories"
         return f"{some} in the Agent Trajectory Interchange Format (ATIF)."
+    if run.stopping is not None:
+        return _stopping_sentence(run)
     stage = "after" if "after" in run.summaries else "before"
     found, n = run.summaries.get(stage, {}), total(run)
     if "turns" in found:
@@ -148,8 +174,8 @@ def sentence(run: RunData) -> str:
     if best is None:
         return f"{_when(run, stage)} a single answer is right on {_percent(found['pass@1'])} of {where}."
     text = (
-        f"{_when(run, stage)} the answer that the model itself scores highest among {n} is right on "
-        f"{_percent(best)} of {where}"
+        f"{_sees(run, stage)}{_when(run, stage)} the answer that the model itself scores highest among {n} "
+        f"is right on {_percent(best)} of {where}"
     )
     earlier = run.summaries.get("before", {}).get(f"best@{n}") if stage == "after" else None
     if earlier is not None:
@@ -167,6 +193,37 @@ def sentence(run: RunData) -> str:
     wins = "wins" if best > majority else "does not pay yet and loses"
     points = f"{abs(best - majority) * 100:.1f} points{_interval(interval)}"
     return f"{text}, so self-verification {wins} by {points}.{both}"
+
+
+def _sees(run: RunData, stage: str) -> str:
+    """How often scores, and a rule on the text, tell right answers from wrong ones, where that is known."""
+    found, key = run.summaries[stage], "within_problem_auc"
+    if found.get(key) is None:
+        return ""
+    earlier = run.summaries.get("before", {}).get(key) if stage == "after" else None
+    rule = (found.get("text_rule") or {}).get(key)
+    return (
+        f"{_when(run, stage)} a right answer has a higher {READINGS[run.reading]} score than a wrong one "
+        f"to the same problem in {_percent(found[key])} of cases"
+        f"{f', before in {_percent(earlier)}' if earlier is not None else ''}"
+        f"{f'; a rule of one line on the text says so in {_percent(rule)}' if rule else ''}. "
+    )
+
+
+def _stopping_sentence(run: RunData) -> str:
+    """What ending looking by a verifier comes to, beside what ends it otherwise."""
+    assert run.stopping is not None
+    rules, told = run.stopping["rules"], []
+    for rule, against in run.stopping["verifier"].items():
+        for start, name in (
+            ("Where the verifier ends looking", rule),
+            ("where the model ends it itself", "self-stop"),
+            (f"after {against['smallest_n']} looks always", f"always {against['smallest_n']}"),
+            ("where the verifier's stopping times belong to other problems", f"{rule}, random"),
+        ):
+            row = rules[name]
+            told.append(f"{start}, {_percent(row['accuracy'])} are right after {row['steps']:.1f} looks")
+    return "; ".join(told) + "." if told else "No conversation could be compared."
 
 
 def _talks_sentence(run: RunData, found: dict[str, Any], stage: str) -> str:
@@ -207,7 +264,9 @@ def _interval(ends: Sequence[float] | None) -> str:
 
 
 def tiles(run: RunData) -> list[dict[str, Any]]:
-    """Return the few rows of `table` that matter most."""
+    """Return the few rows of `table` that matter most; of rules that end looking the sentence tells all."""
+    if run.stopping is not None:
+        return []
     rows = {row["name"]: row for row in table(run)}
     talks = "conversations.turns" in rows
     names = _TURN_TILES if "turns.acc@t1" in rows else _TALK_TILES if talks else _TILES
@@ -225,6 +284,8 @@ def table(run: RunData) -> list[dict[str, Any]]:
     rows = []
     talks = any("conversations" in of and "turns" not in of for of in run.summaries.values())
     for name, metric in METRICS.items():
+        if name.startswith(f"{run.reading}."):
+            continue  # the rows without a name of a reading are of that one
         metric = _OF_TALKS if talks and name == "pass@1" else metric
         key = name.format(n=n)
         cells = {stage: _cell(run.summaries.get(stage, {}), key, metric) for stage in STAGES}
