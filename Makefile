@@ -19,8 +19,7 @@ quickstart: $(VENV)/.stamp-core
 
 # An agent of 1.3 million parameters learns to prove what it did on a phone; the report shows it before and after.
 smartsnap: $(VENV)/.stamp-core
-	$(BIN)/selfverify train smartsnap-phone --resume
-	$(BIN)/selfverify report runs/smartsnap-phone
+	$(BIN)/selfverify quickstart smartsnap
 
 # Two files at a time, each on one thread (`tests/conftest.py`).
 test: $(VENV)/.stamp-test $(VENV)/.stamp-js

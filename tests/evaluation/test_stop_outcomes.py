@@ -135,6 +135,7 @@ def test_the_table() -> None:
     random = np.array([3 / 4, 1 / 4, 1 / 4, 0]).mean()
     assert rules["signed, random"]["accuracy"] == pytest.approx(random)
     assert against["over_random"]["mean"] == pytest.approx(0.25 - random)
+    assert against["over_self_stop"]["mean"] == pytest.approx(0.25 - 0.5)
 
 
 def test_a_smaller_number_of_steps_that_is_nearly_as_good() -> None:

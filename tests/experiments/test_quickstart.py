@@ -1,63 +1,138 @@
-"""The quickstart goes on where it was stopped, and starts over when it is asked to."""
+"""The quickstart goes on where it was stopped, starts over when it is asked to, and says what happened."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from selfverify.cli.train_commands import QuickstartSettings
 from selfverify.core.errors import ConfigError
-from selfverify.experiments import quickstart as module
-from selfverify.experiments.quickstart import FAST, quickstart
+from selfverify.evaluation.headline import MOST
+from selfverify.experiments.quickstart import quickstart as module
+from selfverify.experiments.quickstart.quickstart import quickstart
+from selfverify.experiments.quickstart.showcases import SHOWCASES, Paper
 from selfverify.experiments.recipe import load_recipe, to_yaml
 
-TINY = (
-    "learner.steps=2", "learner.warmup_steps=0", "learner.groups_per_step=2", "sampling.group_size=4",
-    "evaluation.problems=2", "evaluation.samples=8",
-)  # fmt: skip
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+TINY: dict[Paper, tuple[str, ...]] = {
+    "adpo": ("sampling.group_size=4", "evaluation.problems=4"),
+    "adapo": ("sampling.group_size=4", "evaluation.problems=4"),
+    "smartsnap": ("sampling.group_size=4", "evaluation.problems=4", "evaluation.samples=2"),
+    "vts-v": ("stopping.problems=16", "stopping.samples=2", "evaluation.problems=8"),
+}
+FEW = (
+    "learner.steps=2",
+    "learner.warmup_steps=0",
+    "learner.groups_per_step=2",
+    "learner.micro_batch_groups=2",
+)
+
+
+def overrides(paper: Paper, fast: bool, *more: str) -> list[str]:
+    shown = SHOWCASES[paper]
+    return [*shown.changes, *(shown.fast if fast else ()), *more]
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_a_run_with_other_settings_is_not_touched(fast: bool, tmp_path: Path) -> None:
-    recipe = load_recipe("quickstart", [f"output={tmp_path}", *(() if fast else FAST)])
+@pytest.mark.parametrize("paper", get_args(Paper))
+def test_a_run_with_other_settings_is_not_touched(paper: Paper, fast: bool, tmp_path: Path) -> None:
+    shown = SHOWCASES[paper]
+    recipe = load_recipe(shown.recipe, overrides(paper, not fast, f"output={tmp_path}"))
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match=r"other settings: evaluation\.problems was \d+ and .*--overwrite"):
-        quickstart(tmp_path, fast=fast)
+        quickstart(paper, tmp_path, fast=fast)
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", "metrics.jsonl"}
 
 
-@pytest.mark.slow
-def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted while it measured, it neither trains again nor measures again what it has."""
+def test_the_papers_of_the_command_are_those_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a folder of its own."""
+    made = []
+    monkeypatch.setattr(module, "load_recipe", lambda name, words: made.append((name, words[-1])) or 1 / 0)
+    for paper in get_args(Paper):
+        with pytest.raises(ZeroDivisionError):
+            quickstart(paper)
+    assert made == [
+        ("quickstart", "output=runs/quickstart"),
+        ("adapo-digits-check", "output=runs/quickstart-adapo"),
+        ("smartsnap-phone", "output=runs/quickstart-smartsnap"),
+        ("looking-digits", "output=runs/quickstart-vts-v"),
+    ]
+    assert [*SHOWCASES] == [*get_args(Paper)]
+    assert get_args(QuickstartSettings.model_fields["paper"].annotation) == get_args(Paper)
 
-    def interrupt(*_: Any) -> Any:
+
+def test_stored_figures_are_those_of_the_results() -> None:
+    """What is not measured is told by the file that its note names."""
+    adapo = json.loads((RESULTS / "adapo.json").read_text())["sampled"]
+    collapse = json.loads((RESULTS / "adapo-collapse.json").read_text())
+    smartsnap = json.loads((RESULTS / "smartsnap.json").read_text())["sets"]["tasks"]
+    (paid,) = (row for row in collapse["fixed"] if row["gap"] == 4)
+    wanted = {
+        "fixed rewards, acc@t1": [adapo[arm]["acc_t1"]["value"] for arm in ("before", "fixed")],
+        "fixed rewards, acc@t2": [adapo[arm]["acc_t2"]["value"] for arm in ("before", "fixed")],
+        "corrections +4, acc@t1": [row["turns.acc@t1"]["mean"] for row in (collapse["before"], paid)],
+        "self-imitation, SR": [smartsnap[arm]["sr"] for arm in ("before", "self-imitation")],
+        "its exhibits": [smartsnap[arm]["exhibits"] for arm in ("before", "self-imitation")],
+    }
+    stored = [one for shown in SHOWCASES.values() for one in shown.stored]
+    assert {one.title: [one.before, one.value] for one in stored} == wanted
+    for one in stored:
+        assert len(one.title) <= 22 and (RESULTS.parents[1] / one.source.split(",")[0]).is_file()
+        assert "`selfverify study study-" in one.source
+
+
+class Interrupted:
+    """Counts training steps, and stands for a Ctrl-C in a later part."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[int] = []
+        on_step = module.TrainingProgress.on_step
+
+        def counted(shown: Any, step: int, *figures: Any) -> None:
+            self.steps.append(step)
+            on_step(shown, step, *figures)
+
+        monkeypatch.setattr(module.TrainingProgress, "on_step", counted)
+
+    def now(self, *_: Any) -> Any:
         raise KeyboardInterrupt
 
-    steps: list[int] = []
-    on_step = module.TrainingProgress.on_step
 
-    def counted(self: Any, step: int, *figures: Any) -> None:
-        steps.append(step)
-        on_step(self, step, *figures)
-
-    monkeypatch.setattr(module, "FAST", TINY)
-    monkeypatch.setattr(module, "COOL_PROBLEMS", 1)
-    monkeypatch.setattr(module.TrainingProgress, "on_step", counted)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("paper", "stopped_in", "kept"),
+    [
+        ("adpo", "paired_difference", ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"]),
+        ("adapo", "paired_difference", ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"]),
+        ("smartsnap", "paired_difference", ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"]),
+        ("vts-v", "compare_stopping", ["looks/collected.jsonl", "looking/looked-validation.jsonl"]),
+    ],
+)
+def test_it_goes_on_where_it_was_stopped(
+    paper: Paper, stopped_in: str, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted behind the training, it neither trains again nor measures again what it has."""
+    shown = SHOWCASES[paper]
+    tiny = replace(shown, fast=(*FEW, *TINY[paper]))
+    monkeypatch.setitem(module.SHOWCASES, paper, tiny)
+    interrupted = Interrupted(monkeypatch)
     with monkeypatch.context() as stopped:
-        stopped.setattr(module, "_paper_decoding", interrupt)
+        stopped.setattr(module, stopped_in, interrupted.now)
         with pytest.raises(KeyboardInterrupt):
-            quickstart(tmp_path, fast=True)
-    done = ["metrics.jsonl", "samples-before.jsonl", "samples-after.jsonl"]
-    before = {name: (tmp_path / name).read_bytes() for name in done}
-    for _ in range(2):
-        report = quickstart(tmp_path, fast=True)
-        assert report.is_file() and (tmp_path / "samples-after-paper.jsonl").is_file()
-    assert {name: (tmp_path / name).read_bytes() for name in done} == before and steps == [1, 2]
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics["paper_decoding"]["settings"] == {"temperature": 0.2, "top_p": 0.99, "problems": 1}
-    assert metrics["paper_decoding"]["after"]["samples"] == 8 and metrics["after"]["samples"] == 16
-    quickstart(tmp_path, fast=True, overwrite=True)
-    assert steps == [1, 2, 1, 2]
+            quickstart(paper, tmp_path, fast=True)
+    before = {name: (tmp_path / name).read_bytes() for name in kept}
+    pages = [quickstart(paper, tmp_path, fast=True).read_text("utf-8") for _ in range(2)]
+    assert {name: (tmp_path / name).read_bytes() for name in kept} == before and interrupted.steps == [1, 2]
+    found = json.loads((tmp_path / "metrics.json").read_text())["headline"]
+    assert found["title"] == shown.title and len(found["rows"]) <= MOST
+    assert sum(row[0].startswith("stored: ") for row in found["rows"]) == len(shown.stored)
+    for page in pages:
+        assert "<h2>In short</h2>" in page and found["rows"][0][0] in page
+        assert page.index("In short") < page.index("Before and after")
+    quickstart(paper, tmp_path, fast=True, overwrite=True)
+    assert interrupted.steps == [1, 2, 1, 2]

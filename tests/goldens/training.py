@@ -23,15 +23,16 @@ SMALL = [
     "learner.steps=3", "learner.warmup_steps=1", "learner.groups_per_step=3", "learner.micro_batch_groups=2",
     "evaluation.problems=4", "evaluation.samples=2", "seed=5",
 ]  # fmt: skip
+BLIND = ["quickstart", "policy.path=builtin:digits-blind"]
 PICK = ["sampling.group_size=4", *SMALL]
 TURNS = ["method.second_turn=Check the answer.", *PICK]
 FIRST_TWO = ["policy.path=builtin:digits", *SMALL]
 PHONE = ["sampling.group_size=4", "sampling.max_new_tokens=30", *SMALL]
 
 RUNS: dict[str, list[str]] = {
-    "grpo": ["quickstart", "method.name=grpo", "method.kl=0.2", "learner.channels=joint", *PICK],
-    "adpo": ["quickstart", *PICK],
-    "adpo-paper": ["quickstart", "method.name=adpo", "learner.channels=joint", *PICK],
+    "grpo": [*BLIND, "method.name=grpo", "method.kl=0.2", "learner.channels=joint", *PICK],
+    "adpo": [*BLIND, *PICK],
+    "adpo-paper": [*BLIND, "method.name=adpo", "learner.channels=joint", *PICK],
     "adapo": ["adapo-digits", *PICK],
     "adapo-adpo": ["adapo-digits", "method.name=adapo-adpo", *TURNS],
     "score": ["adapo-digits", "method.name=score", "method.first_stage=2", *TURNS],

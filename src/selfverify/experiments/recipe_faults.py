@@ -50,7 +50,9 @@ def score_faults(method: Method, reading: str, asked: bool) -> list[str]:
     if method.teaches_scores:
         faults.append(f"task.score=false: method {method.name} teaches scores; grpo and adapo go without")
     if reading != "soft":
-        faults.append(f"evaluation.score={reading}: with task.score=false there are no scores to read")
+        faults.append(
+            f"evaluation.score={reading}: with task.score=false there are no scores to read; set soft"
+        )
     return faults
 
 

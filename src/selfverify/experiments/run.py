@@ -27,6 +27,7 @@ from selfverify.evaluation.served_answerer import make_answerer
 from selfverify.evaluation.shown_problems import write_gallery
 from selfverify.evaluation.steps import IMAGES
 from selfverify.evaluation.store import read_samples
+from selfverify.evaluation.sweep import Progress
 from selfverify.evaluation.talk_figures import timing_file
 from selfverify.experiments.measuring_engine import measuring_engine
 from selfverify.experiments.recipe import Recipe, to_yaml
@@ -313,7 +314,7 @@ def start_processes(recipe: Recipe) -> None:
 
 def _prepare(folder: Path, recipe: Recipe, resume: bool) -> None:
     if not resume:
-        _clear(folder)
+        clear_run(folder)
     write_text(folder / "recipe.yaml", to_yaml(recipe))
 
 
@@ -336,11 +337,11 @@ def _after_training(folder: Path, recipe: Recipe, task: Task, weights: str) -> N
         timing_file(samples).unlink(missing_ok=True)
 
 
-def _clear(folder: Path) -> None:
+def clear_run(folder: Path) -> None:
     """Remove what an earlier run has left, so that a fresh run is not mixed with it."""
     for name in ("metrics.jsonl", "timing.jsonl", EVENTS_FILE, "metrics.json"):
         (folder / name).unlink(missing_ok=True)
-    for samples in folder.glob("samples-*.jsonl"):
+    for samples in folder.glob("samples*.jsonl"):
         samples.unlink()
         timing_file(samples).unlink(missing_ok=True)
     clear_iterations(folder)
@@ -353,6 +354,7 @@ def evaluate_recipe(
     model: str | Path | None = None,
     output: Path | None = None,
     fusion: Fusion | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Evaluate a model on a recipe's task, with the engine of its sampling.
 
@@ -362,6 +364,7 @@ def evaluate_recipe(
             policy.
         output: The folder for ``samples.jsonl`` and ``metrics.json``; by default ``<recipe.output>/eval``.
         fusion: Makes fused scores, whose figures are told beside the others.
+        progress: Called after each batch.
 
     Returns:
         The summary of `selfverify.evaluation.evaluate.evaluate`.
@@ -370,16 +373,22 @@ def evaluate_recipe(
     start_processes(recipe)
     folder = output or recipe.folder / "eval"
     with held_folder(folder):
-        return _evaluate(recipe, settings, folder, fusion)
+        return _evaluate(recipe, settings, folder, fusion, progress)
 
 
-def _evaluate(recipe: Recipe, settings: PolicyConfig, folder: Path, fusion: Fusion | None) -> dict[str, Any]:
+def _evaluate(
+    recipe: Recipe,
+    settings: PolicyConfig,
+    folder: Path,
+    fusion: Fusion | None,
+    progress: Progress | None,
+) -> dict[str, Any]:
     policy = make_answerer(settings)
     task = recipe_task(recipe, measured=True)
     store = folder / "samples.jsonl"
     engine = recipe.sampling.engine if isinstance(policy, Policy) else "own"
     with measuring_engine(policy, recipe.sampling, recipe.evaluation.temperature):
-        summary = measure(policy, task, recipe, store, settings.path, fusion=fusion, engine=engine)
+        summary = measure(policy, task, recipe, store, settings.path, progress, fusion, engine)
     found = {"after": summary, "settings": recipe.model_dump(mode="json"), "version": __version__}
 
     def write() -> None:

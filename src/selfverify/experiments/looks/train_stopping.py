@@ -29,7 +29,7 @@ from selfverify.experiments.looks.looks_folder import PAIRS
 from selfverify.experiments.looks.make_sets import make_sets
 from selfverify.experiments.looks.read_pairs import read_pairs
 from selfverify.experiments.recipe import RECIPE_FILE, NamedOptions, Recipe, to_yaml
-from selfverify.experiments.run import train
+from selfverify.experiments.run import clear_run, train
 from selfverify.experiments.run_folder import held_folder
 from selfverify.experiments.teacher_settings import TeacherSettings
 from selfverify.learner.checkpoint import MODEL_FOLDER
@@ -69,6 +69,7 @@ def train_stopping(
     folder = recipe.folder
     with held_folder(folder):
         if not resume:
+            clear_run(folder)
             for name in (LOOKS, VERIFIER, LOOKING):
                 shutil.rmtree(folder / name, ignore_errors=True)
         write_text(folder / RECIPE_FILE, to_yaml(recipe))

@@ -1,0 +1,1 @@
+"""`selfverify quickstart`: a paper's effect in minutes, and what qualifies it."""
