@@ -3,8 +3,8 @@
 Each training seed has four evaluations, of the policy before and after training: on validation problems,
 where the weight of the fused score is fitted, and on test problems, where everything else is measured.
 
-    selfverify train quickstart seed=0 name=quickstart-0 evaluation.split=validation
-    selfverify eval quickstart seed=0 --output test-before-0
+    selfverify train adpo-digits-marked seed=0 name=quickstart-0 evaluation.split=validation
+    selfverify eval adpo-digits-marked seed=0 --output test-before-0
     selfverify eval runs/quickstart-0 evaluation.split=test --output test-after-0
     python benchmarks/quickstart_seeds.py --runs runs/quickstart-* --before test-before-* \
         --after test-after-* --output adpo.json

@@ -155,7 +155,7 @@ def test_of_31_turns_the_last_is_never_said(load_policy: Callable[..., Policy]) 
     """At the limit nothing was handed in: a format error, with all that was done before."""
     policy = load_policy()
     policy.tokenizer.chat_template = HERMES
-    policy._check_head()
+    policy.check_gradients()  # with the head that it has
     right, end = policy.head.logits, policy.tokenizer.eos_token_id
     only_end = torch.full((len(policy.tokenizer) + 64,), float("-inf")).index_fill(0, torch.tensor(end), 0.0)
     policy.head.logits = lambda hidden: right(hidden) + only_end[: right(hidden).shape[-1]]  # type: ignore

@@ -58,7 +58,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         config_class, summary = Options, "[two] rewards"
 
         def __init__(self, config: Options) -> None:
-            super().__init__(config=config, faults=lambda *settings: [], channels=("answer", "score"))
+            super().__init__(
+                config=config,
+                faults=lambda *settings: [],
+                evaluation_faults=lambda evaluation: [],
+                channels=("answer", "score"),
+            )
 
     for name, functions in {
         "selfverify.experiments.run": {

@@ -232,7 +232,7 @@ def test_the_commands(loop: Loop, tmp_path: Path) -> None:
     address = f"{loop.upstream(FakeUpstream(write=numbered))}#m"
     small = ["task.name=digits-sum", "evaluation.problems=2", "evaluation.samples=4"]
     code, text = run("eval", "adpo-digits", f"policy.path={address}", *small, "--output", str(tmp_path / "a"))
-    assert code == 0 and "accuracy by the number of samples" in text, text
+    assert code == 0 and "best of 4 by soft score" in text, text
     code, text = run("eval", address, *small, "--recipe", "adpo-digits", "--output", str(tmp_path / "b"))
     assert code == 0 and len(read_samples(tmp_path / "b" / "samples.jsonl")[1]) == 8, text
     code, text = run("eval", address)

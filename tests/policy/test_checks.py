@@ -75,6 +75,7 @@ def test_nothing_is_left_behind(policy: Policy, problems: list[Problem]) -> None
     """Neither a gradient nor a hook nor a drawn number."""
     state = torch.get_rng_state()
     before = policy.fingerprint()
+    policy.model.zero_grad()
     agrees(policy, problems[0])
     assert all(p.grad is None for p in policy.model.parameters())
     assert not policy.model.get_input_embeddings()._forward_hooks

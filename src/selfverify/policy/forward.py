@@ -22,7 +22,7 @@ from selfverify.policy.families import ImageInput
 from selfverify.policy.features import ByteCache, image_features
 from selfverify.policy.layout import SharedLayout
 from selfverify.policy.loading import Loaded
-from selfverify.policy.shared_attention import ATTENTION, SharingError, check_layers
+from selfverify.policy.shared_attention import ATTENTION, SharingError, check_layers, sharing
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Forward:
         # A 4-D mask is taken as finished by transformers; ours is inside the attention function.
         finished = embeddings.new_zeros(1, 1, 1, 1)
         layout.windows.clear()
-        with self.attention(ATTENTION):
+        with self.attention(ATTENTION), sharing():
             try:
                 hidden = self.family.run_decoder(
                     self.model, embeddings, positions, finished, shared=layout, **more

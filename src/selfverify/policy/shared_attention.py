@@ -8,17 +8,21 @@ Linear layers see P + G*R tokens instead of G*(P + R). Attention must keep the c
 a continuation's query attends to the prompt's keys and to its own, and one softmax runs over both
 parts; the result equals the plain forward of each prompt + continuation. Registered with transformers
 under the name in `ATTENTION`, it serves every model that uses the attention interface and hands it nothing
-that is not known here. It stands in for the model's own attention in such passes alone (`Forward`).
+that is not known here. Outside of such passes (`sharing`) it is PyTorch's attention, by transformers' masks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -31,6 +35,19 @@ ATTENTION = "selfverify_shared"
 
 _KNOWN = {"dropout", "position_ids", "use_cache", "output_attentions"}
 """Arguments that layers hand to their attention beside those of `shared_attention`; all others change it."""
+
+
+_sharing = ContextVar("a pass over rows with a layout is running", default=False)
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """A context of a pass over rows with a layout, in which no layer may attend without it."""
+    token = _sharing.set(True)
+    try:
+        yield
+    finally:
+        _sharing.reset(token)
 
 
 class SharingError(RuntimeError):
@@ -202,7 +219,7 @@ def shared_attention(
         value: See ``query``.
         attention_mask: The one element that `Forward` passes; the layout says who sees what.
         scaling: Factor of the scores; None is D ** -0.5.
-        shared: The row layout.
+        shared: The row layout; None in an ordinary batch, whose mask knows the window.
         sliding_window: A token sees itself and the ``sliding_window - 1`` before it; None: all.
         kwargs: What else the layer hands over.
 
@@ -213,7 +230,9 @@ def shared_attention(
         SharingError: The layer lost the layout, changed the mask, or asks for what is not known here.
     """
     if shared is None:
-        raise SharingError("its layers do not hand on how rows are laid out")
+        if _sharing.get():
+            raise SharingError("its layers do not hand on how rows are laid out")
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if attention_mask is None or attention_mask.numel() != 1:
         raise SharingError("its layers make attention masks of their own")
     unknown = [name for name, given in kwargs.items() if name not in _KNOWN and given is not None]
@@ -228,7 +247,8 @@ def shared_attention(
         # Every new token meets them again: in a layout that is not packed they would be copied each time.
         shared.prompt_keys[number] = (key.contiguous(), value.contiguous())
     layer = _Layer(shared, number, query, key, value, scale, sliding_window)
-    return (_grow if shared.mode == "grow" else _packed)(layer), None
+    # Contiguous like what transformers' own functions return, on which a few models rely.
+    return (_grow if shared.mode == "grow" else _packed)(layer).contiguous(), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, shared_attention)

@@ -53,7 +53,8 @@ class Family:
             ConfigError: The model does not say which of its parts that is.
         """
         # A few models name their head, or themselves, as their decoder.
-        for found in (model.get_decoder(), model.base_model, getattr(model, "model", None)):
+        inner = (part for name, part in model.named_children() if name == "model")
+        for found in (model.get_decoder(), model.base_model, *inner):
             if isinstance(found, PreTrainedModel) and found is not model:
                 return found
         raise ConfigError(
