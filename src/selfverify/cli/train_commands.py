@@ -41,9 +41,8 @@ class QuickstartSettings(Settings):
 def quickstart(settings: QuickstartSettings) -> None:
     """Train a small model on this machine, and write a report of what it learnt.
 
-    It needs no GPU, no download and no account: the models and their data ship with the package. On two
-    cores it takes five minutes, and at most ten for the other papers. Called again, it goes on where it was
-    stopped.
+    It needs no GPU, no download and no account: the models and their data ship with the package. It takes
+    minutes. Called again, it goes on where it was stopped.
 
     Examples:
 
