@@ -45,27 +45,30 @@ def test_other_families(load_policy: Callable[..., Policy], problems: list[Probl
 
 
 class Flawed(CpuFlash):
-    """The CPU's kernels with a backward pass that doubles one gradient of the prompt's part."""
+    """The CPU's kernels with a backward pass that spoils a gradient of the prompt's or the own part."""
 
-    which = 0
+    which, factor, own = 0, 2.0, False
 
     def backward(self, part: Any, grad: Any, out: Any, log: Any, rest: Any) -> Grads:
         found = list(super().backward(part, grad, out, log, rest))
-        if not part.own:
-            found[self.which] = found[self.which] * 2
+        if bool(part.own) == self.own:
+            found[self.which] = found[self.which] * self.factor
         return found[0], found[1], found[2]
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["queries", "keys", "values"])
+@pytest.mark.parametrize(("factor", "own"), [(2.0, False), (float("nan"), False), (float("nan"), True)])
 def test_wrong_gradients_are_noticed(
     policy: Policy,
     problems: list[Problem],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     which: int,
+    factor: float,
+    own: bool,
 ) -> None:
     flawed = Flawed()
-    flawed.which = which
+    flawed.which, flawed.factor, flawed.own = which, factor, own
     monkeypatch.setattr(shared_attention, "flash_for", lambda query: flawed)
     assert agrees(policy, problems[0]) is False
     assert "qwen2_5_vl" in caplog.text and "gradients" in caplog.text
@@ -83,8 +86,9 @@ def test_nothing_is_left_behind(policy: Policy, problems: list[Problem]) -> None
 
 
 def test_a_policy_shares_no_more_where_gradients_are_wrong(
-    policy: Policy, problems: list[Problem], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    load_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    policy = load_policy()
     policy.check_gradients()
     assert policy.shares_prefix is True and not caplog.text
     monkeypatch.setattr(shared_attention, "flash_for", lambda query: Flawed())

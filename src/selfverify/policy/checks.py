@@ -262,23 +262,28 @@ def gradients_agree(forward: Forward, head: Head, prompt: Prompt, batch: Continu
     Returns:
         Whether they are equal, up to `GRADIENT_TOLERANCE`. If not, a warning names the model.
     """
-    with torch.autocast(forward.device.type, enabled=False):
-        shared, plain = (
-            _embedding_gradient(forward, head, run, prompt, batch)
-            for run in (forward.hidden_shared, forward.hidden_plain)
-        )
-    size, g = len(prompt.ids), batch.ids_bgr.shape[1]
-    own = shared[0, size:].unflatten(0, (g, -1))
-    wanted = plain[:, :size].sum(0), plain[:, size : size + own.shape[1]]
-    gap = max(float((x - y).norm() / y.norm()) for x, y in zip((shared[0, :size], own), wanted, strict=True))
-    if gap <= GRADIENT_TOLERANCE.get(forward.model.dtype, 1e-3):
-        return True
+    try:
+        with torch.autocast(forward.device.type, enabled=False):
+            shared, plain = (
+                _embedding_gradient(forward, head, run, prompt, batch)
+                for run in (forward.hidden_shared, forward.hidden_plain)
+            )
+    except SharingError as error:
+        reason = f"gradients with a shared prompt: {error}"
+    else:
+        size, g = len(prompt.ids), batch.ids_bgr.shape[1]
+        own = shared[0, size:].unflatten(0, (g, -1))
+        wanted = plain[:, :size].sum(0), plain[:, size : size + own.shape[1]]
+        pairs = zip((shared[0, :size], own), wanted, strict=True)
+        gap = float(torch.stack([(x - y).norm() / y.norm() for x, y in pairs]).max())  # NaN, if any is
+        if gap <= GRADIENT_TOLERANCE.get(forward.model.dtype, 1e-3):
+            return True
+        reason = f"gradients with a shared prompt differ from the plain ones by {gap:.2g} of their norm"
     logger.warning(
-        "%s: gradients with a shared prompt differ from the plain ones by %.2g of their norm; "
-        "sharing is off for this model, which makes it several times slower. Please report the model, the "
-        "device and the version of torch.",
+        "%s: %s; sharing is off for this model, which makes it several times slower. Please report the "
+        "model, the device and the version of torch.",
         forward.model.config.model_type,
-        gap,
+        reason,
     )
     return False
 
@@ -295,7 +300,7 @@ def _embedding_gradient(
 
     def hold(module: Any, args: Any, output: Tensor) -> Tensor:
         looked_up.append(output.detach().requires_grad_())
-        return looked_up[-1]
+        return looked_up[-1].clone()  # a model may change it in place
 
     hook = forward.model.get_input_embeddings().register_forward_hook(hold)
     try:
