@@ -100,13 +100,10 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
             raise TemplateRefusal(problem.id, str(error) or type(error).__name__) from error
         text = without_surrogates(text)
         _check_shown(problem, text)
-        for content in (message.get("content") for message in messages):
-            if (
-                content
-                and isinstance(content, list)
-                and (str(content) in text or json.dumps(content) in text)
-            ):
-                raise TemplateRefusal(problem.id, f"it writes parts as they are in Python: {content!r:.80}")
+        for message in messages:
+            parts = message.get("content")
+            if isinstance(parts, list) and parts and any(form in text for form in _as_lists(parts)):
+                raise TemplateRefusal(problem.id, f"it writes parts as they are in Python: {str(parts)[:80]}")
         return text
 
     tools = problem.tools or None
@@ -123,11 +120,16 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
                 text = rendered(messages, tools)
             except TemplateRefusal:
                 raise error from None
-    if problem.tools and text == rendered(messages, None):
-        raise ConfigError(
-            f"problem {problem.id}: the model's chat template does not show tools; describe them in the "
-            "problem's messages and leave Problem.tools empty, or take a model whose template shows them"
-        )
+    if tools:
+        try:
+            shown = text != rendered(messages, None)
+        except TemplateRefusal:
+            shown = True
+        if not shown:
+            raise ConfigError(
+                f"problem {problem.id}: the model's chat template does not show tools; describe them in the "
+                "problem's messages and leave Problem.tools empty, or take a model whose template shows them"
+            )
     return text
 
 
@@ -170,6 +172,11 @@ def _in_parts(problem: Problem) -> list[dict[str, Any]]:
             message = {**message, "content": parts}
         messages.append(message)
     return messages
+
+
+def _as_lists(parts: list[dict[str, Any]]) -> tuple[str, str]:
+    """Parts as templates for strings write them, which know no better."""
+    return str(parts), json.dumps(parts, ensure_ascii=False, default=str)
 
 
 def _as_string(message: dict[str, Any]) -> dict[str, Any]:
