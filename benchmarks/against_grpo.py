@@ -2,7 +2,8 @@
 
     selfverify train adpo-digits-marked seed=0 name=joint-0 learner.channels=joint
     selfverify train adpo-digits-marked seed=0 name=apart-0
-    selfverify train adpo-digits-marked seed=0 name=grpo-0 method.name=grpo method.kl=0.2 learner.denominator=sequence
+    selfverify train adpo-digits-marked seed=0 name=grpo-0 method.name=grpo method.kl=0.2 \\
+        learner.denominator=sequence
     selfverify eval runs/joint-0 evaluation.problems=2048 evaluation.samples=4 --output e/joint-0 # and so on
     selfverify eval adpo-digits-marked evaluation.problems=2048 evaluation.samples=4 --output e/before
     python benchmarks/against_grpo.py --grpo e/grpo-* --of joint e/joint-* --of apart e/apart-* \\
