@@ -94,6 +94,32 @@ def test_save_load_and_go_on(adapted: Policy, problems: list[Problem], tmp_path:
     assert_close(last.logprobs(prompts, TOKENS), moved)
 
 
+def test_an_adapter_is_saved_as_transformers_would_without_a_question_to_the_hub(
+    adapted: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peft.utils import save_and_load
+
+    disturb(adapted)
+    adapted.model.save_pretrained(tmp_path / "theirs")
+    asked: list[str] = []
+    monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda model, name: asked.append(model))
+    adapted.model.peft_config["default"].base_model_name_or_path = "some/model"
+    adapted.save(tmp_path / "ours")
+    assert not asked
+    adapted.model.save_pretrained(tmp_path / "asks")
+    assert asked == ["some/model"], "what is avoided would have been seen"
+    for file in (tmp_path / "theirs").iterdir():
+        ours = tmp_path / "ours" / file.name
+        if file.name == "adapter_config.json":
+            settings = json.loads(ours.read_text()), json.loads(file.read_text())
+            for one in settings:
+                del one["base_model_name_or_path"]
+                one["target_modules"].sort()
+            assert settings[0] == settings[1]
+        elif file.suffix != ".md":
+            assert ours.read_bytes() == file.read_bytes()
+
+
 def test_the_reference_samples_as_before_and_cannot_be_saved(
     load_policy: Any, adapted: Policy, problems: list[Problem], tmp_path: Path
 ) -> None:

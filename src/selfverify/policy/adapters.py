@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
@@ -177,6 +177,25 @@ def _is_linear(module: Any) -> bool:
     return isinstance(module, nn.Linear | Conv1D) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
+def save(model: Any, folder: Path, weights: dict[str, torch.Tensor] | None) -> None:
+    """Write the adapter that is trained, in peft's format.
+
+    transformers would write the same files, and ask the Hub for the base model's vocabulary before.
+
+    Args:
+        model: The model.
+        folder: The folder to write; it is made if need be.
+        weights: The whole state of a model that holds only a shard of it; None takes the model's own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model.generation_config.save_pretrained(folder)
+    model.peft_config[LEARNT].save_pretrained(folder)
+    found = {f"{_PREFIX}{key}": tensor for key, tensor in _weights(model, LEARNT, weights).items()}
+    save_file(
+        {key: tensor.contiguous() for key, tensor in found.items()}, folder / WEIGHTS_FILE, {"format": "pt"}
+    )
+
+
 def load_weights(model: Any, folder: Path) -> None:
     """Load the weights of the adapter in ``folder`` into the adapter of ``model``: all of them or none.
 
@@ -308,11 +327,12 @@ def _add(model: Any, settings: Any, name: str, base: str) -> None:
     model.peft_config[name].base_model_name_or_path = base
 
 
-def _weights(model: Any, name: str) -> dict[str, torch.Tensor]:
+def _weights(model: Any, name: str, whole: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
     from peft import get_peft_model_state_dict
 
+    # Left to itself, peft asks the Hub for the base model's vocabulary at every call.
     found: dict[str, torch.Tensor] = get_peft_model_state_dict(
-        model, adapter_name=name, save_embedding_layers=False
+        model, state_dict=whole, adapter_name=name, save_embedding_layers=False
     )
     return found
 

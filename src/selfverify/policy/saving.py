@@ -34,7 +34,10 @@ def save(loaded: Loaded, path: str, folder: Path, weights: dict[str, Tensor] | N
     require_held(folder)
     try:
         with naming(folder):
-            loaded.model.save_pretrained(folder, state_dict=weights)
+            if adapters.is_adapted(loaded.model):
+                adapters.save(loaded.model, folder, weights)
+            else:
+                loaded.model.save_pretrained(folder, state_dict=weights)
             loaded.tokenizer.save_pretrained(folder)
             if loaded.image_processor is not None:
                 loaded.image_processor.save_pretrained(folder)
