@@ -1,0 +1,130 @@
+"""The table of `study-adpo-digits-blind`: what each arm's scores are worth, and verifiers that cost nothing.
+
+    selfverify study study-adpo-digits-blind --jobs 2
+    python reproduce/verifier_from_nothing.py runs/adpo-digits-blind --start builtin:digits-blind
+
+Each row is the mean over an arm's seeds, with its 95 % interval over problems and seeds. Every verifier reads
+the same answers: those of the row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from selfverify.core.atomic_files import write_json
+from selfverify.core.problem import Problem
+from selfverify.evaluation.held_out import HeldOut
+from selfverify.evaluation.rule_scores import with_rule_scores
+from selfverify.evaluation.store import StoredSample, read_samples
+from selfverify.experiments.matrix_scores import judge_samples
+from selfverify.experiments.recipe import load_recipe
+from selfverify.experiments.registry import make_task
+from selfverify.experiments.study.results import MeasuredRun, measure_samples, pooled
+from selfverify.policy.policy import Policy
+from selfverify.tasks.base import Task
+from selfverify.verifiers.by_policy import Judge
+
+COLUMNS = {
+    "written AUC": ("sampled", "within_problem_auc"),
+    "soft AUC": ("soft", "within_problem_auc"),
+    "best@8 by written": ("sampled", "best@8"),
+    "vote@8 by written": ("sampled", "weighted@8"),
+    "majority@8": ("sampled", "majority@8"),
+    "pass@1": ("sampled", "pass@1"),
+}
+VERIFIERS = {
+    "text rule": "text_rule",
+    "text rule that compares with the transcription": "text_rule_read",
+    "log-prob of the answer": "logprob",
+    "the start's score": "start",
+}
+
+
+class Reader:
+    """Reads a run's samples with all scores, those of rules and of the start's policy among them.
+
+    Args:
+        task: The task.
+        problems: The held-out problems by id.
+        start: The policy whose scores of the same answers are read; None leaves them out.
+    """
+
+    def __init__(self, task: Task, problems: Mapping[str, Problem], start: Policy | None) -> None:
+        self.task, self.problems, self.start = task, problems, start
+
+    def read(self, file: Path) -> list[StoredSample]:
+        """Return the samples of a store."""
+        found = with_rule_scores(read_samples(file)[1], self.task, self.problems)
+        judged: Sequence[float | None] = [None] * len(found)
+        if self.start is not None:
+            judged = judge_samples(Judge(self.start), self.task, [*self.problems.values()], found)
+        return [
+            replace(sample, scores={**sample.scores, **_named(sample, score)})
+            for sample, score in zip(found, judged, strict=True)
+        ]
+
+
+def _named(sample: StoredSample, judged: float | None) -> dict[str, float]:
+    likelihood = None if sample.logprob is None else math.exp(sample.logprob)
+    return {k: v for k, v in {"logprob": likelihood, "start": judged}.items() if v is not None}
+
+
+def runs_of(folder: Path) -> Iterator[tuple[str, int, Path]]:
+    """Yield each finished run's arm, seed and samples."""
+    for run in sorted(folder.glob("*/seed-*"), key=lambda path: (path.parent.name, int(path.name[5:]))):
+        if (run / "metrics.json").is_file():
+            yield run.parent.name, int(run.name[5:]), run / "samples-after.jsonl"
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--start", help="a policy whose scores of the same answers are read, too")
+    parser.add_argument("--output", type=Path, help="where all values go, as JSON")
+    asked = parser.parse_args()
+    folder = asked.study / "pick"
+    recipe = load_recipe(str(folder / "before" / "recipe.yaml"), [])
+    task = make_task(recipe.task.name, **recipe.task.options)
+    held_out = HeldOut(task, recipe.evaluation)
+    problems = {p.id: p for p in held_out.make(range(held_out.total)).values()}
+    reader = Reader(task, problems, Policy.load(asked.start, device="cpu") if asked.start else None)
+    readings = ["sampled", "soft", *(v for v in VERIFIERS.values() if asked.start or v != "start")]
+    arms: dict[str, dict[str, dict[int, MeasuredRun]]] = {}
+    for arm, seed, file in [("before", 0, folder / "before" / "samples.jsonl"), *runs_of(folder)]:
+        samples = reader.read(file)
+        for reading in readings:
+            measured = measure_samples(samples, list(problems), headline=reading)
+            arms.setdefault(arm, {}).setdefault(reading, {})[seed] = measured
+    values = {arm: {r: pooled(by_seed) for r, by_seed in of.items()} for arm, of in arms.items()}
+    print(f"{len(problems)} problems x 8\n\n| arm | seeds | {' | '.join(COLUMNS)} |")
+    print(f"|---|---|{'---|' * len(COLUMNS)}")
+    for arm, found in values.items():
+        cells = [cell(found[reading][metric]) for reading, metric in COLUMNS.values()]
+        print(f"| {arm} | {len(arms[arm]['sampled'])} | {' | '.join(cells)} |")
+    shown = {title: name for title, name in VERIFIERS.items() if name in readings}
+    print(f"\n| AUC, best@8 on the arm's answers | {' | '.join(shown)} |\n|---|{'---|' * len(shown)}")
+    for arm, found in values.items():
+        cells = [
+            f"{cell(found[n]['within_problem_auc'])}, {cell(found[n]['best@8'])}" for n in shown.values()
+        ]
+        print(f"| {arm} | {' | '.join(cells)} |")
+    if asked.output:
+        write_json(asked.output, {"problems": len(problems), "samples": 8, "arms": values})
+
+
+def cell(figure: Mapping[str, Any]) -> str:
+    """Return a mean with its interval, three digits each, as Markdown."""
+    low, high = figure["interval"]
+    return f"{figure['mean']:.3f} ({low:.3f}–{high:.3f})".replace("0.", ".")
+
+
+if __name__ == "__main__":
+    main()
