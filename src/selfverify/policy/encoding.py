@@ -15,7 +15,7 @@ from torch import Tensor
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.rgb import is_rgb, to_rgb
-from selfverify.policy.chat import chat_text, check_template, content_texts
+from selfverify.policy.chat import chat_text, check_template, content_texts, with_objects
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
 from selfverify.policy.families.unknown import lengthened
@@ -181,6 +181,7 @@ class Encoder:
 
         It is in one piece unless its words spell special tokens, in which it is cut.
         """
+        problem = with_objects(problem)  # before anything is cut, as JSON may spell words otherwise
         marked, mark = self.special.marked(problem)
         said = [text for message in problem.messages for text in content_texts(message.get("content"))]
         self._refuse_image_tokens(said, f"problem {problem.id}")
