@@ -17,7 +17,7 @@ def draw_nothing(model: Any) -> None:
             module.p = 0.0
         if isinstance(module, nn.modules.batchnorm._NormBase):
             module.register_forward_pre_hook(_by_kept_statistics)
-        for owner in (module, getattr(module, "config", None)):  # some layers ask their settings each time
+        for owner in (module, vars(module).get("config")):  # some layers ask their settings each time
             for name, value in [*vars(owner).items()] if owner is not None else ():
                 if isinstance(value, float) and ("drop" in name or "jitter" in name):
                     setattr(owner, name, 0.0)
