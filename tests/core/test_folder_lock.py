@@ -193,6 +193,35 @@ def test_a_journal_that_was_open_before_does_not_go_on_in_the_folder_of_another(
     assert not (folder / LOCK_FILE).exists()
 
 
+@pytest.mark.parametrize("of_another", [False, True])
+def test_a_link_that_leads_elsewhere_by_now_is_not_followed(tmp_path: Path, of_another: bool) -> None:
+    """``runs/newest``, say, which the next run sets anew."""
+    link = tmp_path / "newest"
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    link.symlink_to(tmp_path / "first")
+    with ExitStack() as held:
+        if of_another:
+            (tmp_path / "first" / LOCK_FILE).touch()
+        held.enter_context(held_by_another(link) if of_another else only_writer(link))
+        rows = Journal(link / "rows.jsonl")
+        rows.append({"a": 1})
+        link.unlink()
+        link.symlink_to(tmp_path / "second")
+        writes: list[Callable[[], object]] = [
+            lambda: rows.append({"a": 2}),
+            lambda: write_text(link / "deep.txt", "words"),
+        ]
+        for write in writes:
+            with pytest.raises(FileError, match=f"{link}: .*moved or taken over"):
+                write()
+        Journal(tmp_path / "first" / "rows.jsonl").append({"a": 3})
+        link.unlink()
+        link.symlink_to(tmp_path / "first")
+    assert (tmp_path / "first" / "rows.jsonl").read_text() == '{"a": 1}\n{"a": 3}\n'
+    assert not any((tmp_path / "second").iterdir())
+
+
 def test_another_process_of_a_run_looks_too(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
     rows = Journal(tmp_path / "rows.jsonl")
     with held_by_another(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from selfverify.core.atomic_files import write_json, write_text
 from selfverify.core.differences import differences, flatten
-from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.errors import ConfigError, DataError, FileError
 from selfverify.core.journal import STRICT, Journal, open_journal, read_journal, read_rows
 
 SETTINGS = {"model": "tiny", "sampling": {"temperature": 1.0, "stop": ["</score>"]}}
@@ -207,3 +207,14 @@ def test_a_write_that_fails_half_way_leaves_no_half_line(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.append({"event": "after"})
     assert [row["event"] for row in read_rows(journal.path)] == ["before", "after"]
+
+
+def test_a_file_that_was_deleted_is_not_begun_anew(tmp_path: Path) -> None:
+    """Its first lines would be missing, and nobody would know."""
+    path = tmp_path / "rows.jsonl"
+    journal = Journal(path)
+    journal.append({"a": 1})
+    path.unlink()
+    with pytest.raises(FileError, match=f"{path}: "):
+        journal.append({"a": 2})
+    assert not path.exists()

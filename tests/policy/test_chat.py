@@ -94,6 +94,15 @@ def test_parts_are_shown_where_the_template_takes_strings(with_template: LoadPol
         )
 
 
+def test_parts_that_stand_within_others(with_template: LoadPolicy) -> None:
+    """The template writes the first part only. Without an image both can be one text."""
+    template = LOOPS.replace("in m.content %}", "in m.content[:2] %}")
+    parts = [{"type": "text", "text": words} for words in ("For which: 7,", " or 8?", "or")]
+    assert "8?or<|im_end|>" in text_of(with_template(STRINGS, "tiny"), asked(("user", parts)))
+    with pytest.raises(DataError, match="the user says 'or'"):
+        with_template(template, "tiny").encode([asked(("user", parts))])
+
+
 def test_parts_are_never_shown_as_python_writes_them(with_template: LoadPolicy) -> None:
     policy = with_template(STRINGS.replace(CONTENT, "m.content"), "tiny")
     assert "user\nRed?<|im_end|>" in text_of(policy, asked(("user", [{"type": "text", "text": "Red?"}])))
@@ -103,6 +112,7 @@ VIDEO = {"type": "video"}
 WITHOUT = "in messages if m.role != '{}' %}}"
 ASKED = [("user", "Which colour?")]
 AGAIN = [*ASKED, ("assistant", "Red."), ("user", "Sure?")]
+AGAIN_SO = [*AGAIN[2:], ("assistant", "Yes."), *AGAIN[2:]]
 LOOKED = [*ASKED, ("assistant", "Let me look."), ("tool", '{"é": "a \\"red\\" dot"}\n')]
 THOUGHT = [*ASKED, ("assistant", "<think>\nRed, or not?\n</think>\n\nRed."), ("user", "Sure?")]
 MARKED = [*ASKED, ("assistant", "[THINK]Red, or not?[/THINK]Red."), ("user", "Sure?")]
@@ -121,6 +131,12 @@ MARKED = [*ASKED, ("assistant", "[THINK]Red, or not?[/THINK]Red."), ("user", "Su
         ),
         (STRINGS.replace("in messages %}", WITHOUT.format("assistant")), AGAIN, "assistant"),
         (STRINGS.replace("in messages %}", WITHOUT.format("tool")), LOOKED, "tool"),
+        (STRINGS.replace("in messages %}", "in messages[:2] %}"), AGAIN_SO, "user"),
+        (
+            STRINGS.replace("in messages %}", WITHOUT.format("system")),
+            [("system", "Which"), *ASKED],
+            "system",
+        ),
     ],
 )
 def test_words_that_a_template_leaves_out_are_missed(

@@ -22,6 +22,7 @@ from selfverify.policy.apart_threads import ApartThreads
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.layout import SharedLayout
 from selfverify.policy.policy import Policy
+from selfverify.policy.reply_parts import TooLongError
 from selfverify.policy.shared_attention import SharingError, check_kinds, check_layers
 from selfverify.policy.shared_threads import SharedThreads
 from selfverify.policy.tiny import tiny_tokenizer
@@ -51,7 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
     "stablelm": {},
-    "falcon": {},
+    "falcon": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
     "gemma2": {"head_dim": 16, "sliding_window": 6},
     "diffllama": {},
     "rwkv": {},
@@ -108,6 +109,21 @@ DRAWING: dict[str, dict[str, Any]] = {
 }
 """Those that draw numbers in training, if they may."""
 
+STRETCHED: dict[str, dict[str, Any]] = {
+    "llama": {
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+    },
+    "mistral": {
+        "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 8, "long_factor": [2.0 + n for n in range(8)],
+        },
+    },
+}  # fmt: skip
+"""Those whose positions turn otherwise once a row is longer than 64 tokens."""
+
 SHARE = {"cohere2", "gpt2", "opt", "phi", "phi3", "olmo2", "glm4", "deepseek_v3"}
 REASONS = {
     "qwen3_next": "linear_attention",
@@ -140,7 +156,7 @@ def load_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Policy]
             about = {
                 "vocab_size": -(-len(tokenizer) // 16) * 16,
                 **SIZES,
-                **(DRAWING | KINDS | SLOW).get(kind, {}),
+                **(DRAWING | KINDS | SLOW | STRETCHED).get(kind, {}),
             }
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **about))
             sharpen(model)
@@ -196,7 +212,8 @@ def test_samples_are_the_models_own(
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen3_next", "gpt2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in DRAWING)]
+    "kind",
+    ["qwen3_next", "gpt2", "falcon", *(pytest.param(kind, marks=pytest.mark.slow) for kind in DRAWING)],
 )
 def test_a_step_of_training_learns_on_policy(
     load_kind: Callable[..., Policy], tmp_path: Path, kind: str
@@ -214,6 +231,25 @@ def test_a_step_of_training_learns_on_policy(
     row = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8"))
     assert row["tokens/trained"] > 0
     assert row["ratio_max"] == pytest.approx(1, abs=1e-3) and row["clip_share"] == 0
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_what_a_row_says_does_not_depend_on_how_long_others_are(
+    load_kind: Callable[..., Policy], kind: str
+) -> None:
+    """Beyond 64 tokens it would, so that no row is longer; up to there samples are the model's own."""
+    policy = load_kind(kind)
+    with pytest.raises(TooLongError, match="reads 64"):
+        policy.encode([Problem("longer", user_turn("Add 3 and 4. " * 8, 0))])
+    prompts = policy.encode(PROBLEMS)
+    sampling = FREE.model_copy(update={"max_new_tokens": 60})
+    groups = policy.sample(prompts, sampling, seeds=[1, 2])
+    for prompt, group in zip(prompts, groups, strict=True):
+        for sample in group:
+            assert len(prompt.ids) + len(sample.tokens) <= 65  # the last token is not read
+            own = own_logprobs(policy, prompt, sample.tokens)
+            expected = own.gather(-1, torch.tensor(sample.tokens)[:, None])[:, 0]
+            assert float((torch.tensor(sample.logprobs) - expected).abs().max()) < 1e-5
 
 
 def test_without_sharing_the_same_is_drawn(load_policy: Callable[..., Policy]) -> None:

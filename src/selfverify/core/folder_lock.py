@@ -47,11 +47,11 @@ def only_writer(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     descriptor = _locked(folder, time.monotonic() + wait_s)
     # As long as the descriptor is open, no other file gets its number.
     lock = os.fstat(descriptor)
-    token = _held.set({**_held.get(), place: lock})
+    token = _held.set({**_held.get(), **dict.fromkeys(_names(folder), lock)})
     try:
-        with _made_known(place, lock):
+        with _made_known(folder, lock):
             yield
-        require_held(place)
+        require_held(folder)
     finally:
         _held.reset(token)
         if _is_at(place / LOCK_FILE, lock):  # else it is that of whoever holds the place by now
@@ -67,32 +67,40 @@ def held_by_another(folder: Path) -> Iterator[None]:
     if place not in _known:
         with suppress(OSError):  # nothing is locked here, or the folder is on another machine's disk
             lock = os.stat(place / LOCK_FILE)
-    with nullcontext() if lock is None else _made_known(place, lock):
+    with nullcontext() if lock is None else _made_known(folder, lock):
         yield
+
+
+def _names(folder: Path) -> set[Path]:
+    """A folder's own path, and the one it is called by, which may lead through links that change."""
+    return {folder.resolve(), folder.absolute()}
 
 
 @contextmanager
-def _made_known(place: Path, lock: os.stat_result) -> Iterator[None]:
-    _known[place] = lock
+def _made_known(folder: Path, lock: os.stat_result) -> Iterator[None]:
+    names = _names(folder)
+    _known.update(dict.fromkeys(names, lock))
     try:
         yield
     finally:
-        if _known.get(place) is lock:  # not that of a call which has begun there since
-            del _known[place]
+        for name in names:
+            if _known.get(name) is lock:  # not that of a call which has begun there since
+                del _known[name]
 
 
 def require_held(path: Path) -> None:
     """Check that the folders around ``path`` which this process holds are still those that it has locked.
 
     Everything that writes calls this before. A folder may be deleted, moved, or replaced by another run's at
-    any time, and what is written then would be lost, or be mixed with the other run's.
+    any time, as may a link to it, and what is written then would be lost, or be mixed with the other run's.
 
     Raises:
         FileError: One is not; nothing may be written there.
     """
-    place = path.resolve()
+    names = _names(path)
     for folder, lock in {**_known, **_held.get()}.items():
-        if place.is_relative_to(folder) and not _is_at(folder / LOCK_FILE, lock):
+        is_inside = any(name.is_relative_to(folder) for name in names)
+        if is_inside and not _is_at(folder / LOCK_FILE, lock):
             raise FileError(
                 errno.ENOENT,
                 "this folder was deleted, moved or taken over by another run while this one wrote into it; "

@@ -71,8 +71,9 @@ class Journal:
         """
         require_held(self.path)
         lines = memoryview(b"".join(_line(row, self.path) for row in rows))
-        # Opened each time, because the file may have been cut back meanwhile.
-        with naming(self.path), self.path.open("ab", buffering=0) as file:
+        # Opened each time, because the file may have been cut back meanwhile. If it was deleted, none is
+        # begun in its place, whose first lines would be missing.
+        with naming(self.path), open(self.path, "ab", buffering=0, opener=_opened) as file:
             end = file.seek(0, os.SEEK_END)
             try:
                 while lines:
@@ -94,6 +95,10 @@ class Journal:
         with naming(self.path), self.path.open("r+b") as file:
             file.truncate(length)
             os.fsync(file.fileno())
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT)
 
 
 def open_journal(

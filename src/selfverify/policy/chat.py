@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -76,7 +78,8 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
     """A problem's messages and tools as the chat template writes them.
 
     Templates of models that read images loop over the parts of a content, and many find none in a string;
-    others take messages without images as strings only. What leaves words out is written in the other form.
+    others take messages without images as strings only. What leaves words out is written in the other form,
+    and arguments of calls are, too.
 
     Args:
         loaded: The model with its tokenizer, which holds the template.
@@ -88,7 +91,7 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
         DataError: A message is of no form that is known, or has a part that the model does not read.
         TemplateRefusal: The template raises an error, or leaves out words of the messages.
     """
-    family, model = loaded.family, loaded.model
+    family, model, tools = loaded.family, loaded.model, problem.tools or None
 
     def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         try:
@@ -106,20 +109,13 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
                 raise TemplateRefusal(problem.id, f"it writes parts as they are in Python: {str(parts)[:80]}")
         return text
 
-    tools = problem.tools or None
     if family.placeholder(model) is None and family.shares_prompts:
-        messages = text_only(problem)
-        text = rendered(messages, tools)
+        forms = [text_only(problem)]
     else:
-        messages = _in_parts(problem)
-        try:
-            text = rendered(messages, tools)
-        except TemplateRefusal as error:
-            messages = [_as_string(message) for message in messages]
-            try:
-                text = rendered(messages, tools)
-            except TemplateRefusal:
-                raise error from None
+        in_parts = _in_parts(problem)
+        forms = [in_parts, [_as_string(message) for message in in_parts]]
+    messages, text = _first_taken(forms + [_with_texts(form) for form in forms], tools, rendered)
+    _check_calls(problem, messages, text, lambda bare: rendered(bare, tools))
     if tools:
         try:
             shown = text != rendered(messages, None)
@@ -131,6 +127,30 @@ def chat_text(loaded: Loaded, problem: Problem, begun: bool = True) -> str:
                 "problem's messages and leave Problem.tools empty, or take a model whose template shows them"
             )
     return text
+
+
+def _first_taken(
+    forms: list[list[dict[str, Any]]],
+    tools: list[dict[str, Any]] | None,
+    rendered: Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str],
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the first form of a problem's messages that its template takes, and what it writes.
+
+    Raises:
+        TemplateRefusal: It takes none; the error is that of the first.
+    """
+    first: TemplateRefusal | None = None
+    tried: list[list[dict[str, Any]]] = []
+    for form in forms:
+        if form in tried:
+            continue
+        tried.append(form)
+        try:
+            return form, rendered(form, tools)
+        except TemplateRefusal as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def text_only(problem: Problem) -> list[dict[str, Any]]:
@@ -187,6 +207,67 @@ def _as_string(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "".join(part["text"] for part in parts)}
 
 
+def with_objects(problem: Problem) -> Problem:
+    """A problem whose calls have their arguments as objects, which templates write as JSON.
+
+    OpenAI's API has them as JSON already, which most templates would write as a text in quotes.
+    """
+
+    def read(call: Any) -> Any:
+        try:
+            given = json.loads(call["function"]["arguments"])
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return call
+        is_object = isinstance(given, dict)
+        return {**call, "function": {**call["function"], "arguments": given}} if is_object else call
+
+    messages = [_with_calls(message, read) for message in checked_messages(problem)]
+    return problem if messages == problem.messages else replace(problem, messages=messages)
+
+
+def _with_texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the arguments of calls as JSON, which a few templates put into their text."""
+
+    def written(call: Any) -> Any:
+        if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+            return call
+        given = call["function"].get("arguments")
+        text = json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
+        return {**call, "function": {**call["function"], "arguments": text}}
+
+    return [_with_calls(message, written) for message in messages]
+
+
+def _with_calls(message: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [*map(change, calls)]} if isinstance(calls, list) else message
+
+
+def _check_calls(
+    problem: Problem, messages: list[dict[str, Any]], text: str, rendered: Callable[[Any], str]
+) -> None:
+    """Refuse what a chat template has written if it leaves out calls of tools, some or all.
+
+    Raises:
+        TemplateRefusal: A call's name does not stand there as often as it is called.
+    """
+    called = Counter(
+        str(call["function"].get("name"))
+        for message in messages
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    )
+    if not called:
+        return
+    try:
+        bare = rendered([{k: v for k, v in message.items() if k != "tool_calls"} for message in messages])
+    except TemplateRefusal:
+        bare = ""
+    for name, times in called.items():
+        if text.count(name) - bare.count(name) < times:
+            raise TemplateRefusal(problem.id, f"it leaves out a call of {name!r} (tool_calls)")
+
+
 def checked_messages(problem: Problem) -> list[dict[str, Any]]:
     """Return the messages.
 
@@ -220,19 +301,48 @@ def _check_shown(problem: Problem, text: str) -> None:
     """Refuse what a chat template has written if it leaves out words of a problem's messages.
 
     White space may differ, words may stand as JSON, and an assistant's thoughts and what it says beside calls
-    may be left out, as many templates do.
+    may be left out, as many templates do. Words that are said twice, or within others, have to stand there as
+    often.
 
     Raises:
         TemplateRefusal: Words are missing.
     """
-    for message in problem.messages:
-        role = message["role"]
-        if role == "assistant" and message.get("tool_calls"):
-            continue
-        for said in content_texts(message.get("content")):
-            if said.strip() not in text and not _is_written(said, role == "assistant", text):
-                reason = f"it leaves the message out in which the {role} says {said.strip()[:60]!r}"
-                raise TemplateRefusal(problem.id, f"{reason}; say it as another role, or mend the template")
+    said = [
+        (message["role"], part)
+        for message in problem.messages
+        if not (message["role"] == "assistant" and message.get("tool_calls"))
+        for part in map(without_surrogates, content_texts(message.get("content")))
+    ]
+    needed = [(role, words, _spaced(_aloud(words, role))) for role, words in said]
+    whole, place = _spaced(text), 0
+    for _, _, form in needed:
+        found = whole.find(form, place)
+        if found < 0:
+            break
+        place = found + len(form)
+    else:
+        return
+    everything = "\n".join(form for _, _, form in needed)
+    for role, words, form in needed:
+        forms = {
+            form,
+            *(_spaced(json.dumps(_aloud(words, role), ensure_ascii=a)[1:-1]) for a in (True, False)),
+        }
+        if form and sum(map(whole.count, forms)) < everything.count(form):
+            reason = f"it leaves the message out in which the {role} says {words.strip()[:60]!r}"
+            raise TemplateRefusal(problem.id, f"{reason}; say it as another role, or mend the template")
+
+
+def _aloud(words: str, role: str) -> str:
+    """What somebody says, without an assistant's thoughts."""
+    if role != "assistant":
+        return words
+    return words[max((found.end() for found in _THOUGHT_END.finditer(words)), default=0) :]
+
+
+def _spaced(text: str) -> str:
+    """A text whose white space is single spaces."""
+    return " ".join(text.split())
 
 
 def content_texts(content: Any) -> Iterator[str]:
@@ -240,16 +350,6 @@ def content_texts(content: Any) -> Iterator[str]:
     for part in [] if content is None else content_parts(content):
         if part.get("type") == "text":
             yield part["text"]
-
-
-def _is_written(said: str, by_assistant: bool, text: str) -> bool:
-    """Whether words stand in a text in another form than their own; see `_check_shown`."""
-    said = without_surrogates(said)
-    if by_assistant:
-        said = said[max((found.end() for found in _THOUGHT_END.finditer(said)), default=0) :]
-    whole = " ".join(text.split())
-    forms = (said, json.dumps(said, ensure_ascii=False)[1:-1], json.dumps(said)[1:-1])
-    return any(" ".join(form.split()) in whole for form in forms)
 
 
 def turn_end(loaded: Loaded, stops: AbstractSet[int]) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.rgb import is_rgb, to_rgb
-from selfverify.policy.chat import chat_text, check_template, content_texts
+from selfverify.policy.chat import chat_text, check_template, content_texts, with_objects
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.families import ImageInput
 from selfverify.policy.families.unknown import lengthened
@@ -181,6 +181,7 @@ class Encoder:
 
         It is in one piece unless its words spell special tokens, in which it is cut.
         """
+        problem = with_objects(problem)  # before anything is cut, as JSON may spell words otherwise
         marked, mark = self.special.marked(problem)
         said = [text for message in problem.messages for text in content_texts(message.get("content"))]
         self._refuse_image_tokens(said, f"problem {problem.id}")
@@ -334,11 +335,25 @@ def no_image_here(loaded: Loaded, named: str) -> str:
 
 
 def longest_row(model: Any) -> int | None:
-    """Return the most tokens that ``model`` reads; None where its settings do not say."""
+    """Return the most tokens that ``model`` reads; None where its settings do not say.
+
+    Some rotary positions have other frequencies once the longest row of a pass is longer than the model was
+    first trained on. What a row says would depend on the rows beside it, and on whether it is read at once
+    or grows, so that such a model reads no more.
+    """
     c = model.config.get_text_config()
-    # Scaled rotary positions reach further than max_position_embeddings says.
-    scaled = "factor" in str(getattr(c, "rope_parameters", None))
-    return None if scaled else getattr(c, "max_position_embeddings", None)
+    longest: int | None = getattr(c, "max_position_embeddings", None)
+    rope = getattr(c, "rope_parameters", None) or {}
+    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]  # one for each kind of layer
+    first = [
+        kind.get("original_max_position_embeddings", longest) if kind["rope_type"] == "longrope" else longest
+        for kind in kinds
+        if kind.get("rope_type") in ("dynamic", "longrope")
+    ]
+    if first:
+        return min(limit for limit in first if limit is not None)
+    # Other scaled rotary positions reach further than max_position_embeddings says.
+    return None if "factor" in str(rope) else longest
 
 
 def _content_key(rgb: Image, several: bool) -> str:

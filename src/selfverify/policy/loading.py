@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -30,6 +29,7 @@ from selfverify.policy import adapters
 from selfverify.policy.families import Family, family_of
 from selfverify.policy.last_layer import ReadOnly
 from selfverify.policy.misfits import misfits
+from selfverify.policy.noise import draw_nothing
 from selfverify.policy.shared_attention import ATTENTION
 
 BUILTIN = Path(__file__).parent / "builtin"
@@ -234,23 +234,10 @@ def _processor_template(folder: str) -> str | dict[str, str] | None:
     return template
 
 
-def _draw_nothing(model: Any) -> None:
-    """Switch off what a model drops, or adds as noise, while it learns.
-
-    What learns would be another policy than what has sampled. An adapter's dropout is a setting of its own.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        for name, value in [*vars(module).items()]:
-            if isinstance(value, float) and ("drop" in name or "jitter" in name):
-                setattr(module, name, 0.0)
-
-
 def prepare(model: Any, config: PolicyConfig) -> Family:
     """Set a model of transformers up to share prompts, freeze its tower, and return its family."""
     family = family_of(model)
-    _draw_nothing(model)
+    draw_nothing(model)
     if family.shares_prompts:
         ReadOnly.install(family.backbone(model))
         family.prepare_tower(model)
