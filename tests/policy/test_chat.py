@@ -416,3 +416,11 @@ def test_a_model_at_which_nothing_ends_is_refused(load_policy: LoadPolicy) -> No
     policy.model.generation_config.eos_token_id = None
     with pytest.raises(ConfigError, match="eos_token"):
         SFT().rollout(policy, WordSums(), [WordSums().problem("train", 0, 0)], [0], SamplingConfig())
+
+
+@pytest.mark.parametrize("given", ["5", [[5]], True, [2, 2.0], -1])
+def test_stop_tokens_that_are_no_tokens_are_refused(load_policy: LoadPolicy, given: Any) -> None:
+    policy = load_policy("llama")
+    policy.model.generation_config.eos_token_id = given
+    with pytest.raises(ConfigError, match="in eos_token_id; write the id"):
+        policy.stop_tokens  # noqa: B018 (reading it is what is tested)

@@ -121,10 +121,20 @@ class Policy:
 
     @property
     def stop_tokens(self) -> set[int]:
-        """Token ids that end a response."""
-        eos = self.model.generation_config.eos_token_id
-        found = set(eos) if isinstance(eos, list) else {eos}
-        return (found | {self.tokenizer.eos_token_id}) - {None}
+        """Token ids that end a response.
+
+        Raises:
+            ConfigError: What the checkpoint calls so are no tokens of its model.
+        """
+        given = self.model.generation_config.eos_token_id
+        found = [*(given if isinstance(given, list) else [given]), self.tokenizer.eos_token_id]
+        for token in found:
+            if token is not None and (type(token) is not int or token < 0):
+                raise ConfigError(
+                    f"policy.path={self.config.path}: generation_config.json has {token!r} in eos_token_id; "
+                    "write the id of the token there that ends a turn, or a list of such ids"
+                )
+        return {*found} - {None}
 
     @property
     def suppressed_tokens(self) -> list[int]:
