@@ -53,7 +53,7 @@ SHOWCASES: dict[Paper, Showcase] = {
             "learner.steps=8", "learner.warmup_steps=2", "learner.groups_per_step=8",
             "evaluation.problems=48",
         ),
-        notes=("The rule on the text passes an answer whose written sum is the target and has no question mark.",),
+        notes=("The rule on the text: the written sum is the target, and no question mark stands there.",),
     ),
     "adapo": Showcase(
         "AdaPO: a policy learns to answer, and to correct its answer in a second turn",
