@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -54,30 +53,12 @@ def test_the_phone_is_served() -> None:
         process.kill()
 
 
-def test_an_environment_is_a_server_of_tools_on_standard_input_and_output() -> None:
-    process = started("mcp", "counter=tiny_environment:Counter", "--task", '{"goal": 3}', "--seed", "1")
-    add = {"name": "add", "arguments": {"number": 2}}
-    requests = [
-        {"id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}},
-        {"method": "notifications/initialized"},
-        {"id": 2, "method": "tools/call", "params": {"name": "begin"}},
-        {"id": 3, "method": "tools/call", "params": add},
-    ]
-    lines = ["garbage", *(json.dumps({"jsonrpc": "2.0", **request}) for request in requests)]
-    out, _ = process.communicate("".join(f"{line}\n" for line in lines), timeout=60)
-    replies = [json.loads(line) for line in out.splitlines()]
-    assert process.returncode == 0 and [reply["id"] for reply in replies] == [None, 1, 2, 3]
-    assert replies[2]["result"]["content"][0]["text"] == "1 of 3"
-    assert replies[3]["result"]["_meta"]["selfverify/done"] is True
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["serve", "tablet"], "known by name are phone"),
         (["serve", "a=b"], "one looks like"),
         (["serve", "counter=tiny_environment:Counter", "--host", "0.0.0.0"], "SELFVERIFY_ENVIRONMENT_KEYS"),
-        (["mcp", "phone", "--task", "[]"], "--task: no JSON object"),
     ],
 )
 def test_what_cannot_be_served_is_said(arguments: list[str], message: str) -> None:

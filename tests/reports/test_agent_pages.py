@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -22,10 +25,9 @@ from selfverify.agents.judges.jury import Jury
 from selfverify.agents.phone.contents.hostile import TEXTS
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.evaluation.shown_problems import shown_entry
-from selfverify.evaluation.store import StoredSample, read_samples
-from selfverify.experiments.data_export import Portion, export_atif
+from selfverify.evaluation.store import StoredSample
 from selfverify.reports.agent_film import agent_film
-from selfverify.reports.film_strip import Drawings, Pictures
+from selfverify.reports.film_strip import Drawings, Pictures, embedded
 from selfverify.reports.report import write_report
 
 SIZES = {"screen": (1180, 900), "phone": (390, 844)}
@@ -152,23 +154,12 @@ def test_pictures_that_the_agent_saw_need_no_drawing(tmp_path: Path) -> None:
     assert film is not None and [len(frame["images"]) for frame in film["frames"]] == [1, 1, 1, 1, 1, 0]
 
 
-def test_exported_sessions_are_shown_in_the_same_way(run: Path, tmp_path: Path) -> None:
-    """Whole problems as their evaluation, a part of one as trajectories; both with drawn screens."""
-    own = tmp_path / "eval"
-    (own / "gallery").mkdir(parents=True)
-    settings, samples = read_samples(run / "samples-before.jsonl")
-    twice = [replace(sample, sample=n) for sample in samples for n in range(2)]
-    write_samples(own / "samples.jsonl", settings, twice)
-    (own / "gallery" / "problems.json").write_bytes((run / "gallery" / "problems.json").read_bytes())
-    export_atif(own, tmp_path / "all")
-    export_atif(own, tmp_path / "part", Portion(limit=3))
-
-    def film(folder: Path) -> list[str]:
-        page = write_report([folder], tmp_path / "page.html").read_text("utf-8")
-        return re.findall(r'<use href="#(drawn-\w+)"', page)
-
-    assert film(own) == film(tmp_path / "all") != []
-    assert set(film(tmp_path / "part")) <= set(film(own)) and len(film(tmp_path / "part")) == 3 * 6
+def test_pictures_of_16_bits_keep_their_brightness(tmp_path: Path) -> None:
+    Image.new("I;16", (4, 4), 32_896).save(tmp_path / "grey.png")
+    data, note = embedded(tmp_path, "grey.png")
+    assert note is None and data is not None
+    with Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))) as shown:
+        assert shown.mode == "RGB" and shown.getpixel((1, 1)) == (128, 128, 128)
 
 
 @pytest.fixture(scope="module")

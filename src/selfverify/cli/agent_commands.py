@@ -127,39 +127,6 @@ def serve(settings: EnvironmentServing) -> None:
     asyncio.run(serve_until_told(settings, say, _known()))
 
 
-@app.command()
-def mcp(
-    environment: Annotated[
-        str, typer.Argument(help="A name that is known here, or name=package.module:factory.")
-    ],
-    task: Annotated[
-        str | None, typer.Option(help="The task, as JSON; without it the client names one to `begin`.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="With --task: decides whatever is random.")] = 0,
-) -> None:
-    """Serve one environment as tools of the Model Context Protocol, on standard input and output.
-
-    Examples:
-
-    - `selfverify agent mcp phone --task '{"template": "clock-add"}' --seed 3`
-    """
-    import asyncio
-    import logging
-
-    from selfverify.core.errors import ConfigError, DataError
-    from selfverify.remote.environments.mcp_stdio import serve_stdio
-    from selfverify.remote.environments.serve_environments import find_environment
-    from selfverify.remote.environments.wire import decode_object
-
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    _, factory = find_environment(environment, _known())
-    try:
-        asked = None if task is None else (decode_object(task), seed)
-    except DataError as error:
-        raise ConfigError(f"--task: {error}") from None
-    asyncio.run(serve_stdio(factory, asked))
-
-
 def _known() -> dict[str, Factory]:
     """The environments that have a name here."""
     from selfverify.agents.phone.phone_environment import PhoneEnvironment

@@ -154,7 +154,7 @@ def export(
     """Write stored samples as trajectories that other programs read, with their images as files.
 
     Of a run, the samples of after training are exported. Called again, the command goes on where it was
-    stopped. `selfverify report FOLDER` shows what it wrote, and trajectories of other agents in this format.
+    stopped.
 
     Examples:
 

@@ -13,7 +13,7 @@ from selfverify.planner.plan_settings import PlanSettings
 def plan(
     recipe: RecipeName, settings: PlanSettings, overrides: Overrides = None, as_json: Json = False
 ) -> None:
-    """Say what a recipe needs before it is run: memory per GPU, tokens, time per step.
+    """Say what a recipe needs before it is run: memory per GPU, tokens, operations.
 
     The command reads the model's configuration, tokenizer and image processor, never its weights. It needs
     no GPU.

@@ -7,7 +7,6 @@ their own.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from selfverify.core.errors import DataError
 from selfverify.core.files import read_regular
-from selfverify.data.images import file_inside
 
 VERSION = "ATIF-v1.8"
 """The version that is written."""
 _VERSIONS = re.compile(r"ATIF-v1\.\d+")
-_MARK = re.compile(rb'"schema_version"\s*:\s*"ATIF-')
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class _Object(BaseModel):
@@ -155,48 +151,6 @@ def read_atif(path: Path) -> AtifTrajectory:
         fault = error.errors()[0]
         place = ".".join(str(part) for part in fault["loc"])
         raise DataError(f"{path}: {f'{place}: ' if place else ''}{fault['msg']}") from None
-
-
-def find_atif(folder: Path) -> list[Path]:
-    """Return the files of trajectories in a folder and the folders in it, by name.
-
-    A file is one if its name ends in ``.json`` and its ``schema_version`` is one of ATIF. One that is damaged
-    counts, so that reading it says so. A link to what lies elsewhere is left out: a page about the folder is
-    sent around.
-    """
-    inside = folder.resolve()
-    return sorted(
-        path
-        for path in folder.rglob("*.json")
-        if path.is_file() and path.resolve().is_relative_to(inside) and _is_trajectory(path)
-    )
-
-
-def _is_trajectory(path: Path) -> bool:
-    content = read_regular(path)
-    if _MARK.search(content) is None:
-        return False
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return True
-    # Others may quote a trajectory.
-    return isinstance(value, dict) and str(value.get("schema_version")).startswith("ATIF-")
-
-
-def local_image(file: Path, path: str) -> Path:
-    """Return the file of an image that a trajectory shows.
-
-    Args:
-        file: The trajectory's file.
-        path: `AtifSource.path`.
-
-    Raises:
-        DataError: It is an address, which is never fetched, or lies outside the trajectory's folder.
-    """
-    if _REMOTE.match(path):
-        raise DataError(f"image {path[:80]} is not in a file, and nothing is fetched")
-    return file_inside(file.parent, path)
 
 
 def images_of(content: Content | None) -> Iterator[AtifSource]:

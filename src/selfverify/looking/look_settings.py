@@ -19,8 +19,7 @@ class ToolModels(Settings):
     """Models behind the tools: folders or hub ids, loaded when a tool is first called."""
 
     detector: str | None = None
-    """With --look: what `grounding` and `visual_search` find things with (GroundingDINO, OWL-ViT). By default
-    the packaged YOLOv3-tiny, where it is installed, which knows COCO's 80 words only."""
+    """With --look: what `grounding` and `visual_search` find things with (GroundingDINO, OWL-ViT)."""
 
     depth_model: str | None = None
     """With --look: what `depth` measures with (Depth Anything, DPT)."""

@@ -9,9 +9,8 @@ from selfverify.core.errors import ConfigError
 from selfverify.looking.look_settings import LookSettings, ToolModels
 from selfverify.looking.tools.caption import ImageCaptioner
 from selfverify.looking.tools.cropping import Crop, ZoomIn
-from selfverify.looking.tools.darknet import DarknetDetector
 from selfverify.looking.tools.depth import Depth
-from selfverify.looking.tools.finding import Detector, GroundingTool, VisualSearch
+from selfverify.looking.tools.finding import GroundingTool, VisualSearch
 from selfverify.looking.tools.grabcut import GrabCut
 from selfverify.looking.tools.hub_models import missing_model
 from selfverify.looking.tools.ocr import Ocr
@@ -39,8 +38,8 @@ def all_tools(models: ToolModels, seconds: float = 60.0) -> list[VisualTool[Any]
     if models.tool_server is not None:
         here = models.model_copy(update={"tool_server": None})
         return behind_server(all_tools(here), models.tool_server, 0.95 * seconds)
-    device, named = models.tool_device, models.detector
-    detector: Detector = DarknetDetector() if named is None else ZeroShotDetector(named, device=device)
+    device = models.tool_device
+    detector = ZeroShotDetector(models.detector, device=device)
     sam = models.segment_model
     return [
         Crop(),

@@ -27,7 +27,6 @@ class MeasuredPass:
         shared: Whether prompts are shared in the passes that learn.
         steps: The number of decoding steps; 0 when nothing is sampled.
         step_flops: The operations of the decoding step half way.
-        cache_bytes: The bytes of keys and values that this decoding step reads.
         passes: The number of micro-batches that are forwarded and backwarded.
         apart: Whether channels keep gradients of their own.
     """
@@ -38,10 +37,19 @@ class MeasuredPass:
     shared: bool
     steps: int = 0
     step_flops: int = 0
-    cache_bytes: int = 0
     passes: int = 0
     apart: bool = False
     _kept: list[Tensor] = field(default_factory=list)
+
+    @property
+    def flops(self) -> dict[str, float]:
+        """The operations of each phase in one step, on one GPU; decoding apart from its prompts' pass."""
+        found: dict[str, float] = {}
+        for name, span in self.phases.items():
+            found["prefill" if name == "sampling" else name] = span.flops
+            if name == "sampling":
+                found["decoding"] = self.steps * self.step_flops
+        return {name: flops for name, flops in found.items() if flops}
 
     @property
     def reply_pixels(self) -> int:

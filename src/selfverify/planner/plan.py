@@ -12,7 +12,6 @@ from rich.text import Text
 
 from selfverify.core.sampling_settings import VLLMSettings
 from selfverify.experiments.recipe import Recipe
-from selfverify.planner.compute import Phase, times
 from selfverify.planner.hardware import Hardware, hardware
 from selfverify.planner.measure import measure
 from selfverify.planner.measured import MeasuredPass
@@ -40,29 +39,19 @@ class Plan:
     hardware: Hardware
     measured: MeasuredPass
     memory: Memory
-    phases: list[Phase]
-
-    @property
-    def seconds(self) -> float:
-        """The estimated seconds per step."""
-        return sum(phase.seconds for phase in self.phases)
+    flops: dict[str, float]
 
     @property
     def assumptions(self) -> list[str]:
         """What the figures rest on, for people."""
-        settings = self.settings
-        peak = self.hardware.peak_tflops(self.measured.parameters.dtype_bytes)
         by_vllm = self.recipe.sampling.engine == "vllm"
         return [
             self.measured.shapes.stated,
             *(["sampling by vLLM is not in the plan but for its share of the memory"] if by_vllm else []),
-            f"compute at {settings.utilisation:.0%} of {peak:.4g} TFLOP/s, decoding reads at "
-            f"{settings.bandwidth_utilisation:.0%} of {self.hardware.bandwidth_gb_s:.4g} GB/s, "
-            "communication at full speed without overlap; rewards and image preprocessing are not in it",
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything in bytes, operations and seconds; tokens are those of all GPUs."""
+        """Return everything in bytes and operations; tokens are those of all GPUs."""
         p, shapes = self.measured.parameters, self.measured.shapes
         return {
             "recipe": self.recipe.name,
@@ -87,13 +76,7 @@ class Plan:
                 "limit": self.memory.limit,
                 "fits": self.memory.fits,
             },
-            "time": {
-                "phases": {phase.name: phase.seconds for phase in self.phases},
-                "flops": {phase.name: phase.flops for phase in self.phases if phase.flops},
-                "seconds": self.seconds,
-                "utilisation": self.settings.utilisation,
-                "bandwidth_utilisation": self.settings.bandwidth_utilisation,
-            },
+            "flops": self.flops,
             "assumptions": self.assumptions,
             "verdict": self.memory.verdict,
         }
@@ -111,14 +94,14 @@ class Plan:
         for phase, held in self.memory.phases.items():
             sizes = [*(held.get(item, 0) for item in items), sum(held.values())]
             memory.add_row(phase, *(_gb(size) for size in sizes))
-        clock = Table("phase", "TFLOP per GPU", "seconds", title="time per step, estimated", box=box.SIMPLE)
-        for work in self.phases:
-            clock.add_row(work.name, f"{work.flops / 1e12:.4g}" if work.flops else "", f"{work.seconds:.3g}")
-        clock.add_section()
-        clock.add_row("sum", "", f"{self.seconds:.3g}")
+        work = Table("phase", "TFLOP per GPU", title="operations per step", box=box.SIMPLE)
+        for phase, flops in self.flops.items():
+            work.add_row(phase, f"{flops / 1e12:.4g}")
+        work.add_section()
+        work.add_row("sum", f"{sum(self.flops.values()) / 1e12:.4g}")
         rests = Text("\n".join(f"- {line}" for line in self.assumptions), "dim")
         verdict = Text(self.memory.verdict, "bold green" if self.memory.fits else "bold red")
-        return Group(facts, memory, clock, rests, verdict)
+        return Group(facts, memory, work, rests, verdict)
 
     def _facts(self) -> list[tuple[str, str]]:
         p, shapes = self.measured.parameters, self.measured.shapes
@@ -166,4 +149,4 @@ def make_plan(recipe: Recipe, settings: PlanSettings) -> Plan:
     device = hardware(settings.gpu)
     measured = measure(recipe, device.device, -(-recipe.learner.groups_per_step // settings.gpus), settings)
     memory = memory_of(measured, settings, device, _vllm_share(recipe))
-    return Plan(recipe, settings, device, measured, memory, times(measured, settings, device))
+    return Plan(recipe, settings, device, measured, memory, measured.flops)

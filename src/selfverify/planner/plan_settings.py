@@ -1,4 +1,4 @@
-"""The settings of `selfverify plan`: the hardware, the lengths, and how fast the hardware gets."""
+"""The settings of `selfverify plan`: the hardware and the lengths."""
 
 from __future__ import annotations
 
@@ -38,9 +38,3 @@ class PlanSettings(Settings):
 
     reply_image_tokens: int | None = Field(None, ge=1)
     """The tokens of one image in each of these replies."""
-
-    utilisation: float = Field(0.4, ge=0.01, le=1.0)
-    """The share of its peak speed at which the GPU is expected to compute."""
-
-    bandwidth_utilisation: float = Field(0.6, ge=0.01, le=1.0)
-    """The share of the memory's peak bandwidth that decoding is expected to reach."""

@@ -74,10 +74,7 @@ def converse(policy: Policy, measured: MeasuredPass, meter: Meter, voice: Voice)
         # When rows have ended, the caches are copied without them: here without a fifth of the rows.
         layout.select(torch.arange(b), torch.arange(max(g * 4 // 5, 1)).expand(b, -1))
     span.flops = flops
-    prompt = sum(x.nbytes for pair in prefilled.prompt_keys.values() for x in pair)
-    own = sum(x.nbytes // x.shape[3] for pair in layout.own_keys.values() for x in pair) * total
     measured.steps, measured.step_flops = talk.turns * talk.said, one.flops
-    measured.cache_bytes = prompt + own // 2
 
 
 def _growing(turns: int, said: int, heard: int, first: int = 0) -> Iterator[int]:

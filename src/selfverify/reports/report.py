@@ -21,7 +21,6 @@ from selfverify.reports.agent_gallery import agent_gallery, has_agents
 from selfverify.reports.film_strip import Drawings, Pictures
 from selfverify.reports.gallery import KINDS, gallery
 from selfverify.reports.run_data import STAGES, RunData, load_run
-from selfverify.reports.trajectories import MOST_SHOWN, trajectory_cards
 from selfverify.reports.wording import (
     STAGE_TITLES,
     comparison,
@@ -41,7 +40,6 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
     ``metrics.jsonl`` (one object per training step), ``samples-before.jsonl`` and ``samples-after.jsonl``
     (`selfverify.evaluation.store`), and ``gallery/problems.json`` (a list of ``{"id", "question", "target",
     "image"}``, images relative to it). A part whose file is missing is left out, with a line that says so.
-    A folder that holds trajectories in ATIF instead, of any agent, is shown as film strips.
 
     Args:
         run_dirs: One folder, or several, which are then shown side by side.
@@ -83,8 +81,6 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                     "scored": any(of.get("score_mean") is not None for of in run.summaries.values()),
                     "turn_categories": turn_categories(run),
                     "gallery": [] if has_agents(run) else gallery(run),
-                    "trajectories": trajectory_cards(run.path, run.trajectories, drawings),
-                    "more": max(len(run.trajectories) - MOST_SHOWN, 0),
                     "times": talk_times(run),
                     "settings": [
                         (name, _plain(value)) for name, value in sorted(flatten(run.settings).items())
@@ -94,9 +90,8 @@ def write_report(run_dirs: Sequence[str | Path] | str | Path, out: str | Path) -
                 }
                 for run in runs
             ],
-            measured=any(not run.trajectories for run in runs),
             agent_cards=agents,
-            agents_only=all(has_agents(run) or run.trajectories for run in runs),
+            agents_only=all(has_agents(run) for run in runs),
             drawn=list(drawings.known.values()),
             comparison=comparison(runs) if len(runs) > 1 else [],
             small="small" if len(runs) == 1 else "",

@@ -15,13 +15,10 @@ from selfverify.core.errors import DataError
 from selfverify.core.events import EVENTS_FILE, read_events, story
 from selfverify.core.files import read_regular
 from selfverify.core.journal import read_rows
-from selfverify.data.atif import find_atif
-from selfverify.evaluation.atif_samples import read_exported
-from selfverify.evaluation.metrics import HEADLINE, by_problem, paired_difference, summarise
+from selfverify.evaluation.metrics import HEADLINE, paired_difference, summarise
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.evaluation.talk_figures import mean_time
 from selfverify.reports.figures import Line
-from selfverify.rollouts.atif_steps import EXPORT_FILE, SHOWN_IMAGES
 
 STAGES = ("before", "after")
 """When samples were drawn: before and after training."""
@@ -125,7 +122,6 @@ class RunData:
             also if the model was never trained.
         talk_times: Mean seconds of a conversation by phase (`selfverify.evaluation.talk_figures.mean_time`),
             by stage.
-        trajectories: Files of trajectories in ATIF, which are all that the folder holds.
         missing: A sentence for each part of a report that cannot be shown, by section.
         colour: The name of its colour in charts (`selfverify.reports.figures.PALETTE`).
     """
@@ -144,7 +140,6 @@ class RunData:
     problems: list[dict[str, Any]] = field(default_factory=list)
     measured_only: bool = False
     talk_times: dict[str, dict[str, float]] = field(default_factory=dict)
-    trajectories: list[Path] = field(default_factory=list)
     missing: dict[str, list[str]] = field(default_factory=dict)
     colour: str = "best"
 
@@ -197,8 +192,6 @@ def load_run(path: Path) -> RunData:
     """
     if not path.is_dir():
         raise DataError(f"{path} is not the folder of a run")
-    if (path / EXPORT_FILE).is_file():
-        return _load_exported(path)
     run = RunData(path.resolve().name, path, path / "gallery")
     stored = read_metrics(path)
     run.settings = stored.get("settings") or {}
@@ -232,7 +225,10 @@ def load_run(path: Path) -> RunData:
     run.happened = story(read_events(path / EVENTS_FILE))
     run.problems = read_entries(path / "gallery")
     if not (stored or run.samples or run.steps or run.happened or run.problems):
-        return _load_trajectories(path)
+        raise DataError(
+            f"{path} holds nothing to report: no metrics.json, no samples and no metrics.jsonl; name the "
+            "folder of a run or of an evaluation"
+        )
     if not run.problems:
         run.leave_out("gallery", "gallery/problems.json is missing, so no problems are shown.")
     return run
@@ -251,32 +247,6 @@ def read_metrics(path: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = read_json(path / "metrics.json", _Metrics) or {}
     return found
-
-
-def _load_exported(path: Path) -> RunData:
-    """Read samples of ours that were exported as trajectories, as the evaluation that they come from."""
-    exported = read_exported(path)
-    samples = [sample for _, sample in exported]
-    if not samples or len({len(rows) for rows in by_problem(samples).values()}) > 1:
-        # Logged rollouts; or an export that was limited in the middle of a problem.
-        return _load_trajectories(path)
-    run = RunData(path.resolve().name, path, path / SHOWN_IMAGES, measured_only=True)
-    run.settings, run.samples["after"] = exported[0][0].settings, samples
-    run.summaries["after"] = summarise(samples)
-    unknown = {"question": "", "target": "not known", "image": None}
-    entries = {sample.problem: about.entry or unknown for about, sample in exported}
-    run.problems = [entry | {"id": problem} for problem, entry in entries.items()]
-    return run
-
-
-def _load_trajectories(path: Path) -> RunData:
-    files = find_atif(path)
-    if not files:
-        raise DataError(
-            f"{path} holds nothing to report: no metrics.json, no samples, no metrics.jsonl and no "
-            "trajectories in ATIF; name the folder of a run or of an evaluation"
-        )
-    return RunData(path.resolve().name, path, path, trajectories=files)
 
 
 def read_entries(gallery: Path) -> list[dict[str, Any]]:

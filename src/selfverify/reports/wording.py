@@ -155,10 +155,6 @@ def total(run: RunData) -> int | None:
 
 def sentence(run: RunData) -> str:
     """Return what happened in one sentence with figures."""
-    if run.trajectories:
-        count = len(run.trajectories)
-        some = "1 trajectory" if count == 1 else f"{count} trajectories"
-        return f"{some} in the Agent Trajectory Interchange Format (ATIF)."
     if run.stopping is not None:
         return _stopping_sentence(run)
     stage = "after" if "after" in run.summaries else "before"

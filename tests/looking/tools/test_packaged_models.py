@@ -1,16 +1,13 @@
-"""OCR, segmentation and detection with what packages carry: real models, no network."""
+"""OCR and segmentation with what packages carry, and what tools do with findings: no network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from selfverify.looking.tools.darknet import DarknetDetector
 from selfverify.looking.tools.finding import (
     Detection,
     Detector,
@@ -24,16 +21,14 @@ from selfverify.looking.tools.marking import boxes_drawn
 from selfverify.looking.tools.ocr import Ocr, OcrArguments
 from selfverify.looking.tools.pictures import Gallery, space_named
 from selfverify.looking.tools.segment import ImageSegment, SegmentArguments
+from selfverify.looking.tools.zero_shot import ZeroShotDetector
 from selfverify.tasks.tools import ToolError
 
-DARKNET = DarknetDetector()
-PORTRAIT = Path(matplotlib.__file__).parent / "mpl-data" / "sample_data" / "grace_hopper.jpg"
 
-
-def gallery(image: Image.Image | Path) -> Gallery:
+def gallery(image: Image.Image) -> Gallery:
     """A gallery of one image, with places in thousandths."""
     seen = Gallery(space=space_named("thousandths"))
-    seen.begin("p", [Image.open(image) if isinstance(image, Path) else image])
+    seen.begin("p", [image])
     return seen
 
 
@@ -82,20 +77,6 @@ def test_grabcut() -> None:
         tool.run(SegmentArguments(image_index=1, bounding_boxes=[[0, 0, 1000, 1000]]), seen)
 
 
-@pytest.mark.skipif(bool(DARKNET.missing()), reason=DARKNET.missing())
-def test_packaged_detector() -> None:
-    """It finds the tie in a portrait, knows plurals, and says what it cannot look for."""
-    seen = gallery(PORTRAIT)
-    tool = GroundingTool(DARKNET)
-    found = tool.run(tool.arguments.model_validate({"image_index": 1, "text": ["ties", "zebra"]}), seen)
-    told = found.text.splitlines()
-    assert told[0] == "Not found in image 1: zebra." and told[1].startswith("1: ties at [")
-    x1, y1, x2, y2 = box_at_end(told[1].rsplit(",", 1)[0])
-    assert 380 < x1 < 450 and 640 < y1 < 740 and 540 < x2 < 620 and 840 < y2 < 940
-    with pytest.raises(ToolError, match="knows 80 kinds of things, and 'red cup' is none of them: person,"):
-        DARKNET.find([], ["red cup"])
-
-
 class Spots(Detector):
     """Finds white spots, as boxes around all that is white."""
 
@@ -139,8 +120,6 @@ def test_distinct() -> None:
     assert distinct([half, other, apart, whole]) == [whole, other, apart]
 
 
-def test_no_detector_says_how_to_get_one(tmp_path: Path) -> None:
-    """A folder without the files names what is missing."""
-    if DarknetDetector(tmp_path).missing().startswith("OpenCV"):
-        pytest.skip("OpenCV is not installed")
-    assert DarknetDetector(tmp_path).missing() == f"{tmp_path} has no file *.cfg"
+def test_no_detector_says_how_to_get_one() -> None:
+    """Without a detector the tool says which setting names one."""
+    assert GroundingTool(ZeroShotDetector(None)).missing() == "no model is named: detector"

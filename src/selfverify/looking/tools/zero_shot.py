@@ -18,12 +18,12 @@ class ZeroShotDetector(Detector):
     """transformers' pipeline ``zero-shot-object-detection``.
 
     Args:
-        model: A folder or a hub id.
+        model: A folder or a hub id; None is none.
         least: The lowest score that counts.
         device: Where it runs.
     """
 
-    def __init__(self, model: str, least: float = 0.3, device: str = "cpu") -> None:
+    def __init__(self, model: str | None, least: float = 0.3, device: str = "cpu") -> None:
         self.model, self.least, self.device = model, least, device
 
     def missing(self) -> str:
@@ -36,6 +36,7 @@ class ZeroShotDetector(Detector):
         return ask([(image, tuple(phrases)) for image in images])
 
     def _load(self) -> Callable[[list[Question]], list[list[Detection]]]:
+        assert self.model is not None, "`missing` has said so"
         finder = pipeline_of("zero-shot-object-detection", self.model, self.device)
 
         def find(questions: list[Question]) -> list[list[Detection]]:
