@@ -19,12 +19,14 @@ from typing import Any
 from selfverify.core.atomic_files import write_json
 from selfverify.core.problem import Problem
 from selfverify.evaluation.held_out import HeldOut
+from selfverify.evaluation.metrics import SampleTable, statistics
 from selfverify.evaluation.rule_scores import with_rule_scores
+from selfverify.evaluation.statistics import draws, on_all
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.matrix_scores import judge_samples
 from selfverify.experiments.recipe import load_recipe
 from selfverify.experiments.registry import make_task
-from selfverify.experiments.study.results import MeasuredRun, measure_samples, pooled
+from selfverify.experiments.study.results import MeasuredRun, pooled
 from selfverify.policy.policy import Policy
 from selfverify.tasks.base import Task
 from selfverify.verifiers.by_policy import Judge
@@ -32,6 +34,7 @@ from selfverify.verifiers.by_policy import Judge
 COLUMNS = {
     "written AUC": ("sampled", "within_problem_auc"),
     "soft AUC": ("soft", "within_problem_auc"),
+    "written AUC where the text rule passes": ("passing", "within_problem_auc"),
     "best@8 by written": ("sampled", "best@8"),
     "vote@8 by written": ("sampled", "weighted@8"),
     "majority@8": ("sampled", "majority@8"),
@@ -70,8 +73,24 @@ class Reader:
 
 
 def _named(sample: StoredSample, judged: float | None) -> dict[str, float]:
-    likelihood = None if sample.logprob is None else math.exp(sample.logprob)
-    return {k: v for k, v in {"logprob": likelihood, "start": judged}.items() if v is not None}
+    found = {
+        "logprob": None if sample.logprob is None else math.exp(sample.logprob),
+        "start": judged,
+        "passing": sample.scores.get("sampled") if sample.scores.get("text_rule") == 1 else None,
+    }
+    return {name: score for name, score in found.items() if score is not None}
+
+
+def measured(samples: Sequence[StoredSample], problems: Sequence[str], reading: str) -> MeasuredRun:
+    """Return what is shown of a reading of scores, on all problems and on every draw of them."""
+    shown = {metric for _, metric in COLUMNS.values()}
+    found = statistics(SampleTable.from_samples(samples, problems, headline=reading))
+    kept = {name: found[name] for name in shown & found.keys()}
+    return MeasuredRun(
+        {name: on_all(statistic, len(problems)) for name, statistic in kept.items()},
+        {name: draws(statistic, len(problems)) for name, statistic in kept.items()},
+        len(problems),
+    )
 
 
 def runs_of(folder: Path) -> Iterator[tuple[str, int, Path]]:
@@ -94,15 +113,15 @@ def main() -> None:
     recipe = load_recipe(str(folder / "before" / "recipe.yaml"), [])
     task = make_task(recipe.task.name, **recipe.task.options)
     held_out = HeldOut(task, recipe.evaluation)
-    problems = {p.id: p for p in held_out.make(range(held_out.total)).values()}
-    reader = Reader(task, problems, Policy.load(asked.start, device="cpu") if asked.start else None)
-    readings = ["sampled", "soft", *(v for v in VERIFIERS.values() if asked.start or v != "start")]
+    made = {p.id: p for p in held_out.make(range(held_out.total)).values()}
+    problems = list(made)
+    reader = Reader(task, made, Policy.load(asked.start, device="cpu") if asked.start else None)
+    readings = ["sampled", "soft", "passing", *(v for v in VERIFIERS.values() if asked.start or v != "start")]
     arms: dict[str, dict[str, dict[int, MeasuredRun]]] = {}
     for arm, seed, file in [("before", 0, folder / "before" / "samples.jsonl"), *runs_of(folder)]:
         samples = reader.read(file)
         for reading in readings:
-            measured = measure_samples(samples, list(problems), headline=reading)
-            arms.setdefault(arm, {}).setdefault(reading, {})[seed] = measured
+            arms.setdefault(arm, {}).setdefault(reading, {})[seed] = measured(samples, problems, reading)
     values = {arm: {r: pooled(by_seed) for r, by_seed in of.items()} for arm, of in arms.items()}
     print(f"{len(problems)} problems x 8\n\n| arm | seeds | {' | '.join(COLUMNS)} |")
     print(f"|---|---|{'---|' * len(COLUMNS)}")
