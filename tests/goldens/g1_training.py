@@ -40,10 +40,10 @@ RUNS: dict[str, list[str]] = {
 
 
 def run(tree: Tree) -> None:
-    """Train every run of `RUNS`, each in a process of its own."""
+    """Train every run of `RUNS`, one after another in this process."""
     for name, words in RUNS.items():
         folder = tree.scratch / name
-        tree.run("train", *words, f"output={folder}")
+        tree.inline("train", *words, f"output={folder}")
         store_run(tree, name, folder)
 
 
