@@ -1,4 +1,6 @@
-"""g2: stores of samples and metrics of evaluations: eight answers, agents on the phone, looks with undo and probe."""
+"""g2: stores of samples and metrics of evaluations: eight answers, agents on the phone, looks with undo.
+
+Probes are in g14, where the conversations are held that epsilon is fitted on."""
 
 from __future__ import annotations
 
@@ -24,10 +26,6 @@ EVALUATIONS: dict[str, list[str]] = {
         "episode.reply_threads=2",
     ],
     "far": ["grpo-digits-far", "evaluation.problems=8", "evaluation.samples=2", "evaluation.temperature=1"],
-    "far with probes": [
-        "grpo-digits-far", "task.answer_each_step=true", "task.step_price=0", "evaluation.problems=6",
-        "evaluation.samples=2", "evaluation.temperature=1",
-    ],
     "far with undo": [
         "grpo-digits-far", "task.stop=after:1", "task.on_stop=skip", "evaluation.problems=6",
         "evaluation.samples=2", "evaluation.temperature=1",

@@ -19,16 +19,17 @@ from goldens.tree import Tree
 
 Body = dict[str, Any]
 CHANGING = re.compile(r'"(id|created|request_id|system_fingerprint)": ?("[^"]*"|\d+)')
-TOKENS = 24
+TOKENS = 32
 
 
-def picture(tree: Tree) -> dict[str, Any]:
-    """Return the image of the first test problem as requests carry it."""
-    task = tree.get("selfverify.experiments.registry:make_task")("digits-pick")
+def shown(tree: Tree, task: str) -> tuple[Any, str]:
+    """Return the image of a task's first test problem as requests carry it, and the problem's text."""
+    problem = tree.get("selfverify.experiments.registry:make_task")(task).problem("test", 0, 0)
     buffer = io.BytesIO()
-    task.problem("test", 0, 0).images[0].save(buffer, "PNG")
+    problem.images[0].save(buffer, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    text = next(part["text"] for part in problem.messages[-1]["content"] if part["type"] == "text")
+    return {"type": "image_url", "image_url": {"url": url}}, text
 
 
 def asked(model: str, text: str, *images: Any, **more: Any) -> Body:
@@ -37,9 +38,8 @@ def asked(model: str, text: str, *images: Any, **more: Any) -> Body:
     return {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": TOKENS, **more}
 
 
-def requests_of(model: str, image: Any) -> list[Body]:
+def requests_of(model: str, image: Any, pick: str) -> list[Body]:
     """Return the requests of every way of answering."""
-    pick = "Pick 3 of the digits shown that add up to 13."
     plain = [
         {"seed": 1},
         {"seed": 2, "temperature": 0},
@@ -78,23 +78,24 @@ def requests_of(model: str, image: Any) -> list[Body]:
 
 def run(tree: Tree) -> None:
     """Ask an own model, one that looks again, and the fake server behind a gateway."""
-    image = picture(tree)
+    image, pick = shown(tree, "digits-pick")
     with served(tree, "--model", "builtin:digits", "-n", "4") as url:
         name = requests.get(f"{url}/models", timeout=60).json()["data"][0]["id"]
-        for number, body in enumerate(requests_of(name, image)):
+        for number, body in enumerate(requests_of(name, image, pick)):
             ask(tree, f"own {number}", url, "chat/completions", body)
-        for number, verifier in enumerate((None, "soft", "greedy", "judge")):
+        for number, verifier in enumerate((None, "soft", "judge")):
             answers = ["<think>.</think><answer>1 2 3</answer>", "<think>.</think><answer>4 5 6</answer>"]
-            question = asked(name, "Pick 3 of the digits shown that add up to 13.", image)
+            question = asked(name, pick, image)
             body = {"model": name, "messages": question["messages"], "answer": answers}
             body |= {} if verifier is None else {"verifier": verifier}
             ask(tree, f"verify {number}", url, "verify", body)
     looking = ["--look", "--tool", "crop", "--max-steps", "3"]
     with served(tree, "--model", "builtin:looking", *looking, "-n", "2") as url:
         name = requests.get(f"{url}/models", timeout=60).json()["data"][0]["id"]
+        image, pick = shown(tree, "digits-far")
         for number, look in enumerate(({}, {"max_steps": 1}, {"stop": "after:1"}, {"max_visual_tokens": 80})):
             for best_of in (False, {"n": 2, "samples": True}):
-                body = asked(name, "Which digit is marked?", image, seed=40, look=look, best_of=best_of)
+                body = asked(name, pick, image, seed=40, look=look, best_of=best_of)
                 ask(tree, f"look {number} {best_of is not False}", url, "chat/completions", body)
     behind_a_server(tree, image)
 
