@@ -106,7 +106,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = (asked.keep or Path(made)).resolve()
         with checkout(settings["before"], Path(made) / "before") as before:
-            trees: dict[Side, Path] = {"before": before, "after": before if asked.same else asked.after.resolve()}
+            trees: dict[Side, Path] = {
+                "before": before,
+                "after": before if asked.same else asked.after.resolve(),
+            }
             for golden in asked.goldens or goldens:
                 began = time.monotonic()
                 found = compare(golden, trees, folder, settings["timeout"])

@@ -34,7 +34,10 @@ def run(tree: Tree) -> None:
     """Compute all families in all ways."""
     torch.set_num_threads(1)
     families = tree.get("benchmarks.families")
-    user_turn, problem = tree.get("selfverify.tasks.base:user_turn"), tree.get("selfverify.core.problem:Problem")
+    user_turn, problem = (
+        tree.get("selfverify.tasks.base:user_turn"),
+        tree.get("selfverify.core.problem:Problem"),
+    )
     problems = [
         problem("one", user_turn("Which digits are shown here?"), [picture(1, 48, 40)]),
         problem("none", user_turn("Say 7.", images=0)),

@@ -13,7 +13,17 @@ TARGETS = [
     r"\pi", "1.5e3", "30°", "5 cm", "1:2", "2:30", "(1, 2)", "[0, 1)", r"\{1,2,3\}", "Yes", "blue", "1, 2, 3",
     r"2\sqrt{3}", "10^6", "-0.5", "1½", "3 + 4i", r"\infty", "12:05 pm", "100",
 ]  # fmt: skip
-FORMS = ["{}", " {}\n", r"\boxed{{{}}}", "${}$", "**{}**", "The answer is {}.", "{} or 43", "not {}", "x = {}"]
+FORMS = [
+    "{}",
+    " {}\n",
+    r"\boxed{{{}}}",
+    "${}$",
+    "**{}**",
+    "The answer is {}.",
+    "{} or 43",
+    "not {}",
+    "x = {}",
+]
 PIECES = [
     '{"name": "zoom", "arguments": {"box": [1, 2]}}', '{"name": "back", "arguments": {}}', "<tool_call>\n",
     "\n</tool_call>", "<think>", "</think>", "I look. ", "<function=zoom>", "<parameter=box>\n[1, 2]\n</parameter>",
@@ -69,7 +79,9 @@ def digits(tree: Tree, rng: random.Random) -> None:
         task = tree.get("selfverify.experiments.registry:make_task")(name)
         tree.attr(task, "use_space")(lambda size: (1000, 1000))
         for index in range(4):
-            drawn = [" ".join(str(rng.randrange(10)) for _ in range(rng.choice((1, 2, 3, 4)))) for _ in range(10)]
+            drawn = [
+                " ".join(str(rng.randrange(10)) for _ in range(rng.choice((1, 2, 3, 4)))) for _ in range(10)
+            ]
             boxes = [str([rng.randrange(500), rng.randrange(500), 400, 700]) for _ in range(4)]
             judge(tree, f"{name} {index}", task, index, [*drawn, *boxes, "", "7,8,9", "x"])
 
@@ -78,7 +90,9 @@ def places(tree: Tree, rng: random.Random) -> None:
     """Judge boxes and actions on phones."""
     rows = tree.get("tests.tasks.row_data")
     boxes = [[rng.randrange(1000) for _ in range(4)] for _ in range(30)] + [[200, 400, 600, 800]]
-    judge(tree, "grounding", rows.grounding(), 0, [*map(str, boxes), "[1, 2]", "here", "[[200, 400, 600, 800]]"])
+    judge(
+        tree, "grounding", rows.grounding(), 0, [*map(str, boxes), "[1, 2]", "here", "[[200, 400, 600, 800]]"]
+    )
     for number, wanted in enumerate(CLICKS[:-3]):
         task = rows.mobile(rows.mobile_row(action=wanted))
         calls = [{"name": "mobile_use", "arguments": call} for call in CLICKS]

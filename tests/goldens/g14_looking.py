@@ -55,7 +55,13 @@ def run(tree: Tree) -> None:
     tree.inline("train", RECIPE, *SMALL, *STOPPING, f"output={trained}")
     store_run(tree, "verifier", trained)
     store_files(tree, "verifier", trained)
-    compared = ["--verifier", str(trained / "model"), "--output", str(tree.scratch / "compared"), "--json"]
+    compared = [
+        "--verifier",
+        str(trained / "verifier" / "model"),
+        "--output",
+        str(tree.scratch / "compared"),
+        "--json",
+    ]
     small = ["evaluation.problems=6", "evaluation.samples=1"]
     told(tree, "compare", "looking compare", RECIPE, *compared, *small)
     store_files(tree, "compare", tree.scratch / "compared")
@@ -75,7 +81,7 @@ def store_files(tree: Tree, row: str, folder: Path) -> None:
             continue
         if path.suffix == ".jsonl":
             tree.jsonl(f"{row} {name}", path)
-        elif path.suffix == ".json" and "model" not in name.parts[:-1] or path.name == "stopping.json":
+        elif (path.suffix == ".json" and "model" not in name.parts[:-1]) or path.name == "stopping.json":
             tree.row(f"{row} {name}", content=json.loads(path.read_text(encoding="utf-8")))
     for path in sorted(folder.rglob("*.png")):
         tree.row(f"{row} {path.relative_to(folder)}", picture=Image.open(path))

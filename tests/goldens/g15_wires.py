@@ -56,7 +56,9 @@ def run(tree: Tree) -> None:
 
 def prompts(tree: Tree) -> None:
     """Store what agents and judges are told, in all variants, and the tools that they are shown."""
-    agent, judge = (tree.get(f"selfverify.agents.prompting:{name}") for name in ("agent_prompt", "judge_prompt"))
+    agent, judge = (
+        tree.get(f"selfverify.agents.prompting:{name}") for name in ("agent_prompt", "judge_prompt")
+    )
     hints = tree.get("selfverify.agents.prompting:hint_names")()
     worlds = ("phone", "browser", "tools")
     for source, react, first, world in itertools.product(
@@ -72,10 +74,15 @@ def prompts(tree: Tree) -> None:
 def judged(tree: Tree) -> None:
     """Store what a served model is asked as judge, and its votes."""
     servers: Any = tree.get("serving_servers")
-    opinion = "<Reasoning>Round 1 shows it.</Reasoning>\n<ValidEvidence>True</ValidEvidence>\n<Verdict>{}</Verdict>"
+    opinion = (
+        "<Reasoning>Round 1 shows it.</Reasoning>\n<ValidEvidence>True</ValidEvidence>\n<Verdict>{}</Verdict>"
+    )
     verdicts = itertools.cycle(("SUCCESS", "FAILURE", "PERHAPS"))
     observation = tree.get("selfverify.core.environment:Observation")
-    call, exhibit = tree.get("selfverify.core.environment:Call"), tree.get("selfverify.agents.exhibits:Exhibit")
+    call, exhibit = (
+        tree.get("selfverify.core.environment:Call"),
+        tree.get("selfverify.agents.exhibits:Exhibit"),
+    )
     seen = [observation(n, f"Alarm 7:3{n} ``` </Round>", [Image.new("RGB", (8, 8), n)]) for n in (1, 2)]
     submission = tree.get("selfverify.agents.exhibits:Submission")(
         "Done: 7:30.", [exhibit(call("tap", {"id": "ALARM"}), one) for one in seen]
@@ -176,7 +183,7 @@ async def client(tree: Tree, helpers: Any, stack: AsyncExitStack, sent: list[str
     call = tree.get("selfverify.core.environment:Call")
     await environment.open()
     await environment.reset({"goal": 3, "é": [1, 2.5, None]}, seed=4)
-    await tree.attr(environment, "act")(call("add", {"number": 2, "words": "a\n\"b\""}))
+    await tree.attr(environment, "act")(call("add", {"number": 2, "words": 'a\n"b"'}))
     await environment.state()
 
 

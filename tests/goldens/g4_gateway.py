@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import requests
-from PIL import Image
 
 from goldens.tree import Tree
 

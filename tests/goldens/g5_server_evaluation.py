@@ -15,9 +15,7 @@ STEP = json.dumps(
      "action": {"image_index": 1, "bounding_box": [0, 0, 500, 500]}}
 )  # fmt: skip
 CALL = '<tool_call>\n{"name": "tap", "arguments": {"id": "ALARM"}}\n</tool_call>'
-SUBMIT = (
-    '<tool_call>\n{"name": "submit", "arguments": {"message": "Done.", "evidence": [1]}}\n</tool_call>'
-)
+SUBMIT = '<tool_call>\n{"name": "submit", "arguments": {"message": "Done.", "evidence": [1]}}\n</tool_call>'
 
 
 def answers(body: Body, number: int) -> str:

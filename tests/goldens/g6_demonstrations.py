@@ -58,4 +58,3 @@ def store(
             tree.row(f"{name} {group.problem.id} {number}", trajectory=trajectory)
         valid = torch.ones(len(group.trajectories), dtype=torch.bool)
         tree.row(f"{name} {group.problem.id} credits", credits=made_method.credit(group, valid))
-
