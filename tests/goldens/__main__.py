@@ -1,4 +1,4 @@
-"""Compare the commit before the redesign with the working tree: `make goldens`, `make goldens GOLDENS="g1 g6"`.
+"""Compare the commit before the redesign with the working tree: `make goldens GOLDENS="g1 g6"`, or all.
 
 Both trees run each golden on this machine, side by side, each on one thread. What they store is compared
 value by value, and the first difference of each golden is printed. The exit status is 1 if anything differs.

@@ -92,7 +92,7 @@ def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
         for n, action in enumerate(ACTIONS)
     ]  # fmt: skip
     talk = {"id": "c", "messages": SAID, "tools": TOOLS}
-    shared = {"conversations": [{"from": "human", "value": "<image>Tap it."}, {"from": "gpt", "value": "Ok."}],
+    shared = {"conversations": [{"from": "human", "value": "<image>Tap."}, {"from": "gpt", "value": "Ok."}],
               "images": ["red.png"], "system": "Be short."}  # fmt: skip
     (folder / "shared.json").write_text(json.dumps([shared]))
     v_star = folder / "vstar" / "direct_attributes"
@@ -102,6 +102,7 @@ def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
     for number in range(3):
         (v_star / f"sa_{number}.jpg").write_bytes(png(number, 56, 42))
         (v_star / f"sa_{number}.json").write_text(json.dumps(about))
+    talks = lines(folder / "talks.jsonl", [talk, {**talk, "id": "d", "taught": "last"}])
     control = helpers.write_android_control(folder / "android_control-0", [helpers.android_episode()])
     return {
         "jsonl": (lines(folder / "questions.jsonl", QUESTIONS), None, "math"),
@@ -119,7 +120,7 @@ def files(tree: Tree, folder: Path) -> dict[str, tuple[Path, str | None, str]]:
         "gui-odyssey": (helpers.write_odyssey(folder / "odyssey"), "gui-odyssey", "mobile"),
         "verl": (parquet(folder / "verl.parquet", [talk]), "verl", "conversations"),
         "sharegpt": (folder / "shared.json", "sharegpt", "conversations"),
-        "talks": (lines(folder / "talks.jsonl", [talk, {**talk, "id": "d", "taught": "last"}]), None, "conversations"),
+        "talks": (talks, None, "conversations"),
         "pairs": (lines(folder / "pairs.jsonl", [PAIR]), None, "pairs"),
     }  # fmt: skip
 

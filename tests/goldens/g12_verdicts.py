@@ -1,4 +1,4 @@
-"""g12: verdicts and vote keys of 2,000 answers, and what is read in 200 texts: tags, scores and tool calls."""
+"""g12: verdicts and vote keys of 2,000 answers, and what is read in 200 texts: tags and tool calls."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ FORMS = [
 ]
 PIECES = [
     '{"name": "zoom", "arguments": {"box": [1, 2]}}', '{"name": "back", "arguments": {}}', "<tool_call>\n",
-    "\n</tool_call>", "<think>", "</think>", "I look. ", "<function=zoom>", "<parameter=box>\n[1, 2]\n</parameter>",
+    "\n</tool_call>", "<think>", "</think>", "I look. ", "<function=zoom>",
+    "<parameter=box>\n[1, 2]\n</parameter>",
     "</function>", "```json\n", "\n```", '{"name": "zoom", "parameters": {"label": "7"}}', "[", "]", ", ",
-    '{"name": "zoom", "arguments": "{\\"box\\": 1}"}', "<answer>", "5", "</answer>", "<score>", "0.7", "</score>",
+    '{"name": "zoom", "arguments": "{\\"box\\": 1}"}', "<answer>", "5", "</answer>",
+    "<score>", "0.7", "</score>",
     '{"action_name": "crop", "action": {"image_index": 1}}', "é", '{"name": 3}', "NaN",
 ]  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "zoom", "parameters": {"type": "object", "properties": {
@@ -36,8 +38,10 @@ TOOL = {"type": "function", "function": {"name": "zoom", "parameters": {"type": 
 CLICKS = [
     {"action": "click", "coordinate": [500, 500]}, {"action": "click", "coordinate": [10, 900]},
     {"action": "long_press", "coordinate": [500, 500]}, {"action": "type", "text": "Alarm"},
-    {"action": "swipe", "coordinate": [500, 800], "coordinate2": [500, 200]}, {"action": "open", "text": "clock"},
-    {"action": "system_button", "button": "Back"}, {"action": "wait"}, {"action": "terminate", "status": "success"},
+    {"action": "swipe", "coordinate": [500, 800], "coordinate2": [500, 200]},
+    {"action": "open", "text": "clock"},
+    {"action": "system_button", "button": "Back"}, {"action": "wait"},
+    {"action": "terminate", "status": "success"},
     {"action": "click"}, {"action": "fly"}, "nothing",
 ]  # fmt: skip
 

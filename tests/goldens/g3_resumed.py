@@ -1,4 +1,4 @@
-"""g3: a run that is killed at a random moment and resumed, and one that replays a log, end with the same bits."""
+"""g3: a run that is killed at a random moment and resumed, and one that replays a log, end the same."""
 
 from __future__ import annotations
 

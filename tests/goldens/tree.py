@@ -1,8 +1,8 @@
 """One of the two trees that are compared: its names, its commands, and what a golden stores of it.
 
-Goldens speak in the names of the commit before the redesign. On the working tree `renames.yaml` (keys, values,
-recipes, commands) and `names.yaml` (modules, classes, attributes) say what these are called there, and what is
-stored is named as before, so that both stores can be compared row by row.
+Goldens speak in the names of the commit before the redesign. On the working tree `renames.yaml` (keys,
+values, recipes, commands) and `names.yaml` (modules, classes, attributes) say what these are called there,
+and what is stored is named as before, so that both stores can be compared row by row.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Tree:
     # Commands.
 
     def settings(self, words: Iterable[str]) -> list[str]:
-        """Rename the words of a command line: the recipe, and keys, values and inner keys of ``key=value``."""
+        """Rename the words of a command line: recipes, and keys, values and inner keys of ``key=value``."""
         renamed = []
         for word in words:
             key, equals, value = word.partition("=")
@@ -263,7 +263,7 @@ class Tree:
         return text
 
     def plain(self, value: Any) -> Any:
-        """Make a value plain JSON: objects by their fields under old names, images and long bytes as digests."""
+        """Make a value plain JSON: objects by fields under old names, images and long bytes as digests."""
         if isinstance(value, Enum):
             return self.plain(value.value)
         if value is None or isinstance(value, bool | int):
