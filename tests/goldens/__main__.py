@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from goldens.compare import Allowed, first_difference
@@ -78,13 +78,18 @@ def compare(golden: str, trees: dict[Side, Path], folder: Path, limit: float) ->
         named["after"] = "before"  # by the names of the tree before, twice
     running = {side: start(golden, named[side], root, stores[side]) for side, root in trees.items()}
     failed = []
-    for side, process in running.items():
-        try:
-            if process.wait(limit):
-                failed.append(f"{side}: {(stores[side] / 'log').read_text(errors='replace')[-3000:]}")
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            failed.append(f"{side}: not done after {limit:g} s")
+    try:
+        for side, process in running.items():
+            try:
+                if process.wait(limit):
+                    failed.append(f"{side}: {(stores[side] / 'log').read_text(errors='replace')[-3000:]}")
+            except subprocess.TimeoutExpired:
+                failed.append(f"{side}: not done after {limit:g} s")
+    finally:
+        for process in running.values():
+            with suppress(ProcessLookupError):  # what it has started is in its group, too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if failed:
         return f"{golden} failed\n" + "\n".join(failed)
     found = first_difference(golden, stores["before"], stores["after"], Allowed.read())
@@ -102,6 +107,7 @@ def main() -> int:
     asked = parser.parse_args()
     if unknown := [name for name in asked.goldens if name not in goldens]:
         parser.error(f"there is no golden {' '.join(unknown)}; there are {' '.join(goldens)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
     settings, differing = read_yaml(HERE / "settings.yaml"), []
     with tempfile.TemporaryDirectory() as made:
         folder = (asked.keep or Path(made)).resolve()

@@ -43,7 +43,7 @@ EVALUATIONS: dict[str, tuple[Any, list[str]]] = {
         answers, ["adapo-digits", "evaluation.samples=2", "evaluation.second_turn=Check the answer."]
     ),
     "far": (looks, ["grpo-digits-far", "evaluation.samples=2"]),
-    "phone": (acts, ["smartsnap-phone", "evaluation.samples=2", "task.react=true", "task.calls=template"]),
+    "phone": (acts, ["smartsnap-phone", "evaluation.samples=2", "task.react=true", "task.calls=tagged"]),
 }  # fmt: skip
 
 
