@@ -113,7 +113,7 @@ def read_rows(folder: Path) -> dict[str, dict[str, Any]]:
     """
     with (folder / "rows.jsonl").open(encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines]
-    return {record.pop("id"): flat(record) for record in records}
+    return {record["id"]: flat(record["values"]) for record in records}
 
 
 def shown(row: Mapping[str, Any], key: str) -> str:

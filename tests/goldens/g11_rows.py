@@ -134,7 +134,7 @@ def run(tree: Tree) -> None:
     for name, (path, form, task_name) in files(tree, folder).items():
         rows = open_rows(path, format=form, images=folder)
         for number, row in enumerate(rows):
-            tree.row(f"{name} row {number}", **{"_" + k: opened(v) for k, v in row.items()})
+            tree.row(f"{name} row {number}", **{k: opened(v) for k, v in row.items()})
         tree.row(f"{name} bad", bad=[str(bad) for bad in rows.bad], format=rows.format)
         file = {"path": str(path), "images": str(folder)} | ({} if form is None else {"format": form})
         task = make_task(task_name, **{split: dict(file) for split in ("train", "test")})

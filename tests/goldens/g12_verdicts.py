@@ -74,7 +74,7 @@ def judge(tree: Tree, row: str, task: Any, index: int, texts: list[str]) -> None
     for number, text in enumerate(texts):
         tagged = parse(f"{thought}<{tag}>{text}</{tag}><score>0.5</score>", task.tags)
         found[f"{number} {text}"] = task.verdict(problem, tagged)
-    tree.row(row, **{f"_{text}": verdict for text, verdict in found.items()})
+    tree.row(row, **found)
 
 
 def digits(tree: Tree, rng: random.Random) -> None:

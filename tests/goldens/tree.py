@@ -190,7 +190,7 @@ class Tree:
             for name in rooms:
                 inside = inside.setdefault(name, {})
             inside[last] = list(value) if isinstance(value, tuple) else self.names.value(whole, value)
-        return found.get(room, {})
+        return found.get(self.names.key(room), {})
 
     def words(self, command: str, *words: str) -> list[str]:
         """Return the words behind the interpreter for a command by its old name."""
@@ -226,7 +226,7 @@ class Tree:
 
     # What is stored.
 
-    def row(self, row: str, **values: Any) -> None:
+    def row(self, row: str, /, **values: Any) -> None:
         """Store a row; its values are made plain, and named as before.
 
         Raises:
@@ -234,7 +234,7 @@ class Tree:
         """
         if row in self._rows:
             raise ValueError(f"two rows {row}")
-        self._rows[row] = {"id": row} | {key: self.plain(value) for key, value in values.items()}
+        self._rows[row] = {"id": row, "values": {key: self.plain(value) for key, value in values.items()}}
 
     def tensor(self, name: str, value: Any) -> None:
         """Store a tensor."""
@@ -248,7 +248,7 @@ class Tree:
             record = json.loads(line)
             if not isinstance(record, dict):
                 record = {"line": record}
-            self.row(f"{row} {number}", **{"_" + k: v for k, v in record.items() if k not in without})
+            self.row(f"{row} {number}", **{k: v for k, v in record.items() if k not in without})
 
     def write(self) -> None:
         """Write what is stored."""
