@@ -16,6 +16,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ from safetensors.torch import save_file
 HERE = Path(__file__).parent
 Side = Literal["before", "after"]
 ANY = "*"
+PORT = re.compile(r"\b127\.0\.0\.1:\d{4,5}\b")
 LONG = 2000
 """Bytes are stored as they are up to this length; of longer ones the digest is."""
 
@@ -260,7 +262,7 @@ class Tree:
         """Return a text without what depends on where this tree is."""
         for path, word in ((self.scratch, "SCRATCH"), (self.folder, "FOLDER"), (self.root, "ROOT")):
             text = text.replace(str(path), word)
-        return text
+        return PORT.sub("127.0.0.1:PORT", text)
 
     def plain(self, value: Any) -> Any:
         """Make a value plain JSON: objects by fields under old names, images and long bytes as digests."""
