@@ -49,14 +49,14 @@ def run(tree: Tree) -> None:
 
 
 def kill(tree: Tree, folder: Path, rng: random.Random, *words: str) -> None:
-    """Start a run, and kill it some time after its first step."""
+    """Start a run, and kill it some time after its first checkpoint."""
     call = [sys.executable, *tree.words("train", *words)]
     process = subprocess.Popen(
         call, cwd=tree.root, env=os.environ.copy(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 200
+    checkpoints, deadline = folder / "checkpoints", time.monotonic() + 600
     while process.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.stat().st_size:
+        if any("partial" not in path.name for path in checkpoints.glob("checkpoint-*")):
             time.sleep(rng.uniform(0.0, 1.0))
             break
         time.sleep(0.005)
