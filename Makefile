@@ -12,7 +12,7 @@ DECLARED := pyproject.toml constraints.txt
 
 ALL ?= lint docs browser test slow vllm quickstart smartsnap
 
-.PHONY: quickstart smartsnap test slow vllm docs browser lint format clean all
+.PHONY: quickstart smartsnap test slow goldens vllm docs browser lint format clean all
 
 quickstart: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart
@@ -27,6 +27,10 @@ test: $(VENV)/.stamp-test $(VENV)/.stamp-js
 
 slow: $(VENV)/.stamp-test $(VENV)/.stamp-js $(VENV)/.stamp-docs
 	$(BIN)/python -m pytest -q -m slow
+
+# Compares the commit before the redesign with the working tree, value by value: `make goldens GOLDENS="g1 g6"`.
+goldens: $(VENV)/.stamp-test
+	PYTHONPATH=tests $(BIN)/python -m goldens $(GOLDENS)
 
 # What takes a real vLLM, here its build for CPUs, in an environment of its own: it needs an older transformers.
 vllm: $(VLLM)/.stamp

@@ -1,0 +1,109 @@
+"""g14: VTS-V from conversations to ε on ten problems, and what every visual tool shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from goldens.g1_training import SMALL, store_run
+from goldens.tree import Tree
+
+RECIPE = "looking-digits"
+STOPPING = ["stopping.problems=10", "stopping.samples=2", "learner.steps=2", "policy.device=cpu"]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("crop", {"image_index": 1, "bounding_box": [100, 100, 500, 600]}),
+    ("crop", {"image_index": 1, "bounding_box": [0, 0, 9]}),
+    ("crop", {"image_index": 7, "bounding_box": [0, 0, 9, 9]}),
+    ("zoom_in", {"image_index": 1, "bounding_box": [250, 100, 350, 900]}),
+    ("overlay", {"background_image_index": 1, "overlay_image_index": 2, "overlay_proportion": 0.25}),
+    ("ocr", {"image_index": 1}),
+    ("segment", {"image_index": 2, "bounding_boxes": [[300, 200, 700, 800]]}),
+    ("grounding", {"image_index": 1, "text": ["tie"]}),
+    ("visual_search", {"image_index": 1, "objects": ["tie"]}),
+    ("depth", {"image_index": 1}),
+    ("caption", {"image_index": 1}),
+    ("similarity", {"image_index": 1, "text": "a tie", "other_images": [2]}),
+    ("terminate", {"final_response": "7"}),
+    ("dance", {}),
+]
+"""Tools with arguments; those that are not there on this machine say so."""
+
+
+def run(tree: Tree) -> None:
+    """Collect, branch, pair, export, train the verifier and fit its ε; then call tools."""
+    folder = tree.scratch / "looks"
+    where = [str(folder), "--json"]
+    expert, own = tree.scratch / "expert", ["--own", "--max-tokens", "32"]
+    collect = ["--problems", "10", "--json", "--output"]
+    told(tree, "collect expert", "looking collect", RECIPE, "--expert", *collect, str(expert))
+    told(tree, "collect own", "looking collect", RECIPE, *own, *collect, str(folder), "--samples", "2")
+    for way in ("branched", "hurried"):
+        branch = [*where, *own, "--way", way, "--most", "4"]
+        told(tree, f"branch {way}", "looking branch", RECIPE, *branch)
+    told(tree, "sets", "looking sets", *where, "--pairs", "wrong+wasteful", "--any-length")
+    for form in ("trl", "llama-factory"):
+        output = tree.scratch / form
+        told(tree, f"export {form}", "looking export", *where, "--to", form, "--output", str(output))
+        store_files(tree, form, output)
+    store_files(tree, "own", folder)
+    store_files(tree, "expert", expert)
+    trained = tree.scratch / "run"
+    tree.inline("train", RECIPE, *SMALL, *STOPPING, f"output={trained}")
+    store_run(tree, "verifier", trained)
+    store_files(tree, "verifier", trained)
+    compared = [
+        "--verifier",
+        str(trained / "verifier" / "model"),
+        "--output",
+        str(tree.scratch / "compared"),
+        "--json",
+    ]
+    small = ["evaluation.problems=6", "evaluation.samples=1"]
+    told(tree, "compare", "looking compare", RECIPE, *compared, *small)
+    store_files(tree, "compare", tree.scratch / "compared")
+    tools(tree)
+
+
+def told(tree: Tree, row: str, command: str, *words: str) -> None:
+    """Run a command, and store the JSON that it prints."""
+    tree.row(row, printed=json.loads(tree.inline(command, *words)))
+
+
+def store_files(tree: Tree, row: str, folder: Path) -> None:
+    """Store files of JSON, and the names and digests of images."""
+    for path in sorted(folder.rglob("*.json*")):
+        name = path.relative_to(folder)
+        if path.name in ("timing.jsonl", "events.jsonl", "metrics.jsonl") or name.parts[0] == "checkpoints":
+            continue
+        if path.suffix == ".jsonl":
+            tree.jsonl(f"{row} {name}", path)
+        elif (path.suffix == ".json" and "model" not in name.parts[:-1]) or path.name == "stopping.json":
+            tree.row(f"{row} {name}", content=json.loads(path.read_text(encoding="utf-8")))
+    for path in sorted(folder.rglob("*.png")):
+        tree.row(f"{row} {path.relative_to(folder)}", picture=Image.open(path))
+
+
+def tools(tree: Tree) -> None:
+    """Call each tool on a drawn page and a disc."""
+    page = Image.new("RGB", (220, 160), "white")
+    ImageDraw.Draw(page).text((60, 80), "Total: 1,234", fill="black", font=ImageFont.load_default(size=22))
+    disc = Image.new("RGB", (300, 200), (30, 90, 40))
+    ImageDraw.Draw(disc).ellipse((100, 50, 199, 149), fill=(220, 60, 50))
+    settings = tree.get("selfverify.looking.look_settings:LookSettings")()
+    box = tree.get("selfverify.looking.make_toolbox:make_toolbox")(settings)
+    tree.row("tools", schemas=box.schemas())
+    space = tree.get("selfverify.looking.tools.pictures:space_named")("thousandths")
+    for number, (name, arguments) in enumerate(CALLS):
+        seen = tree.get("selfverify.looking.tools.pictures:Gallery")(space=space)
+        seen.begin("p", [page, disc])
+        np.random.seed(0)
+        try:
+            found = box.run(box.chosen(name, arguments), seen)
+        except Exception as error:
+            tree.row(f"tool {number} {name}", refused=str(error))
+        else:
+            tree.row(f"tool {number} {name}", text=found.text, images=found.images)
