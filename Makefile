@@ -8,7 +8,8 @@ VENV ?= .venv
 VLLM ?= .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-DECLARED := pyproject.toml constraints.txt
+DISTRIBUTIONS := $(wildcard environments/*)
+DECLARED := pyproject.toml constraints.txt $(DISTRIBUTIONS:=/pyproject.toml)
 
 ALL ?= lint docs browser test slow vllm quickstart smartsnap
 
@@ -87,7 +88,7 @@ $(VENV)/.stamp-core: $(DECLARED) $(VENV)/.stamp-torch
 	@touch $@
 
 $(VENV)/.stamp-test: $(DECLARED) $(VENV)/.stamp-core
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test]' $(addprefix -e ./,$(DISTRIBUTIONS))
 	@touch $@
 
 # The gateway is also tested with OpenAI's JavaScript client, where there is npm to install it.

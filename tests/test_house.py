@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "selfverify"
+MORE = sorted(SOURCE.parents[1].glob("environments/*/selfverify_*"))
+"""The distributions beside the package."""
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the package, with its path."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield str(path.relative_to(SOURCE)), ast.parse(path.read_text(encoding="utf-8"))
+    """Every module of the package and of the distributions beside it, with its path."""
+    for folder in (SOURCE, *MORE):
+        for path in sorted(folder.rglob("*.py")):
+            yield str(path.relative_to(folder)), ast.parse(path.read_text(encoding="utf-8"))
 
 
 def members(tree: ast.Module) -> Iterator[str]:

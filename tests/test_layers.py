@@ -200,3 +200,16 @@ def test_one_name_one_thing(kind: type[ast.ClassDef] | None) -> None:
             if isinstance(node, kind):
                 homes.setdefault(node.name, []).append(name)
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_the_package_does_not_know_its_distributions() -> None:
+    """What stands in ``environments/`` imports the library, never the other way round."""
+    known = [path.name for path in SOURCE.parents[1].glob("environments/*/selfverify_*")]
+    assert known
+    wrong = [
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in SOURCE.rglob("*.py")
+        for name in known
+        if re.search(rf"\b{name}\b", path.read_text(encoding="utf-8"))
+    ]
+    assert wrong == []

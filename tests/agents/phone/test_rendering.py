@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests import browser
 
 from selfverify.agents.phone.apps import APPS, switch_on
 from selfverify.agents.phone.contents.hostile import TEXTS
@@ -24,6 +23,7 @@ from selfverify.agents.phone.rendering.writing import terse, xml
 from selfverify.agents.phone.system.device import Phone
 from selfverify.agents.phone.system.glass import HEIGHT, WIDTH
 from selfverify.agents.phone.templates import TEMPLATES
+from tests import browser
 
 SOME = [next(name for name, template in TEMPLATES.items() if template.app == app) for app in list(APPS)[1:]]
 

@@ -6,16 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from gymnasium import spaces
 
 from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
 from selfverify.core.errors import ConfigError, DataError
-from selfverify.remote.environments.gymnasium_spaces import Misfit, plain, schema_of, shown, value_of
 from selfverify.remote.environments.own_thread import OwnThread
-
-try:
-    from gymnasium import spaces
-except ImportError as error:
-    raise ConfigError(f"Gymnasium's environments need it: pip install gymnasium ({error})") from None
+from selfverify_gymnasium.spaces import Misfit, plain, schema_of, shown, value_of
 
 T = TypeVar("T")
 

@@ -9,17 +9,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from selfverify.core.environment import Call, EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
-
-gymnasium = pytest.importorskip("gymnasium")
-spaces = gymnasium.spaces
-
-from selfverify.remote.environments.gymnasium_environment import GymnasiumEnvironment  # noqa: E402
-from selfverify.remote.environments.gymnasium_spaces import Misfit, plain, schema_of, shown, value_of  # noqa: E402
+from selfverify_gymnasium import GymnasiumEnvironment
+from selfverify_gymnasium.spaces import Misfit, plain, schema_of, shown, value_of
 
 RGB = np.zeros((4, 6, 3), np.uint8)
 

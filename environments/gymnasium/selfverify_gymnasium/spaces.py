@@ -7,15 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from PIL import Image
 from pydantic_core import to_json
 
 from selfverify.core.errors import ConfigError
-
-try:
-    from gymnasium import spaces
-except ImportError as error:
-    raise ConfigError(f"Gymnasium's environments need it: pip install gymnasium ({error})") from None
 
 LONGEST_ARRAY = 4096
 """Numbers of an array that are shown in full."""
