@@ -16,7 +16,6 @@ from tests.agents.told import Told
 
 from selfverify.agents import background
 from selfverify.agents.agent_episode import AgentEpisode
-from selfverify.agents.browser.chromium_phone import ChromiumPhone
 from selfverify.agents.lent import Lender
 from selfverify.agents.tasks.phone_agents import PhoneAgents, PhoneAgentsConfig
 from selfverify.core.environment import Environment
@@ -26,7 +25,6 @@ from selfverify.remote.environments.environment_pool import PoolSettings
 from selfverify.remote.environments.process_source import ProcessSource
 from selfverify.remote.environments.remote_environment import RemoteEnvironment
 from selfverify.remote.environments.sources import Source
-from terse_phone import OPTIONS
 
 GIVEN = {"text": "terse", "agent": {"first_screen": "given"}, "prompt": "task", "react": False}
 
@@ -36,29 +34,23 @@ class Experts(PhoneAgents):
 
     Args:
         sources: Where phones come from.
-        pages: From which problem on the phone is a page in Chromium.
         limits: Of conversations.
     """
 
-    def __init__(self, sources: Callable[[], Sequence[Source]], pages: int, limits: EpisodeLimits) -> None:
+    def __init__(self, sources: Callable[[], Sequence[Source]], limits: EpisodeLimits) -> None:
         super().__init__(PhoneAgentsConfig.model_validate(GIVEN))
         self.lender = Lender(sources, PoolSettings(wait_s=120.0, check_s=0.5, close_s=5.0))
-        self.pages, self.limits = pages, limits
-        self.open_pages: list[ChromiumPhone] = []
+        self.limits = limits
 
     def open(self, problem: Problem, seed: int) -> Any:
         inner = super().open(problem, seed)
         assert isinstance(inner, AgentEpisode)
-        inner.make = self._page if int(problem.id.split("/")[-1]) >= self.pages else self._phone
+        inner.make = self._phone
         turns = self.demonstrate_turns(problem, np.random.default_rng(0))
         return Told(inner, [turn.text for turn in turns])
 
     def _phone(self) -> Environment:
         return self.lender.lend(self.tools())
-
-    def _page(self) -> Environment:
-        self.open_pages.append(ChromiumPhone(OPTIONS))
-        return self.open_pages[-1]
 
 
 class Vandal:
@@ -68,8 +60,7 @@ class Vandal:
         task: Whose environments are broken.
         sources: Processes that may be killed.
         harms: What is done, in this order, again and again: ``server`` kills a process, ``connection`` cuts
-            one, ``crash`` lets a page crash, ``page`` closes one with its profile, ``browser`` ends the
-            browser, once.
+            one.
         pause_s: The mean time between two harms.
         seed: Draws moments and victims.
         kills: How many processes are killed at most.
@@ -128,28 +119,3 @@ class Vandal:
         if known:
             await self.rng.choice(known)._http.close()  # type: ignore[union-attr]
         return bool(known)
-
-    async def crash(self) -> bool:
-        page = self._page()
-        if page is not None:
-            page.set_default_timeout(1000)
-            with suppress(Exception):
-                await page.goto("chrome://crash", timeout=1000)
-        return page is not None
-
-    async def page(self) -> bool:
-        page = self._page()
-        if page is not None:
-            await page.context.close()
-        return page is not None
-
-    async def browser(self) -> bool:
-        page = None if self.done["browser"] else self._page()
-        if page is not None:
-            await page.context.browser.close()
-        return page is not None
-
-    def _page(self) -> Any:
-        """An open page, if there is any."""
-        pages = [p._tab._page for p in self.task.open_pages if not p._lost and p._tab._page is not None]
-        return self.rng.choice(pages) if pages else None

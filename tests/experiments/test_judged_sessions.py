@@ -77,20 +77,6 @@ def test_stored_sessions_are_played_again(
     )
 
 
-def test_sessions_in_chromium_are_played_again_without_it(
-    tmp_path: Path,
-    sampled: tuple[PhoneAgents, list[Problem], list[list[StoredSample]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("selfverify.agents.tasks.phone_agents.missing", lambda: "there is no Chromium")
-    with pytest.raises(ConfigError, match=r"task phone: chromium=true: there is no Chromium"):
-        PhoneAgents(PhoneAgentsConfig(chromium=True))
-    task, problems, samples = sampled
-    options = task.config.model_dump(mode="json") | {"chromium": True}
-    folder = stored(tmp_path, task, problems, samples, task_options=options)
-    assert len(stored_sessions(folder).sessions) == 3
-
-
 def test_what_cannot_be_played_again_is_refused(
     tmp_path: Path, sampled: tuple[PhoneAgents, list[Problem], list[list[StoredSample]]]
 ) -> None:

@@ -93,8 +93,7 @@ def stored_sessions(source: Path) -> Sessions:
 def _phone_task(store: Path, settings: Mapping[str, Any]) -> PhoneAgents:
     if settings.get("task") != PhoneAgents.name:
         raise ConfigError(f"{store} is of task {settings.get('task')!r}; judges are tried on task phone only")
-    # The phone itself is played again, however it was shown.
-    options = {**(settings.get("task_options") or {}), "judge": {}, "chromium": False}
+    options = {**(settings.get("task_options") or {}), "judge": {}}
     try:
         return PhoneAgents(PhoneAgentsConfig.model_validate(options))
     except ValidationError as error:

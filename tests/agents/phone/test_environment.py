@@ -16,7 +16,6 @@ from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOpt
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.phone_tools import schemas
 from selfverify.agents.phone.playing import perform
-from selfverify.agents.phone.rendering.html import fragment
 from selfverify.agents.phone.system.device import HOME, Phone, Refused
 from selfverify.agents.phone.templates import TEMPLATES
 from selfverify.agents.screen_tools import Address, ScreenTools
@@ -103,7 +102,6 @@ def test_random_agents_break_nothing(hostile: bool) -> None:
             assert tree.tag == "screen"
             assert seen.text.count("\n") == len(tree) + 1
             if step % 5 == 0:
-                ElementTree.fromstring(fragment(phone.look(), phone.beneath()).replace("&nbsp;", " "))
                 everything = {tuple(fact) for fact in phone.facts()}
                 assert all(holds(phone, fact, everything) for fact in seen.info["facts"])
         for _ in range(40):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -16,14 +13,12 @@ from selfverify.agents.phone.contents.world import World
 from selfverify.agents.phone.expert import carry_out
 from selfverify.agents.phone.phone_tasks import make_task
 from selfverify.agents.phone.playing import perform
-from selfverify.agents.phone.rendering.html import html
 from selfverify.agents.phone.rendering.icons import ICONS
 from selfverify.agents.phone.rendering.picture import picture
 from selfverify.agents.phone.rendering.writing import terse, xml
 from selfverify.agents.phone.system.device import Phone
 from selfverify.agents.phone.system.glass import HEIGHT, WIDTH
 from selfverify.agents.phone.templates import TEMPLATES
-from tests import browser
 
 SOME = [next(name for name, template in TEMPLATES.items() if template.app == app) for app in list(APPS)[1:]]
 
@@ -77,34 +72,3 @@ def test_texts_that_deceive_stay_texts(text: str) -> None:
     written = xml(phone.look())
     assert written.count("\n") == 1 + len(phone.look().placed)
     assert "<tool_call>" not in written and "</observation>" not in written
-    assert "<script>" not in html(phone.look())
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    if reason := browser.missing():
-        pytest.skip(reason)
-    with browser.open_browser() as driver:
-        yield driver
-
-
-def boxes(driver: Any) -> dict[str, list[float]]:
-    """Where a browser puts the elements that have an id."""
-    script = (
-        "return JSON.stringify(Object.fromEntries([...document.querySelectorAll('[id]')].map(e => {"
-        "const b = e.getBoundingClientRect(); return [e.id, [b.left, b.top, b.right, b.bottom]]})))"
-    )
-    found: dict[str, list[float]] = json.loads(driver.execute_script(script))
-    return found
-
-
-@pytest.mark.parametrize("hostile", [False, True])
-def test_a_browser_puts_things_where_they_are(chromium: Any, tmp_path: Path, hostile: bool) -> None:
-    page = tmp_path / "page.html"
-    for name in SOME:
-        phone = list(phones(name, hostile))[-1]
-        look = phone.look()
-        page.write_text(html(look, phone.beneath(), phone.state["clock"]), encoding="utf-8")
-        chromium.get(page.as_uri())
-        assert boxes(chromium) == {widget.id: list(box) for widget, box in look.placed if widget.id}
-        assert not chromium.get_log("browser")

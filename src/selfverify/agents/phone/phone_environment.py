@@ -11,7 +11,6 @@ from selfverify.agents.phone.apps import APPS
 from selfverify.agents.phone.phone_tasks import PhoneTask, Start, free_phone, given_task, make_task
 from selfverify.agents.phone.phone_tools import schemas
 from selfverify.agents.phone.playing import perform
-from selfverify.agents.phone.rendering.html import html
 from selfverify.agents.phone.rendering.picture import picture
 from selfverify.agents.phone.rendering.writing import terse, xml
 from selfverify.agents.phone.system.device import HOME, Phone, Refused
@@ -133,11 +132,6 @@ class PhoneEnvironment(Environment):
     async def close(self) -> None:
         """See `Environment`."""
         self.phone = None
-
-    def html(self) -> str:
-        """The screen as a page of HTML."""
-        phone = self._open()
-        return html(phone.look(), phone.beneath(), phone.state["clock"])
 
     def _open(self) -> Phone:
         if self.phone is None:

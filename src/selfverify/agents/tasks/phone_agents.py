@@ -8,8 +8,6 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from selfverify.agents.browser.chromium import SHARING_A_BROWSER, missing
-from selfverify.agents.browser.chromium_phone import ChromiumPhone
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
 from selfverify.agents.phone.phone_splits import HELD_OUT_APPS, Unseen, templates_of
 from selfverify.agents.phone.phone_tasks import make_task
@@ -21,10 +19,9 @@ from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
 from selfverify.agents.tasks.phone_demonstrations import Teacher, demonstrated
 from selfverify.core.environment import Environment
-from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
-from selfverify.tasks.base import ShownTurn, TaskConfig
+from selfverify.tasks.base import ShownTurn
 
 LOOKING = frozenset({"get_current_xml"})
 """Tools that show the screen and do nothing."""
@@ -64,11 +61,6 @@ class PhoneAgentsConfig(AgentTaskConfig):
     )
     show: Literal["text", "png", "both"] = Field(
         "text", description="Screens in words, as pictures, or both."
-    )
-    chromium: bool = Field(
-        False,
-        description="Show the phone as pages in a real Chromium and touch it there; tasks, words and goals "
-        "stay the same, pictures are Chromium's.",
     )
     teacher: Teacher = Field(
         default_factory=Teacher, description="How well demonstrations choose their evidence."
@@ -116,11 +108,7 @@ class PhoneAgentsConfig(AgentTaskConfig):
 
 
 class PhoneAgents(AgentTask):
-    """Tasks on the phone that comes with this library, whose goals are known.
-
-    Raises:
-        ConfigError: The phone is to be shown in Chromium, which is not installed.
-    """
+    """Tasks on the phone that comes with this library, whose goals are known."""
 
     name = "phone"
     summary = "do something on a phone and prove it"
@@ -128,14 +116,6 @@ class PhoneAgents(AgentTask):
     config: PhoneAgentsConfig
     world = "phone"
     looking = LOOKING
-
-    def __init__(self, config: TaskConfig | None = None) -> None:
-        super().__init__(config)
-        if not self.config.chromium:
-            return
-        if lacking := missing():
-            raise ConfigError(f"task {self.name}: chromium=true: {lacking}")
-        self.limits = self.limits.model_copy(update=SHARING_A_BROWSER)
 
     def problem(self, split: Split, seed: int, index: int) -> Problem:
         """See `Task.problem`. Kinds of tasks take turns, in an order drawn anew each time round.
@@ -168,8 +148,7 @@ class PhoneAgents(AgentTask):
 
     def environment(self) -> Environment:
         """See `AgentTask.environment`."""
-        options = self.config.options
-        return ChromiumPhone(options) if self.config.chromium else PhoneEnvironment(options)
+        return PhoneEnvironment(self.config.options)
 
     def tools(self) -> Sequence[dict[str, Any]]:
         """See `AgentTask.tools`."""
