@@ -80,60 +80,7 @@ ASKED = st.builds(
 )
 
 CHAT = "chat/completions"
-ENDS = ("response.failed", "response.completed", "response.incomplete")
 PATHS = st.sampled_from([CHAT, CHAT, CHAT, "completions", "embeddings"])
-
-KINDS = (
-    "message", "function_call", "custom_tool_call", "function_call_output", "reasoning", "item_reference",
-    "input_text", "output_text", "input_image", "input_file", "refusal", "function", "custom", "json_schema",
-)  # fmt: skip
-
-
-@st.composite
-def values(draw: st.DrawFn) -> Any:
-    """Anything; this has a short name in messages."""
-    return draw(WORDS | ANYTHING)
-
-
-VALUE = values()
-TYPED = st.fixed_dictionaries(
-    {"type": st.sampled_from(KINDS) | SCALARS},
-    optional=dict.fromkeys(
-        ("text", "image_url", "file_data", "call_id", "name", "arguments", "output", "refusal"),
-        VALUE,
-    ),
-)
-ITEM = st.fixed_dictionaries(
-    {},
-    optional={
-        "type": st.sampled_from(KINDS),
-        "role": st.sampled_from(["user", "assistant", "developer"]) | SCALARS,
-        "content": WORDS | st.lists(TYPED, max_size=3) | VALUE,
-        **{name: WORDS | st.lists(TYPED, max_size=2) for name in ("call_id", "name", "arguments", "output")},
-    },
-)
-RESPONSE_FIELDS = st.fixed_dictionaries(
-    {},
-    optional={
-        "model": st.sampled_from(["m@plain", "m@bo2", "m@bo2,verifier=soft", "other"]) | SCALARS,
-        "input": st.lists(ITEM | SCALARS, max_size=4) | VALUE,
-        "stream": st.booleans() | SCALARS,
-        "instructions": SCALARS,
-        "best_of": BEST_OF | SCALARS,
-        "tools": st.lists(TYPED, max_size=2) | VALUE,
-        "tool_choice": TYPED | SCALARS,
-        "text": objects(TYPED | SCALARS, "format", "verbosity"),
-        "include": st.just(["message.output_text.logprobs"]) | VALUE,
-        "store": SCALARS,
-        "max_output_tokens": SCALARS,
-        "x": VALUE,
-    },
-)
-RESPONSES = st.builds(
-    lambda more: {"model": "m", "input": SECRET, **more},
-    st.fixed_dictionaries({"model": st.sampled_from(["m", "m@plain"]), "stream": st.booleans()})
-    | RESPONSE_FIELDS,
-)
 
 CALLS = st.lists(objects(ANYTHING, "index", "id", "type", "function", "custom") | SCALARS, max_size=3)
 ENTRIES = st.lists(objects(ANYTHING, "token", "logprob", "top_logprobs", "bytes") | SCALARS, max_size=3)
@@ -181,7 +128,7 @@ class Says:
         return web.Response(body=body, status=self.status, content_type="application/json")
 
 
-ASKED_AT = st.tuples(PATHS, ASKED) | st.tuples(st.just("responses"), RESPONSES)
+ASKED_AT = st.tuples(PATHS, ASKED)
 
 SAYS = st.builds(
     Says,
@@ -267,13 +214,8 @@ def check(target: Target, path: str, body: Any, says: Says) -> None:
             line[5:].strip() for event in events for line in event.split("\n") if line.startswith("data:")
         ]
         found = [strict(part) for part in data if part != "[DONE]"]
-        if path == "responses":
-            ends = [event for event in found if event["type"] in ENDS]
-            assert len(ends) == 1 and ends[0] is found[-1] and "[DONE]" not in data, text
-            errors = [{"error": event["response"]["error"]} for event in ends if event["type"] == ENDS[0]]
-        else:
-            errors = [chunk for chunk in found if set(chunk) == {"error"} and chunk["error"]]
-            assert len(errors) + data.count("[DONE]") == 1, text
+        errors = [chunk for chunk in found if set(chunk) == {"error"} and chunk["error"]]
+        assert len(errors) + data.count("[DONE]") == 1, text
     else:
         found = [strict(text)]
         is_answer = isinstance(found[0], dict) and ("choices" in found[0] or path != CHAT)

@@ -8,7 +8,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from selfverify.serving.callers import GRANT
 from selfverify.serving.completions import chunks, completion, figures, piece_of, progress
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import ROOM, Entrance, set_aside, told
-from selfverify.serving.field_names import KNOWN, refuse_misspelt
+from selfverify.serving.field_names import refuse_misspelt
 from selfverify.serving.foreseen import foreseen_of_choosing, foreseen_of_verifying
 from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
 from selfverify.serving.intake import FEW
@@ -40,7 +39,6 @@ from selfverify.serving.readiness import Readiness
 from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.request_images import Picture, take_images
 from selfverify.serving.request_record import RECORD
-from selfverify.serving.responding import Responding
 from selfverify.serving.selecting import Selection, check_abstaining, check_verifier, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.served_models import ServedModels
@@ -107,9 +105,6 @@ class Gateway:
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
         self.passing.add_to(app)
-        Responding(
-            self.backend, self._prepared, self._select, self._count, self.keep_alive_s, self.stall_s
-        ).add_to(app)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
@@ -169,12 +164,8 @@ class Gateway:
         raw: Mapping[str, Any],
         asked: ChatRequest,
         begun: float,
-        known: AbstractSet[str] = KNOWN,
     ) -> tuple[Ask, bool]:
-        """Return a request as the backend gets it, and whether one of several answers is chosen.
-
-        ``known`` are the names of fields that are not misspelt.
-        """
+        """Return a request as the backend gets it, and whether one of several answers is chosen."""
         model, chosen = best_of(asked, self.settings.best_of)
         self.served.check(model)
         self.served.check_fields(raw)
@@ -191,7 +182,7 @@ class Gateway:
         request[GRANT].ask(settings.n)
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         if chosen is not None:
-            refuse_misspelt(raw, known)
+            refuse_misspelt(raw)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
         passes = chosen is None and self.backend.passes_on() and ask.look is None
         await set_aside(request, partial(foreseen_of_choosing, self.backend, ask, passes))
