@@ -19,11 +19,10 @@ from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
 from serving_servers import Body, FakeUpstream, post, question, served
 
-CHAT, VERIFY, COMPLETIONS = "chat/completions", "verify", "completions"
+CHAT, VERIFY = "chat/completions", "verify"
 BASES: dict[str, Body] = {
     CHAT: question(),
     VERIFY: question(answer="7"),
-    COMPLETIONS: {"model": "m", "prompt": "7+2"},
 }
 TYPES: list[tuple[str, Body, str]] = [
     *[(CHAT, {"stream": value}, "stream") for value in ("yes", "true", "false", "", 1, 0, 1.0, [], {})],
@@ -44,8 +43,6 @@ TYPES: list[tuple[str, Body, str]] = [
     (CHAT, {"stop": 5}, "stop"),
     (VERIFY, {"verifier": 1}, "verifier"),
     (VERIFY, {"answer": 7}, "answer.str"),
-    *[(COMPLETIONS, {"stream": value}, "stream") for value in ("yes", 1)],
-    *[(COMPLETIONS, {name: "2"}, name) for name in ("n", "best_of", "max_tokens")],
 ]  # fmt: skip
 
 

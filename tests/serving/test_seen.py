@@ -87,7 +87,6 @@ def test_a_line_for_programs(caplog: pytest.LogCaptureFixture) -> None:
         "method": "POST",
         "path": "/v1/chat/completions",
         "status": 200,
-        "key": "186ef76e",  # sha256 of the key
         "model": "m",
         "candidates": 8,
         "stopped": "samples",

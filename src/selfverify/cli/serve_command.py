@@ -46,7 +46,7 @@ def serve(
     gateway = open_gateway(settings)
 
     def say(port: int) -> None:
-        name = settings.backend.model or ", ".join(server.url for server in settings.backend.servers)
+        name = settings.backend.model or settings.backend.upstream
         address = address_of(settings.listening.host, port)
         typer.echo(f"{address}/v1 serves {name}; Ctrl-C stops it", err=True)
 

@@ -28,12 +28,6 @@ class ServerSampler:
         self.client = client
         self.one_by_one = Lacking()
         """Models whose server ignored or refused ``n``."""
-        self._several = Lacking(after=1)
-        """Models of which several candidates came at once: they do not lack ``n``."""
-
-    def takes_n(self, model: str, separate: bool = False) -> bool:
-        """Whether a model was seen to give several candidates for one reading of its prompt."""
-        return not separate and model in self._several and model not in self.one_by_one
 
     async def draw(
         self,
@@ -175,10 +169,8 @@ class ServerSampler:
         """Remember how many came where several were asked for; ``whole``: none of them was left out."""
         if candidates > 1:
             self.one_by_one.has(model)
-            self._several.odd(model, sure=True)
         elif whole:
             self.one_by_one.odd(model)
-            self._several.has(model)
 
 
 def _seeded(body: Mapping[str, Any], place: int) -> dict[str, Any]:

@@ -40,14 +40,6 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     return found
 
 
-class Passed(NamedTuple):
-    """An answer as it came: its bytes, what they say, and the headers in which a server tells of its work."""
-
-    raw: bytes
-    reply: dict[str, Any]
-    headers: dict[str, str]
-
-
 class Event(NamedTuple):
     """A server-sent event: its data, and all its lines as they came."""
 

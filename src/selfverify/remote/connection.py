@@ -52,8 +52,6 @@ class ServerSettings:
         connections: The most connections that are open at once.
         most_bytes: The largest reply, in bytes.
         most_values: The most values of a reply, in lists and objects: see `json_size`.
-        name: What the server is called, where there are several.
-        models: The models that it is asked for, where there are several servers; None: those that it lists.
     """
 
     url: str
@@ -65,8 +63,6 @@ class ServerSettings:
     connections: int = 1024
     most_bytes: int = 64 * 2**20
     most_values: int = 2_000_000
-    name: str = "upstream-1"
-    models: tuple[str, ...] | None = None
 
 
 class Connection:
@@ -80,11 +76,6 @@ class Connection:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def name(self) -> str:
-        """What the server is called."""
-        return self.settings.name
 
     async def __aenter__(self) -> Self:
         settings = self.settings

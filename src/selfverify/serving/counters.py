@@ -42,13 +42,8 @@ class Metrics:
         self.cancelled = Counter("selfverify_cancelled", "Clients that left.", registry=registry)
         self.tokens = Counter("selfverify_tokens", "Tokens by kind.", ["kind"], registry=registry)
         self.upstream = Counter(
-            "selfverify_upstream_tries", "Calls to model servers by outcome.", ["upstream", "outcome"],
+            "selfverify_upstream_tries", "Calls to the model server by outcome.", ["outcome"],
             registry=registry,
-        )  # fmt: skip
-        self.again = Counter(
-            "selfverify_upstream_again",
-            "Calls sent again, by the server that failed, the one asked then, and whether both may charge.",
-            ["failed", "asked", "charged"], registry=registry,
         )  # fmt: skip
         self.batch = Histogram(
             "selfverify_batch_candidates", "Candidates sampled together by the own model.",

@@ -12,26 +12,22 @@ from aiohttp import web
 
 from selfverify.core.errors import ServerError
 from selfverify.remote.bearer_keys import Keys
-from selfverify.remote.in_turn import in_turn
-from selfverify.remote.origin import ORIGIN
+from selfverify.remote.origin import ORIGIN, Origin
 from selfverify.serving.api_errors import ApiError, api_error, error_response
-from selfverify.serving.callers import GRANT, Callers, Grant
 from selfverify.serving.counters import Metrics
-from selfverify.serving.foreseen import Foreseen
-from selfverify.serving.intake import FEW, Intake, Room
+from selfverify.serving.intake import Intake, Room
 from selfverify.serving.log_lines import FIELDS, where
 from selfverify.serving.page import PAGE_PATHS
 from selfverify.serving.request_record import RECORD, AnsweredModels, RequestRecord, request_id
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID
-from selfverify.serving.tracing import Tracing
 
 logger = logging.getLogger("selfverify.serving")
 
 ROOM = web.RequestKey("room", Room)
 """Where the body of a request is read."""
 
-OPEN_PATHS = PAGE_PATHS | {"/health", "/ready"}
+OPEN_PATHS = PAGE_PATHS | {"/health"}
 """The paths that need no key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -42,19 +38,14 @@ class Entrance:
 
     Args:
         settings: How requests are treated.
-        keys: The keys of those who may ask; without any, everybody may.
+        keys: The key of those who may ask; without one, everybody may.
         metrics: The counters.
-        tracing: Makes spans.
     """
 
-    def __init__(
-        self, settings: GatewaySettings, keys: Keys, metrics: Metrics, tracing: Tracing | None = None
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, keys: Keys, metrics: Metrics) -> None:
         self.settings = settings
-        self.tracing = tracing or Tracing()
         self.keys = keys
         self.metrics = metrics
-        self.callers = Callers(settings.keys, settings.rate_limit, settings.key_usage)
         self.intake = Intake(settings)
         self.models = AnsweredModels()
         self.in_flight = 0
@@ -65,18 +56,17 @@ class Entrance:
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through to its handler, if its caller may ask."""
         own_id = request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
-        record = request[RECORD] = self.tracing.record({"x-request-id": own_id})
+        record = request[RECORD] = RequestRecord(Origin({"x-request-id": own_id}))
         entered = ORIGIN.set(record.origin)
         self.in_flight += 1
         self.metrics.in_flight.set(self.in_flight)
         try:
-            with self.tracing.request(record, request.headers, request.method, _route(request)):
-                try:
-                    with self.intake.room() as request[ROOM]:
-                        response = await self._response(request, handler)
-                    record.status = response.status
-                finally:
-                    record.model = self.models.told(record.model, record.answered)
+            try:
+                with self.intake.room() as request[ROOM]:
+                    response = await self._response(request, handler)
+                record.status = response.status
+            finally:
+                record.model = self.models.told(record.model, record.answered)
             return response
         except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.cancelled.inc()
@@ -85,16 +75,12 @@ class Entrance:
             ORIGIN.reset(entered)
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
-            if GRANT in request:
-                request[GRANT].settle(record, left=record.status == 499)
             self._tell(request, record)
 
     async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
         """Put what every response says into its headers."""
         if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
             response.headers["x-request-id"] = request[REQUEST_ID]
-        if GRANT in request:
-            response.headers.update(request[GRANT].caller.headers())
 
     def _tell(self, request: web.Request, record: RequestRecord) -> None:
         """Count and log a request that is over."""
@@ -124,16 +110,11 @@ class Entrance:
             self._check_host(request.headers.get("Host"))
         if request.path in OPEN_PATHS:
             return
-        caller = request.remote or "unknown"
-        if self.keys:
-            name = self.keys.find(request.headers.get("Authorization"))
-            if name is None:
-                text = "a valid key is needed: Authorization: Bearer KEY"
-                raise ApiError(401, text, "invalid_api_key")
-            caller = request[RECORD].key = name
+        if self.keys and self.keys.find(request.headers.get("Authorization")) is None:
+            text = "a valid key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, text, "invalid_api_key")
         if not request.path.startswith("/v1/"):
             return
-        request[GRANT] = Grant(self.callers.find(caller))
         if self.in_flight > settings.max_in_flight:
             text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
             raise ApiError(503, text, "overloaded", retry_after=1.0)
@@ -144,17 +125,6 @@ class Entrance:
         if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
             text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
             raise ApiError(403, text, "host_refused")
-
-
-async def set_aside(request: web.Request, foresee: Callable[[], Foreseen]) -> None:
-    """Take the tokens that a request may need, where those of its caller are limited.
-
-    Raises:
-        ApiError: The caller may not take so many now.
-    """
-    grant = request[GRANT]
-    if grant.counts_tokens:
-        grant.set_aside(foresee() if request[ROOM].held <= FEW else await in_turn(foresee))
 
 
 def _route(request: web.Request) -> str:

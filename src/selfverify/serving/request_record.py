@@ -28,7 +28,6 @@ class RequestRecord:
 
     Args:
         origin: Counts the calls of servers that are made for it.
-        key: The name of its key.
         model: The model that it names, which may be anything until a backend has ``answered`` to it.
         candidates: The candidates that were drawn; None where none are.
         stopped: Why there are no more: see `Selection`.
@@ -36,11 +35,9 @@ class RequestRecord:
         first_s: Seconds until the first part of a streamed answer was sent.
         code: The code of its error.
         status: The status that it ends with; 499 where the client leaves.
-        trace: The trace that it belongs to, in 32 hexadecimal digits; None where it has no span.
     """
 
     origin: Origin = field(default_factory=Origin)
-    key: str | None = None
     model: str | None = None
     answered: bool = False
     candidates: int | None = None
@@ -49,7 +46,6 @@ class RequestRecord:
     first_s: float | None = None
     code: str | None = None
     status: int = 499
-    trace: str | None = None
     begun: float = field(default_factory=time.perf_counter)
 
     @property
@@ -82,8 +78,6 @@ class RequestRecord:
         """Return what a line for programs says, without what is not known. Times are in seconds."""
         usage = self.usage
         found = {
-            "trace_id": self.trace,
-            "key": self.key,
             "model": self.model,
             "candidates": self.candidates,
             "stopped": self.stopped,
@@ -113,8 +107,6 @@ def _says(chunk: dict[str, Any]) -> bool:
         delta = choice.get("delta") if isinstance(choice, dict) else None
         if isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role"):
             return True
-        if delta is None and isinstance(choice, dict) and choice.get("text"):
-            return True  # a completion of a text
     return False
 
 

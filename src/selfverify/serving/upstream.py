@@ -1,4 +1,4 @@
-"""The backend that asks model servers, which may be any that speak OpenAI's protocol."""
+"""The backend that asks a model server, which may be any that speaks OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
-from selfverify.remote.chat_wire import CHAT, Passed
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
 from selfverify.remote.lacking import Lacking
@@ -22,11 +21,9 @@ from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion, without_score
 from selfverify.remote.usage import Usage
-from selfverify.serving.addresses import refuse_addresses, refuse_fields
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing, Events
-from selfverify.serving.incoming import with_pictures, with_places
-from selfverify.serving.request_images import Picture
+from selfverify.serving.incoming import with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.looking.looking_task import LookingTask
@@ -39,10 +36,10 @@ _QUICK = 0.1
 
 
 class Upstream(Backend):
-    """Draws candidates from servers.
+    """Draws candidates from a server.
 
     Args:
-        client: The client of the servers.
+        client: The client of the server.
         separate: Ask for every candidate in a request of its own, for servers whose ``n`` goes wrong.
     """
 
@@ -78,17 +75,6 @@ class Upstream(Backend):
             text = "candidates that look again have the scores that they write: inline or none"
             raise invalid_value("best_of.verifier", text)
 
-    def check_fields(self, fields: Mapping[str, Any]) -> None:
-        """See `Backend`: nothing beside the messages may have an address."""
-        refuse_fields(fields)
-
-    def own_messages(
-        self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
-    ) -> list[dict[str, Any]]:
-        """See `Backend`: images become data URLs, and nothing else may have an address."""
-        refuse_addresses(messages)
-        return with_pictures(messages, pictures) if pictures else messages
-
     def passes_on(self) -> bool:
         """See `Backend`."""
         return True
@@ -99,17 +85,11 @@ class Upstream(Backend):
         usage.add(reply.get("usage"), _said(reply) // 4)
         return raw
 
-    async def post(self, path: str, body: Mapping[str, Any], usage: Usage, until: float) -> Passed:
-        """See `Backend`."""
-        found = await self.client.post(path, body, usage.lost, until)
-        usage.add(found.reply.get("usage"), 0)
-        return found
-
-    async def stream(self, body: Mapping[str, Any], usage: Usage, until: float, path: str = CHAT) -> Events:
+    async def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
         """See `Backend`."""
         counted, begun, size, pieces = None, False, 0, 0
         try:
-            async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until, path)) as events:
+            async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until)) as events:
                 async for raw, chunk in events:
                     said = _said(chunk)
                     counted, begun = chunk.get("usage") or counted, True
@@ -118,18 +98,6 @@ class Upstream(Backend):
         finally:
             if begun:
                 usage.add(counted, max(size // 4, pieces))  # most servers send each token apart
-
-    def readings(self, ask: Ask) -> int:
-        """See `Backend`: a server that ignores ``n`` reads the question for each candidate."""
-        return ask.best_of.most_draws if self.sampler.takes_n(ask.model, self.separate) else ask.best_of.n
-
-    def judgings(self, ask: Ask) -> int:
-        """See `Backend`. A score is read in two calls."""
-        verifier = ask.best_of.verifier or self.default_verifier
-        if judge_of(verifier, ask.model) is not None:
-            return 1
-        reads = verifier == "soft" or verifier.partition(":")[0] == "fused"
-        return 2 if reads and ask.model not in self.reader.unable else 0
 
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
@@ -202,9 +170,7 @@ class Upstream(Backend):
         from selfverify.serving.look_talk import AT_ONCE, look_once  # it needs torch
 
         loop = asyncio.get_running_loop()
-        server = replace(
-            await self.client.server_for(ask.model), timeout_s=max(ask.deadline - loop.time(), 0.1)
-        )
+        server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))
         fields = {name: value for name, value in ask.body.items() if name != "messages"}
         over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
         messages, faults = with_places(ask.body["messages"]), list[Exception]()
@@ -222,8 +188,7 @@ class Upstream(Backend):
                 try:
                     looked = await asyncio.to_thread(held, number, usage)
                 except asyncio.CancelledError:
-                    usage.lost()  # the turn that is still going on, which reads the question at least
-                    usage.uncounted_prompts += 1
+                    usage.lost()  # the turn that is still going on
                     raise
                 except (ApiError, SelfVerifyError) as error:
                     faults.append(error)
@@ -274,9 +239,9 @@ class Upstream(Backend):
         asked = [(f"answer {i}", ask.body["messages"], text) for i, text in enumerate(answers)]
         return await rate_all(self.client, judge, asked, ask.usage)
 
-    async def ready(self) -> dict[str, str | None]:
+    async def fault(self) -> str | None:
         """See `Backend`."""
-        return await self.client.router.ready()
+        return await self.client.fault()
 
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
