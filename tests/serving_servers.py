@@ -68,8 +68,6 @@ class FakeUpstream:
     delay_s: float = 0.0
     seen: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    """Of each request, by names in small letters."""
     models_fault: str | int | None = None
     """What goes wrong with its list of models: a status or ``slow``."""
     name: str = "m"
@@ -97,7 +95,6 @@ class FakeUpstream:
         body = await request.json()
         self.seen.append(body)
         self.keys.append(request.headers.get("Authorization"))
-        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.open += 1
         try:
             return await self._chat(request, body)

@@ -15,7 +15,6 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selfverify.serving.log_lines import JsonFormatter
 from selfverify.serving.serve_settings import GatewaySettings
 from serving_servers import Body, FakeUpstream, Loop, tagged
 
@@ -144,16 +143,14 @@ class Fuzzed(FakeUpstream):
 
 
 class Kept(logging.Handler):
-    """What is logged, for people and for programs, which are told a model that a server has answered to."""
+    """What is logged."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        for_programs = json.loads(JsonFormatter().format(record))
-        for_programs.pop("model", None)
-        self.lines += [self.format(record), json.dumps(for_programs)]
+        self.lines.append(self.format(record))
 
 
 @dataclass

@@ -21,6 +21,7 @@ from selfverify.remote.chat_wire import (
     as_chunk,
     as_it_came,
     checked,
+    decoded,
     encoded,
     garbage,
     not_error,
@@ -28,8 +29,6 @@ from selfverify.remote.chat_wire import (
     read_events,
 )
 from selfverify.remote.connection import FAULTS, LOST, Connection, ServerSettings
-from selfverify.remote.lacking import Lacking
-from selfverify.remote.origin import called
 from selfverify.remote.trying_again import tried_again
 
 if TYPE_CHECKING:
@@ -66,8 +65,8 @@ class OpenAIClient:
         self.settings = server
         self.connection = Connection(server)
         self.on_try = on_try
-        self._without_logprobs = Lacking()
-        self._without_alternatives = Lacking()
+        self._without_logprobs = set[str]()
+        self._without_alternatives = set[str]()
 
     async def __aenter__(self) -> Self:
         await self.connection.__aenter__()
@@ -126,29 +125,28 @@ class OpenAIClient:
     ) -> AsyncGenerator[tuple[bytes, dict[str, Any]], None]:
         """Yield the server's own events, and the chunks in them. See `stream`."""
         server = self.connection
-        with called(CHAT, body.get("model")) as headers:
-            response = await self._retried(lambda: server.open(CHAT, body, headers), on_lost, until)
-            begun, most = False, self.settings.most_bytes
-            try:
-                with server.errors():
-                    if response.content_type == "application/json":  # a server that knows no streams
-                        whole = await server.decoded(await read_body(response, most))
-                        chunk = as_chunk(checked(whole))
-                        begun = True
-                        yield b"data: " + encoded(chunk), chunk
+        response = await self._retried(lambda: server.open(CHAT, body), on_lost, until)
+        begun, most = False, self.settings.most_bytes
+        try:
+            with server.errors():
+                if response.content_type == "application/json":  # a server that knows no streams
+                    whole = decoded(await read_body(response, most))
+                    chunk = as_chunk(checked(whole))
+                    begun = True
+                    yield b"data: " + encoded(chunk), chunk
+                    return
+                async for event in read_events(response, most):
+                    if event.data == b"[DONE]":
                         return
-                    async for event in read_events(response, most):
-                        if event.data == b"[DONE]":
-                            return
-                        chunk = await _chunk(server, event)
-                        begun = True
-                        data = as_it_came(event.data, chunk)
-                        yield event.raw if data is event.data else b"data: " + data, chunk
-                raise server.failed("the stream broke off before its end", "cut_off")
-            finally:
-                response.close()  # also tells the server to stop, if there is more to come
-                if on_lost and not begun:
-                    on_lost()
+                    chunk = _chunk(event)
+                    begun = True
+                    data = as_it_came(event.data, chunk)
+                    yield event.raw if data is event.data else b"data: " + data, chunk
+            raise server.failed("the stream broke off before its end", "cut_off")
+        finally:
+            response.close()  # also tells the server to stop, if there is more to come
+            if on_lost and not begun:
+                on_lost()
 
     async def with_logprobs(
         self, model: str, call: Callable[[dict[str, Any]], Awaitable[Found]], alternatives: bool = True
@@ -175,9 +173,9 @@ class OpenAIClient:
                 continue
             # It worked without the fields of the ways before: they were what the server refused.
             if place and not fields:
-                self._without_logprobs.odd(model, sure=True)
+                self._without_logprobs.add(model)
             elif place:
-                self._without_alternatives.odd(model, sure=True)
+                self._without_alternatives.add(model)
             return found
         raise AssertionError("the last way raises or returns")
 
@@ -187,15 +185,14 @@ class OpenAIClient:
         Raises:
             ServerError: As `chat`.
         """
-        with called("models") as headers:
-            return await self._retried(lambda: self.connection.models(headers))
+        return await self._retried(self.connection.models)
 
     async def fault(self) -> str | None:
         """Ask the server once; return what is wrong with it, None where it answers, even without a list."""
         try:
             with self.connection.errors():
                 async with asyncio.timeout(PROBE_S):
-                    await self.connection.models({})
+                    await self.connection.models()
         except ServerError as error:
             return None if error.status in (404, 405, 501) else _outcome(error)
         return None
@@ -204,8 +201,7 @@ class OpenAIClient:
         self, body: Mapping[str, Any], on_lost: OnLost | None = None, until: float | None = None
     ) -> tuple[bytes, dict[str, Any]]:
         """Return a reply's bytes, and the object in them, of the first try that succeeds."""
-        with called(CHAT, body.get("model")) as headers:
-            return await self._retried(lambda: self.connection.reply(CHAT, body, headers), on_lost, until)
+        return await self._retried(lambda: self.connection.reply(CHAT, body), on_lost, until)
 
     async def _retried(
         self,
@@ -239,8 +235,8 @@ def _outcome(error: ServerError) -> str:
     return error.code if error.code in FAULTS else "refused"
 
 
-async def _chunk(server: Connection, event: Event) -> dict[str, Any]:
-    chunk = not_error(await server.decoded(event.data))
+def _chunk(event: Event) -> dict[str, Any]:
+    chunk = not_error(decoded(event.data))
     if not isinstance(chunk.get("choices") or [], list):
         raise garbage("a chunk's choices are no list")
     return chunk

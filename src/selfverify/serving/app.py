@@ -23,14 +23,13 @@ from selfverify.serving.backend import Ask, Backend, Events, Tell
 from selfverify.serving.best_of import BestOf
 from selfverify.serving.completions import chunks, completion, figures, piece_of, progress
 from selfverify.serving.counters import Metrics
-from selfverify.serving.entrance import ROOM, Entrance, told
+from selfverify.serving.entrance import Entrance, told
 from selfverify.serving.field_names import refuse_misspelt
 from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
-from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
+from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, read_as, split_model
 from selfverify.serving.request_images import Picture, take_images
-from selfverify.serving.request_record import RECORD, RequestRecord
 from selfverify.serving.selecting import Selection, check_abstaining, check_verifier, select
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID, EventStream
@@ -51,7 +50,7 @@ class Gateway:
     Args:
         backend: Writes and scores candidates. It has to be entered: `selfverify.serving.server.start` does.
         settings: How requests are treated.
-        keys: The keys of those who may ask; without any, everybody may.
+        keys: The key of those who may ask; without one, everybody may.
         calibration: Turns confidences into probabilities, for requests that it was fitted for.
         metrics: The counters.
         example: Makes example problems for the page.
@@ -87,7 +86,8 @@ class Gateway:
 
     def application(self) -> web.Application:
         """Return the application. Its runner needs ``handler_cancellation=True``."""
-        app = web.Application(middlewares=[self.entrance.guard])
+        most = int(self.settings.max_body_mb * 2**20)
+        app = web.Application(middlewares=[self.entrance.guard], client_max_size=most)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
         app.router.add_get("/v1/models", self.models)
@@ -96,7 +96,6 @@ class Gateway:
         app.router.add_get("/metrics", self.show_metrics)
         add_page(app, self.settings, self.in_force, bool(self.keys), self.example, self.looking is not None)
         app.on_response_prepare.append(self.entrance.sign)
-        app.on_shutdown.append(self._stop_reading)
         return app
 
     @property
@@ -110,13 +109,10 @@ class Gateway:
         """How many requests are being worked on."""
         return self.entrance.in_flight
 
-    async def _stop_reading(self, app: web.Application) -> None:
-        self.entrance.intake.stop()
-
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
-        raw, asked = await request[ROOM].read_as(request, ChatRequest)
+        raw, asked = await read_as(request, ChatRequest, self.settings.timeout)
         ask, is_chosen = await self._prepared(request, raw, asked, begun)
         if not is_chosen and self.backend.passes_on() and ask.look is None:
             return await self._pass_on(request, raw, ask)
@@ -133,11 +129,7 @@ class Gateway:
         return json_response(completion(head, ask, outcome), headers=figures(ask, outcome))
 
     async def _prepared(
-        self,
-        request: web.Request,
-        raw: Mapping[str, Any],
-        asked: ChatRequest,
-        begun: float,
+        self, request: web.Request, raw: Mapping[str, Any], asked: ChatRequest, begun: float
     ) -> tuple[Ask, bool]:
         """Return a request as the backend gets it, and whether one of several answers is chosen."""
         model, chosen = best_of(asked, self.settings.best_of)
@@ -156,17 +148,13 @@ class Gateway:
     async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
         """Answer without selection: with what the server says, as it came."""
         usage, until = ask.usage, ask.deadline
-        own = {"model": ask.model, "messages": ask.body["messages"]}
-        body = {name: value for name, value in raw.items() if name != "best_of"} | own
+        body = {name: value for name, value in raw.items() if name != "best_of"} | {"model": ask.model}
         try:
             if ask.streams:
                 events = self.backend.stream(body, usage, until)
-                return await self._streamed(
-                    request, lambda stream: _copy_events(stream, events, until, request[RECORD])
-                )
+                return await self._streamed(request, lambda stream: _copy_events(stream, events, until))
             async with asyncio.timeout_at(until):
                 reply = await self.backend.reply_to(body, usage, until)
-            request[RECORD].answered = True
             return web.Response(body=reply, content_type="application/json")
         except TimeoutError:
             raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
@@ -197,7 +185,6 @@ class Gateway:
         if asked.look is not None:
             ask.look = self._look(asked.look, ask)
         self._check(ask)
-        request[RECORD].asks(ask.model, ask.usage)
         if self.settings.log_prompts:
             told = json.dumps(without_images(body["messages"]), ensure_ascii=False)
             logger.info("%s asks %s", request[REQUEST_ID], told)
@@ -235,11 +222,9 @@ class Gateway:
     async def _select(
         self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
     ) -> Selection:
-        count, record = self.metrics, request[RECORD]
+        count = self.metrics
         outcome = await select(self.backend, ask, wanted, self.calibration, tell)
-        drawn = len(outcome.candidates)
-        record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
-        count.candidates.inc(drawn)
+        count.candidates.inc(len(outcome.candidates))
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
         self._count(ask.usage)
@@ -273,15 +258,13 @@ class Gateway:
     ) -> None:
         """Report candidates as they come, then send the chosen answers. One without selection is sent as it
         is written, if the backend shows it."""
-        sent, record = 0, request[RECORD]
+        sent = 0
 
         def write(piece: str) -> None:
             nonlocal sent
             if not sent:
                 stream.put_event(piece_of(head, {"role": "assistant", "content": ""}, asked.include_usage))
-            chunk = piece_of(head, {"content": piece}, asked.include_usage)
-            stream.put_event(chunk)
-            record.saw(chunk)
+            stream.put_event(piece_of(head, {"content": piece}, asked.include_usage))
             sent += len(piece)
 
         chosen = ask.best_of
@@ -309,12 +292,11 @@ class Gateway:
             working.cancel()  # the client has left, or there is nothing more to do
         for chunk in chunks(completion(head, ask, outcome), asked.include_usage, sent):
             await stream.event(chunk)
-            record.saw(chunk)
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/verify``: scores of given answers."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
-        _, asked = await request[ROOM].read_as(request, VerifyRequest)
+        _, asked = await read_as(request, VerifyRequest, self.settings.timeout)
         answers = asked.answers
         model, _ = split_model(asked.model)
         pictures, messages = await self._take(asked.messages)
@@ -322,13 +304,11 @@ class Gateway:
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = Ask(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self._check(ask)
-        request[RECORD].asks(ask.model, ask.usage)
         try:
             async with asyncio.timeout_at(deadline):
                 scores = await self.backend.verify(ask, answers)
         except TimeoutError:
             raise ServerError("there were no scores within the time allowed", 504, "timeout") from None
-        request[RECORD].answered = True
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]
         found = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
         counted = {"usage": ask.usage.as_openai(0), "usage_complete": ask.usage.complete}
@@ -372,7 +352,7 @@ class Gateway:
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-async def _copy_events(stream: EventStream, events: Events, deadline: float, record: RequestRecord) -> None:
+async def _copy_events(stream: EventStream, events: Events, deadline: float) -> None:
     """Send a server's own events as they come.
 
     Raises:
@@ -380,9 +360,7 @@ async def _copy_events(stream: EventStream, events: Events, deadline: float, rec
     """
     try:
         async with asyncio.timeout_at(deadline), aclosing(events):
-            async for event, chunk in events:
+            async for event, _ in events:
                 await stream.copy(event)
-                record.answered = True
-                record.saw(chunk)
     except TimeoutError:
         raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None

@@ -12,7 +12,6 @@ from selfverify.core.server_address import checked_address
 from selfverify.core.settings import SECRET, SETTINGS_FILE, Settings
 from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf
-from selfverify.serving.log_lines import LogFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +108,6 @@ class GatewaySettings(Settings):
     max_body_mb: float = Field(64.0, ge=0.001)
     """The largest request, in MiB."""
 
-    max_bodies_mb: float = Field(1024.0, ge=0.001)
-    """The MiB that all requests being worked on may have together; others are told to come back."""
-
-    max_text_mb: float = Field(4.0, ge=0.001)
-    """The most text in a request, in MiB: all that is no image or other file in a data URL. 4 MiB are about
-    a million tokens."""
-
-    max_values: int = Field(20_000, ge=100)
-    """The most values in lists and objects of a request. While they are read, nobody is answered."""
-
     max_image_mb: float = Field(20.0, ge=0.001)
     """The largest image, in MiB."""
 
@@ -134,9 +123,6 @@ class GatewaySettings(Settings):
 
     allowed_host: list[str] = []
     """On the loopback and without keys: also answer requests to this name, such as a reverse proxy's."""
-
-    log_format: LogFormat = "text"
-    """The log on stderr: `text` for people, or `json`, an object a line."""
 
     log_prompts: bool = False
     """Write questions and answers into the log, which otherwise has neither."""

@@ -22,7 +22,6 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.backend import Backend
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import is_loopback
-from selfverify.serving.log_lines import http_logger
 from selfverify.serving.page import digits_example
 from selfverify.serving.selecting import check_abstaining, check_verifier
 from selfverify.serving.serve_settings import (
@@ -34,6 +33,10 @@ from selfverify.serving.serve_settings import (
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
+
+http_logger = logging.getLogger("selfverify.serving.http")
+"""What aiohttp logs to: nothing, since it quotes what it cannot read, with keys and prompts."""
+http_logger.setLevel(logging.CRITICAL)
 
 
 def open_gateway(settings: ServeSettings) -> Gateway:

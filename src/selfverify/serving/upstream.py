@@ -15,8 +15,6 @@ from selfverify.core.problem import Problem
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
-from selfverify.remote.lacking import Lacking
-from selfverify.remote.large_json import text_bytes
 from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion, without_score
@@ -54,7 +52,7 @@ class Upstream(Backend):
         self.reader = ScoreReader(client)
         self.listening = threading.Lock()
         """Held while a verifier listens to a conversation: its models serve several."""
-        self.without_haste = Lacking(after=1)
+        self.without_haste = set[str]()
         """Models that were quick: their candidates need no stream to be there in time."""
 
     async def __aenter__(self) -> Self:
@@ -161,7 +159,7 @@ class Upstream(Backend):
             except ServerError as error:
                 return error
             finally:
-                (self.without_haste.odd if is_quick else self.without_haste.has)(ask.model)
+                (self.without_haste.add if is_quick else self.without_haste.discard)(ask.model)
 
     async def _look(
         self, ask: Ask, look: LookingTask, n: int, first: int, drawing: Drawing
@@ -251,13 +249,19 @@ class Upstream(Backend):
 def _said(chunk: Mapping[str, Any]) -> int:
     """Return the bytes of what a chunk or a reply says; where nobody counts, four are a token."""
     choices = chunk.get("choices")
-    return text_bytes(
-        [
-            [choice.get("text"), choice.get("delta"), choice.get("message")]
-            for choice in (choices if isinstance(choices, list) else ())
-            if isinstance(choice, Mapping)
-        ]
+    return sum(
+        _bytes_of(choice.get("delta")) + _bytes_of(choice.get("message"))
+        for choice in (choices if isinstance(choices, list) else ())
+        if isinstance(choice, Mapping)
     )
+
+
+def _bytes_of(value: Any) -> int:
+    """Return how many bytes all texts have together that are values."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return sum(map(_bytes_of, inner))
 
 
 def own_score(reply: Completion, verifier: str, written: float | None) -> float | None:
