@@ -18,6 +18,7 @@ Mode = Literal["n", "separate", "stream"]
 in one stream (``stream``), in which each arrives as soon as it is finished."""
 
 _SURE = 2
+"""The replies in a row with one candidate that are no accident. A refusal counts as so many."""
 
 Deliver = Callable[[Completion], None]
 """Gets each candidate when it is there."""
@@ -29,7 +30,7 @@ class ServerSampler:
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
         self._odd = Counter[str]()
-        """By model, the replies in a row that ignored ``n``. The first may be an accident."""
+        """By model, the replies in a row that ignored ``n``."""
 
     def asks_one_by_one(self, model: str) -> bool:
         """Whether a model was seen to give only one candidate per request."""

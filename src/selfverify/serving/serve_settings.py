@@ -68,7 +68,7 @@ class BackendSettings(Settings):
     def _is_address(cls, upstream: str | None) -> str | None:
         if upstream is not None:
             try:
-                checked_address(upstream, "http://127.0.0.1:8000/v1", "in an environment variable")
+                checked_address(upstream, "http://127.0.0.1:8000/v1", "in $SELFVERIFY_SERVER_API_KEY")
             except ConfigError as error:
                 raise ValueError(str(error)) from None
         return upstream
