@@ -127,7 +127,8 @@ class FakeUpstream:
             return await self._stream(request, texts, fault)
         usage = {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}
         choices = [
-            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            {"index": i, "finish_reason": "stop"}
+            | told("message", {"role": "assistant", "content": text})
             | ({"logprobs": {"content": token_logprobs(text)}} if body.get("logprobs") else {})
             for i, text in enumerate(texts)
         ]
@@ -158,7 +159,8 @@ class FakeUpstream:
                 request.transport.close()
                 return response
             for piece in (text[:9], text[9:]):
-                await send({"choices": [{"index": i, "delta": {"content": piece}, "finish_reason": None}]})
+                part = told("delta", {"content": piece})
+                await send({"choices": [{"index": i, **part, "finish_reason": None}]})
             last: Body = {"index": i, "delta": {}, "finish_reason": "stop"}
             if (await request.json()).get("logprobs"):
                 last["logprobs"] = {"content": token_logprobs(text)}
@@ -167,6 +169,11 @@ class FakeUpstream:
             await send({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}})
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def told(name: str, message: Body) -> Body:
+    """A message as a choice has it; for tests of servers that say it otherwise."""
+    return {name: message}
 
 
 def token_logprobs(text: str) -> list[Body]:
