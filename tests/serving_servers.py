@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import io
 import json
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -22,12 +20,9 @@ from selfverify.remote.bearer_keys import Keys
 from selfverify.remote.connection import ServerSettings
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.app import Gateway
-from selfverify.serving.callers import Caller
 from selfverify.serving.counters import Metrics
-from selfverify.serving.key_settings import ClientKey, digests
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start, upstream_of
-from selfverify.serving.tracing import Tracing
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -73,8 +68,6 @@ class FakeUpstream:
     delay_s: float = 0.0
     seen: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    """Of each request, by names in small letters."""
     models_fault: str | int | None = None
     """What goes wrong with its list of models: a status or ``slow``."""
     name: str = "m"
@@ -87,8 +80,7 @@ class FakeUpstream:
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=2**27)
-        for path in ("chat/completions", "completions", "embeddings"):
-            app.router.add_post(f"/v1/{path}", self.chat)
+        app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
         return app
 
@@ -103,7 +95,6 @@ class FakeUpstream:
         body = await request.json()
         self.seen.append(body)
         self.keys.append(request.headers.get("Authorization"))
-        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.open += 1
         try:
             return await self._chat(request, body)
@@ -123,10 +114,6 @@ class FakeUpstream:
             return web.json_response({"error": {"message": "told to fail"}}, status=fault)
         if fault == "garbage":
             return web.Response(text='{"choices": [', content_type="application/json")
-        if request.path == "/v1/embeddings":
-            data = [{"object": "embedding", "index": 0, "embedding": [0.5, -1.0]}]
-            usage = {"prompt_tokens": 3, "total_tokens": 3}
-            return web.json_response({"object": "list", "model": "m", "data": data, "usage": usage})
         n = body.get("n", 1)
         if n > 1 and self.knows_n is None:
             return web.json_response({"error": {"message": "n > 1 is not supported"}}, status=422)
@@ -141,7 +128,7 @@ class FakeUpstream:
         usage = {"prompt_tokens": 10, "completion_tokens": 7 * len(texts)}
         choices = [
             {"index": i, "finish_reason": "stop"}
-            | told(request, "message", {"role": "assistant", "content": text})
+            | told("message", {"role": "assistant", "content": text})
             | ({"logprobs": {"content": token_logprobs(text)}} if body.get("logprobs") else {})
             for i, text in enumerate(texts)
         ]
@@ -172,7 +159,7 @@ class FakeUpstream:
                 request.transport.close()
                 return response
             for piece in (text[:9], text[9:]):
-                part = told(request, "delta", {"content": piece})
+                part = told("delta", {"content": piece})
                 await send({"choices": [{"index": i, **part, "finish_reason": None}]})
             last: Body = {"index": i, "delta": {}, "finish_reason": "stop"}
             if (await request.json()).get("logprobs"):
@@ -184,9 +171,9 @@ class FakeUpstream:
         return response
 
 
-def told(request: web.Request, name: str, message: Body) -> Body:
-    """A message as a choice has it; one at ``/v1/completions`` has its text."""
-    return {name: message} if request.path == "/v1/chat/completions" else {"text": message["content"]}
+def told(name: str, message: Body) -> Body:
+    """A message as a choice has it; for tests of servers that say it otherwise."""
+    return {name: message}
 
 
 def token_logprobs(text: str) -> list[Body]:
@@ -236,25 +223,20 @@ class Loop:
 
 
 def quick_gateway(
-    url: str | dict[str, str],
+    url: str,
     settings: GatewaySettings | None = None,
     *,
     separate: bool = False,
     keys: list[str] | None = None,
     calibration: Calibration | None = None,
     keep_alive_s: float = 5.0,
-    tracing: Tracing | None = None,
     **server: Any,
 ) -> Gateway:
-    """A gateway that does not wait long between tries. Several servers have names."""
+    """A gateway that does not wait long between tries."""
     metrics, asked = Metrics(), settings or GatewaySettings()
     patience = {"tries": 2, "wait_s": 0.01, "timeout_s": 10.0} | server
-    named = {"upstream-1": url} if isinstance(url, str) else url
-    servers = [ServerSettings(address, name=name, **patience) for name, address in named.items()]
-    backend = upstream_of(servers, metrics, separate)
-    gateway = Gateway(
-        backend, asked, Keys(keys or [], digests(asked.keys)), calibration, metrics, tracing=tracing
-    )
+    backend = upstream_of(ServerSettings(url, **patience), metrics, separate)
+    gateway = Gateway(backend, asked, Keys(keys or []), calibration, metrics)
     gateway.keep_alive_s = keep_alive_s
     return gateway
 
@@ -292,22 +274,3 @@ def served(fake: FakeUpstream, use: Use[T], settings: GatewaySettings | None = N
                 return await use(session, f"http://127.0.0.1:{port}/v1", gateway)
 
     return asyncio.run(main())
-
-
-def key(name: str, **limits: Any) -> ClientKey:
-    """A key that is its own name with ``-key`` behind it."""
-    digest = hashlib.sha256(f"{name}-key".encode()).hexdigest()
-    return ClientKey.model_validate({"name": name, "sha256": digest, **limits})
-
-
-def frozen(caller: Caller) -> Caller:
-    """A caller for whom no time passes."""
-    for bucket in (caller.requests, caller.tokens):
-        if bucket is not None:
-            bucket._clock = partial(float, bucket._at)
-    return caller
-
-
-def bearer(name: str) -> dict[str, str]:
-    """The header with which a key is sent."""
-    return {"Authorization": f"Bearer {name}-key"}

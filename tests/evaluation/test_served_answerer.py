@@ -153,9 +153,9 @@ def test_thoughts_that_a_server_takes_out_are_put_back(loop: Loop, monkeypatch: 
     import serving_servers
     from serving_servers import told as as_told
 
-    def apart(request: Any, name: str, message: Body) -> Body:
+    def apart(name: str, message: Body) -> Body:
         thoughts, _, rest = message["content"].partition("</think>")
-        return as_told(request, name, {**message, "content": rest, "reasoning_content": thoughts[7:]})
+        return as_told(name, {**message, "content": rest, "reasoning_content": thoughts[7:]})
 
     monkeypatch.setattr(serving_servers, "told", apart)
     assert measured(served(loop, FakeUpstream(write=numbered)))["format_rate"] == 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ def test_keys() -> None:
     for wrong in (None, "", "two", "Bearer", "Bearer ", "Bearer three", "Basic two", "Bearer tw\udcff"):
         assert keys.find(wrong) is None
     assert not Keys([])
-
-
-def test_named_keys() -> None:
-    """A name goes before the digits of a digest."""
-    named = {"alice": hashlib.sha256(b"two").digest(), "bob": hashlib.sha256(b"three").digest()}
-    keys = Keys(["one", "two"], named)
-    found = [keys.find(f"Bearer {key}") for key in ("one", "two", "three", "four")]
-    assert found == [hashlib.sha256(b"one").hexdigest()[:8], "alice", "bob", None]
-    assert Keys([], named)
 
 
 def test_keys_of_a_file(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from selfverify.remote.chat_wire import seconds_of
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import API_KEY_VARIABLE, ServerSettings, server_url
 from selfverify.remote.judge import rate
-from selfverify.remote.lacking import MOST_MODELS, Lacking
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from serving_servers import FakeUpstream, open_upstream, question, tagged
@@ -159,23 +158,6 @@ def test_one_odd_reply_is_forgotten() -> None:
             return await super()._chat(request, body)
 
     assert asked_for(Odd(), 4) == [3, None, None, 3, 3, None, None, 3]
-
-
-def test_what_a_server_lacks_is_tried_again_later() -> None:
-    now = [0.0]
-    lacking = Lacking(after=2, again_s=10.0, clock=lambda: now[0])
-    lacking.odd("m", sure=True)
-    assert "m" in lacking and "other" not in lacking
-    now[0] = 10.0
-    assert "m" not in lacking
-    lacking.odd("m")
-    assert "m" in lacking
-    lacking.has("m")
-    lacking.odd("m")
-    assert "m" not in lacking
-    for i in range(MOST_MODELS + 5):
-        lacking.odd(str(i))
-    assert len(lacking._odd) == MOST_MODELS
 
 
 @pytest.mark.parametrize("probed", [500, 429])

@@ -19,12 +19,10 @@ from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.server import start
 from serving_servers import Body, FakeUpstream, post, question, served
 
-CHAT, VERIFY, RESPONSES, COMPLETIONS = "chat/completions", "verify", "responses", "completions"
+CHAT, VERIFY = "chat/completions", "verify"
 BASES: dict[str, Body] = {
     CHAT: question(),
     VERIFY: question(answer="7"),
-    RESPONSES: {"model": "m", "input": "7+2?"},
-    COMPLETIONS: {"model": "m", "prompt": "7+2"},
 }
 TYPES: list[tuple[str, Body, str]] = [
     *[(CHAT, {"stream": value}, "stream") for value in ("yes", "true", "false", "", 1, 0, 1.0, [], {})],
@@ -45,12 +43,6 @@ TYPES: list[tuple[str, Body, str]] = [
     (CHAT, {"stop": 5}, "stop"),
     (VERIFY, {"verifier": 1}, "verifier"),
     (VERIFY, {"answer": 7}, "answer.str"),
-    *[(RESPONSES, {"stream": value}, "stream") for value in ("yes", 1)],
-    *[(RESPONSES, {"store": value}, "store") for value in ("false", 0)],
-    *[(RESPONSES, {"max_output_tokens": value}, "max_output_tokens") for value in ("9", True)],
-    (RESPONSES, {"conversation": 0}, "conversation"),
-    *[(COMPLETIONS, {"stream": value}, "stream") for value in ("yes", 1)],
-    *[(COMPLETIONS, {name: "2"}, name) for name in ("n", "best_of", "max_tokens")],
 ]  # fmt: skip
 
 
@@ -132,13 +124,12 @@ def test_messages_that_a_template_refuses(ask: Callable[..., Any], template: str
         (CHAT, said(system, user)),
         (CHAT, said(system, user, stream=True)),
         (VERIFY, {"messages": said(system, user)["messages"], "answer": "7"}),
-        (RESPONSES, {"input": "Which?", "instructions": "Be brief."}),
         template=(refuses if template else ignores) + words,
     )
     assert answered[0] == 200
     for status, reply in refused:
         assert status == 400 and (template or "system says 'Be brief.'") in reply["error"]["message"]
-        assert reply["error"]["param"] in ("messages", "input")
+        assert reply["error"]["param"] == "messages"
 
 
 LONG = "again and "
@@ -155,7 +146,6 @@ def test_what_no_context_holds_is_refused_by_its_length(ask: Callable[..., Any],
         (CHAT, said(("user", "Which?"), ("assistant", words), ("user", "Sure?"))),
         (CHAT, said(("user", "Which?"), ("assistant", words), **goes_on)),
         (VERIFY, {"messages": said(("user", words))["messages"], "answer": "7"}),
-        (RESPONSES, {"input": words}),
     )
     for status, reply in replies:
         assert (status, reply["error"]["code"]) == (400, "context_length_exceeded"), reply

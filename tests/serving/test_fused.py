@@ -94,7 +94,7 @@ def test_nothing_is_withheld_by_a_sum() -> None:
 
 def test_the_gateway_does_not_start_with_both() -> None:
     settings = {
-        "backend": {"upstream": ["http://127.0.0.1:9"]},
+        "backend": {"upstream": "http://127.0.0.1:9"},
         "gateway": {"best_of": {"verifier": "fused:2", "abstain_below": 0.5}},
     }
     with pytest.raises(ConfigError, match=r"--abstain-below: .*fused:2"):

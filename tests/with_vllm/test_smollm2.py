@@ -133,21 +133,6 @@ def test_soft_scores_are_those_of_the_policy(client: openai.OpenAI, smollm2: Pol
     assert scored == pytest.approx(expected, abs=1e-3)
 
 
-def test_other_ways_to_ask(client: openai.OpenAI, smollm2: Policy) -> None:
-    """OpenAI's Responses API and plain completions give the chat's answer."""
-    problem = question(3, 4, shown=False)
-    best_of = {"best_of": {"n": 1, "instruction": False}}
-    [message] = problem.messages
-    answered = client.responses.create(
-        model="m", input=message["content"], temperature=0.0, max_output_tokens=12, extra_body=best_of
-    )
-    prompt = smollm2.tokenizer.apply_chat_template(
-        problem.messages, tokenize=False, add_generation_prompt=True
-    )
-    completed = client.completions.create(model="m", prompt=prompt, temperature=0.0, max_tokens=12)
-    assert answered.output_text == completed.choices[0].text and "3 + 4 = 7" in answered.output_text
-
-
 def test_answers_of_a_given_form(client: openai.OpenAI) -> None:
     """Each candidate is JSON of the schema, which decides the vote."""
     schema = {

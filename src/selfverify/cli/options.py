@@ -4,9 +4,9 @@ A model's field is declared once, with its description, its default and its boun
 ``max_tokens`` is ``--max-tokens``, ``n`` is ``-n``, a bool is a flag, and a list is an option that may be
 repeated. A field of a nested model is an option, too, so that names must be unique within the whole model; a
 field with ``json_schema_extra={"option": "stop_looking"}`` is ``--stop-looking``, whatever its own name is.
-A field with ``json_schema_extra={"argument": True}`` is an argument instead. One with `IN_FILE_ONLY` is no
-option. Where a field has `SETTINGS_FILE`, its option names a file with all the others, and every flag has an
-opposite, so that it can be typed against the file.
+A field with ``json_schema_extra={"argument": True}`` is an argument instead. Where a field has
+`SETTINGS_FILE`, its option names a file with all the others, and every flag has an opposite, so that it can
+be typed against the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from selfverify.cli.settings_file import file_field, with_file
 from selfverify.core.errors import ConfigError
-from selfverify.core.settings import IN_FILE_ONLY, is_marked, option_name
+from selfverify.core.settings import option_name
 
 RecipeName = Annotated[str, typer.Argument(help="A built-in recipe's name, a YAML file, or a run's folder.")]
 Overrides = Annotated[
@@ -81,7 +81,7 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
         if inner := _model(field.annotation):
             yield from _fields(inner)
-        elif not is_marked(field, IN_FILE_ONLY):
+        else:
             yield option_name(name, field), field
 
 
@@ -93,7 +93,7 @@ def _named(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
             return None
         inner = _model(field.annotation)
         if inner is None:
-            return None if is_marked(field, IN_FILE_ONLY) else option_name(str(part), field)
+            return option_name(str(part), field)
         model = inner
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
@@ -39,14 +40,13 @@ def serve(
         return
     import selfverify.remote.client  # noqa: F401  (says which extra is missing)
     from selfverify.remote.listening import address_of
-    from selfverify.serving.log_lines import log_to_stderr
     from selfverify.serving.server import open_gateway, run, run_gateway
 
-    log_to_stderr(settings.gateway.log_format)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     gateway = open_gateway(settings)
 
     def say(port: int) -> None:
-        name = settings.backend.model or ", ".join(server.url for server in settings.backend.servers)
+        name = settings.backend.model or settings.backend.upstream
         address = address_of(settings.listening.host, port)
         typer.echo(f"{address}/v1 serves {name}; Ctrl-C stops it", err=True)
 

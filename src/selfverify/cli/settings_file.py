@@ -56,9 +56,15 @@ def with_file(model: type[BaseModel], path: Path, typed: Mapping[str, Any], opti
 
 
 def file_text(settings: BaseModel) -> str:
-    """Return the settings file that stands for settings, with all that is at its default."""
+    """Return the settings file that stands for settings, with all that is at its default, without secrets."""
     own = file_field(type(settings))
-    return dump_yaml(settings.model_dump(mode="json", exclude={own} if own else None))
+    found = settings.model_dump(mode="json", exclude={own} if own else None)
+    for *sections, name in secret_places(type(settings)):
+        section = found
+        for inner in sections:
+            section = section[inner]
+        section.pop(name)
+    return dump_yaml(found)
 
 
 def _laid_over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,10 +21,6 @@ def option_name(name: str, field: FieldInfo) -> str:
     return str(extra.get("option", name)) if isinstance(extra, dict) else name
 
 
-IN_FILE_ONLY: dict[str, JsonValue] = {"in_file_only": True}
-"""What a field of `Settings` gives as ``json_schema_extra`` that a settings file may set and no option can,
-such as a list of sections."""
-
 SETTINGS_FILE: dict[str, JsonValue] = {"settings_file": True}
 """What the field of `Settings` gives as ``json_schema_extra`` that names a file with all the others."""
 
@@ -35,7 +31,7 @@ people write them."""
 
 
 def is_marked(field: FieldInfo, mark: dict[str, JsonValue]) -> bool:
-    """Whether a field has `IN_FILE_ONLY`, `SETTINGS_FILE` or `SECRET`."""
+    """Whether a field has `SETTINGS_FILE` or `SECRET`."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and mark.items() <= extra.items()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from selfverify.core.errors import ConfigError
@@ -18,13 +18,12 @@ class Keys:
     Every key is compared, each in constant time, so that timing does not tell which key was close.
 
     Args:
-        keys: Keys without names.
-        named: The SHA-256 of further keys, by their names.
+        keys: The keys.
     """
 
-    def __init__(self, keys: Sequence[str], named: Mapping[str, bytes] | None = None) -> None:
+    def __init__(self, keys: Sequence[str]) -> None:
         digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-        self._known = [(digest.hex()[:8], digest) for digest in digests] + list((named or {}).items())
+        self._known = [(digest.hex()[:8], digest) for digest in digests]
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -32,7 +31,7 @@ class Keys:
     def find(self, header: str | None) -> str | None:
         """Return the name of the key in an ``Authorization`` header; None for an unknown key.
 
-        A key without a name is called by the first digits of its SHA-256.
+        A key is called by the first digits of its SHA-256.
         """
         scheme, _, given = (header or "").partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
@@ -43,15 +42,14 @@ class Keys:
         return found if scheme.lower() == "bearer" else None
 
 
-def find_keys(variable: str, path: Path | None, named: Mapping[str, bytes] | None = None) -> Keys:
-    """Return the keys of clients: those in an environment variable, apart by commas, those in a file, and
-    ``named`` ones.
+def find_keys(variable: str, path: Path | None) -> Keys:
+    """Return the keys of clients: those in an environment variable, apart by commas, and those in a file.
 
     Raises:
         ConfigError: `read_keys` cannot read the file.
     """
     given = [key.strip() for key in os.environ.get(variable, "").split(",")]
-    return Keys([key for key in given if key] + (read_keys(path) if path else []), named)
+    return Keys([key for key in given if key] + (read_keys(path) if path else []))
 
 
 def read_keys(path: Path) -> list[str]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from selfverify.core.errors import ServerError
 from selfverify.remote.client import REFUSALS, OpenAIClient
 from selfverify.remote.growing import Growing, read_choices, share
-from selfverify.remote.lacking import Lacking
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage, estimated_tokens
 
 Mode = Literal["n", "separate", "stream"]
 """How candidates are asked for: all in one reply (``n``), each in a reply of its own (``separate``), or all
 in one stream (``stream``), in which each arrives as soon as it is finished."""
+
+_SURE = 2
+"""The replies in a row with one candidate that are no accident. A refusal counts as so many."""
 
 Deliver = Callable[[Completion], None]
 """Gets each candidate when it is there."""
@@ -26,14 +29,12 @@ class ServerSampler:
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
-        self.one_by_one = Lacking()
-        """Models whose server ignored or refused ``n``."""
-        self._several = Lacking(after=1)
-        """Models of which several candidates came at once: they do not lack ``n``."""
+        self._odd = Counter[str]()
+        """By model, the replies in a row that ignored ``n``."""
 
-    def takes_n(self, model: str, separate: bool = False) -> bool:
-        """Whether a model was seen to give several candidates for one reading of its prompt."""
-        return not separate and model in self._several and model not in self.one_by_one
+    def asks_one_by_one(self, model: str) -> bool:
+        """Whether a model was seen to give only one candidate per request."""
+        return self._odd[model] >= _SURE
 
     async def draw(
         self,
@@ -70,7 +71,7 @@ class ServerSampler:
             deliver(reply)
 
         model, fault, go_on = str(body.get("model")), None, True
-        if n > 1 and mode != "separate" and model not in self.one_by_one:
+        if n > 1 and mode != "separate" and not self.asks_one_by_one(model):
             ways = (self._streamed, self._at_once) if mode == "stream" else (self._at_once,)
             for draw in ways:
                 fault = await draw(_seeded(body, first), n, keep, usage, until)
@@ -85,7 +86,7 @@ class ServerSampler:
                     raise fault if other.status in REFUSALS else other
                 # Some servers refuse only greedy candidates, which would all be the same.
                 if body.get("temperature") != 0:
-                    self.one_by_one.odd(model, sure=True)
+                    self._odd[model] = _SURE
         if go_on and len(got) < n:
             fault = await self._separately(body, n - len(got), keep, usage, first + len(got), until)
         if fault and not got:
@@ -174,11 +175,9 @@ class ServerSampler:
     def _saw(self, model: str, candidates: int, whole: bool) -> None:
         """Remember how many came where several were asked for; ``whole``: none of them was left out."""
         if candidates > 1:
-            self.one_by_one.has(model)
-            self._several.odd(model, sure=True)
+            self._odd.pop(model, None)
         elif whole:
-            self.one_by_one.odd(model)
-            self._several.has(model)
+            self._odd[model] += 1
 
 
 def _seeded(body: Mapping[str, Any], place: int) -> dict[str, Any]:

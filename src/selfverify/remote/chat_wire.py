@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,8 +13,6 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from selfverify.core.errors import DataError, ServerError
 from selfverify.remote.bounded_reading import read_at_most
-from selfverify.remote.json_size import has_more_values
-from selfverify.remote.large_json import write_large
 from selfverify.remote.server_replies import text_of
 
 if TYPE_CHECKING:
@@ -38,14 +35,6 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     if found is None:
         raise garbage(f"more than {most:,} bytes")
     return found
-
-
-class Passed(NamedTuple):
-    """An answer as it came: its bytes, what they say, and the headers in which a server tells of its work."""
-
-    raw: bytes
-    reply: dict[str, Any]
-    headers: dict[str, str]
 
 
 class Event(NamedTuple):
@@ -86,32 +75,18 @@ def encoded(body: Mapping[str, Any]) -> bytes:
     Raises:
         DataError: The body holds what JSON cannot.
     """
-    with _writing():
-        return to_json(body)
-
-
-def encoded_pieces(body: Mapping[str, Any]) -> list[bytes]:
-    """Return the body as JSON in pieces, which are made in short steps. See `encoded`."""
-    with _writing():
-        return write_large(body)
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
     try:
-        yield
+        return to_json(body)
     except PydanticSerializationError as error:
         raise DataError(f"the request cannot be written as JSON: {error}") from None
 
 
-def decoded(raw: bytes, most_values: int) -> dict[str, Any]:
+def decoded(raw: bytes) -> dict[str, Any]:
     """Return a reply's JSON object.
 
     Raises:
-        ServerError: It is none, or has more than ``most_values`` values (`has_more_values`).
+        ServerError: It is none.
     """
-    if has_more_values(raw, most_values):
-        raise garbage(f"more than {most_values:,} values")
     try:
         found = from_json(raw)
     except ValueError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -13,14 +14,11 @@ from selfverify.core.server_address import checked_address
 from selfverify.remote.chat_wire import (
     decoded,
     encoded,
-    encoded_pieces,
     garbage,
     lenient,
     read_body,
     refusal,
 )
-from selfverify.remote.in_turn import LARGE, in_turn
-from selfverify.remote.large_json import text_bytes
 
 try:
     import aiohttp
@@ -51,9 +49,6 @@ class ServerSettings:
         longest_wait_s: The longest wait between tries. A server that asks for more is not asked again.
         connections: The most connections that are open at once.
         most_bytes: The largest reply, in bytes.
-        most_values: The most values of a reply, in lists and objects: see `json_size`.
-        name: What the server is called, where there are several.
-        models: The models that it is asked for, where there are several servers; None: those that it lists.
     """
 
     url: str
@@ -64,9 +59,6 @@ class ServerSettings:
     longest_wait_s: float = 10.0
     connections: int = 1024
     most_bytes: int = 64 * 2**20
-    most_values: int = 2_000_000
-    name: str = "upstream-1"
-    models: tuple[str, ...] | None = None
 
 
 class Connection:
@@ -80,11 +72,6 @@ class Connection:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def name(self) -> str:
-        """What the server is called."""
-        return self.settings.name
 
     async def __aenter__(self) -> Self:
         settings = self.settings
@@ -102,9 +89,7 @@ class Connection:
         assert self._session is not None
         await self._session.close()
 
-    async def open(
-        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
+    async def open(self, path: str, body: Mapping[str, Any] | None) -> aiohttp.ClientResponse:
         """Post a body, or get what is there; return the response, of which nothing is read yet.
 
         Raises:
@@ -113,47 +98,32 @@ class Connection:
         assert self._session is not None, "use it as a context manager"
         url = self.base / path
         if body is None:
-            response = await self._session.get(url, headers=headers)
-        elif text_bytes(body) <= LARGE:
-            response = await self._session.post(url, data=encoded(body), headers=headers)
+            response = await self._session.get(url)
         else:
-            pieces = await in_turn(encoded_pieces, body)
-            length = {"Content-Length": str(sum(map(len, pieces)))}
-            response = await self._session.post(url, data=_each(pieces), headers={**headers, **length})
+            response = await self._session.post(url, data=io.BytesIO(encoded(body)))
         if response.status < 400:
             return response
         async with response:
             raw = await read_body(response, self.settings.most_bytes)
             raise refusal(response.status, lenient(raw), response.headers.get("Retry-After"))
 
-    async def decoded(self, raw: bytes) -> dict[str, Any]:
-        """Return a reply's JSON object.
-
-        Raises:
-            ServerError: It is none, or too large.
-        """
-        most = self.settings.most_values
-        return await in_turn(decoded, raw, most) if len(raw) > LARGE else decoded(raw, most)
-
-    async def reply(
-        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-    ) -> tuple[bytes, dict[str, Any]]:
+    async def reply(self, path: str, body: Mapping[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
         """Return a reply's bytes, and the object in them.
 
         Raises:
             ServerError: The server refuses, or its reply cannot be used.
         """
-        async with await self.open(path, body, headers) as response:
+        async with await self.open(path, body) as response:
             raw = await read_body(response, self.settings.most_bytes)
-        return raw, await self.decoded(raw)
+        return raw, decoded(raw)
 
-    async def models(self, headers: Mapping[str, str]) -> list[dict[str, Any]]:
+    async def models(self) -> list[dict[str, Any]]:
         """Return the models that ``/v1/models`` lists.
 
         Raises:
             ServerError: As `reply`.
         """
-        _, reply = await self.reply("models", None, headers)
+        _, reply = await self.reply("models", None)
         found = reply.get("data")
         if not isinstance(found, list):
             raise garbage("its list of models has no `data`")
@@ -178,12 +148,6 @@ class Connection:
         """Return the error for a fault of the connection. Its detail is for those who chose the server."""
         detail = f"{self.base}" if error is None else f"{self.base}: {str(error) or type(error).__name__}"
         return ServerError(text, status, code, retry=True, detail=detail)
-
-
-async def _each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield pieces; so each is sent before the next one is copied into the socket's buffer."""
-    for piece in pieces:
-        yield piece
 
 
 def server_url(url: str) -> URL:

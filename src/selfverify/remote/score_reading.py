@@ -7,6 +7,7 @@ the last message with ``continue_final_message``; whether a server does so is fo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from selfverify.core.errors import ServerError
 from selfverify.core.score_tree import decimals_of
 from selfverify.remote.client import REFUSALS, TOP_LOGPROBS, OpenAIClient
 from selfverify.remote.growing import read_choices
-from selfverify.remote.lacking import Lacking
 from selfverify.remote.score_shares import OPENING, ScoreShares, begins_number
 from selfverify.remote.server_replies import Completion, at_score
 from selfverify.remote.usage import Usage
@@ -60,8 +60,9 @@ class ScoreReader:
 
     def __init__(self, client: OpenAIClient) -> None:
         self.client = client
-        self.unable = Lacking()
+        self.unable = set[str]()
         self._able = set[str]()
+        self._refused = Counter[str]()
 
     async def can_read(self, model: str, usage: Usage, until: float) -> bool:
         """Return whether the server continues messages of this model. The first call finds out.
@@ -84,7 +85,7 @@ class ScoreReader:
         if begins_number(written) > _SURE:
             self._able.add(model)
         else:
-            self.unable.odd(model, sure=True)
+            self.unable.add(model)
         return model in self._able
 
     async def read(
@@ -108,7 +109,7 @@ class ScoreReader:
         if not opened:
             return None
         if _THOUGHTS & reply.rest.keys():  # what the score depends on cannot be sent back
-            self.unable.odd(model, sure=True)
+            self.unable.add(model)
             return None
         asked = {name: value for name, value in body.items() if name in _PROMPT}
 
@@ -124,7 +125,9 @@ class ScoreReader:
                 await look(prefix, 1)
         except ServerError as error:
             if error.status in REFUSALS:  # such as by a template that drops the thoughts of earlier turns
-                self.unable.odd(model)
+                self._refused[model] += 1
+                if self._refused[model] > 1:  # the first may be an accident
+                    self.unable.add(model)
         return shares.expectation() if shares else None
 
     async def _go_on(

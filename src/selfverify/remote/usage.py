@@ -24,8 +24,6 @@ class Usage:
         calls: Calls of the server, or batches of an own model that the request took part in.
         details: Further counts of servers, such as ``reasoning_tokens``, by the name of their object.
         complete: False if the cost of some call is unknown (a broken stream, a lost reply) and estimated.
-        uncounted_prompts: Calls that have read the request's prompt without anybody's counting its tokens.
-        estimated_tokens: Tokens of other prompts that nobody counted, estimated.
     """
 
     prompt_tokens: int = 0
@@ -35,17 +33,14 @@ class Usage:
     calls: int = 0
     details: dict[str, dict[str, int]] = field(default_factory=dict)
     complete: bool = True
-    uncounted_prompts: int = 0
-    estimated_tokens: int = 0
 
-    def add(self, usage: Any, estimate: int, judge: bool = False, prompt: int | None = None) -> int:
+    def add(self, usage: Any, estimate: int, judge: bool = False) -> int:
         """Count one call by its ``usage`` object, or by estimates where it has none.
 
         Args:
             usage: OpenAI's object, if there is one.
             estimate: Tokens written.
             judge: Whether a judge wrote them.
-            prompt: Tokens read; None: the request's own prompt was.
 
         Returns:
             The number of tokens written.
@@ -56,11 +51,7 @@ class Usage:
         if written is None:
             self.complete = False
             written = estimate
-        read = _count(found, "prompt_tokens")
-        self.prompt_tokens += read or 0
-        if read is None:
-            self.uncounted_prompts += prompt is None
-            self.estimated_tokens += prompt or 0
+        self.prompt_tokens += _count(found, "prompt_tokens") or 0
         details = found.get("prompt_tokens_details")
         self.cached_tokens += _count(details, "cached_tokens") or 0 if isinstance(details, Mapping) else 0
         for name in ("prompt_tokens_details", "completion_tokens_details"):
@@ -94,8 +85,6 @@ class Usage:
         self.cached_tokens += other.cached_tokens
         self.calls += other.calls
         self.complete = self.complete and other.complete
-        self.uncounted_prompts += other.uncounted_prompts
-        self.estimated_tokens += other.estimated_tokens
 
     def as_openai(self, chosen_tokens: int) -> dict[str, Any]:
         """Return OpenAI's ``usage`` object; ``chosen_tokens`` counts the candidates that are returned."""

@@ -11,10 +11,8 @@ from selfverify.core.episode import Ending, Episode, Reply, Said
 from selfverify.core.errors import ServerError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.looking.visual_budget import estimated_tokens_of
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import ServerSettings, server_url
-from selfverify.remote.prompt_size import prompt_tokens
 from selfverify.remote.server_replies import text_of
 from selfverify.remote.usage import Usage, estimated_tokens
 from selfverify.rollouts.server_messages import ServerMessages
@@ -99,7 +97,6 @@ class OnServer(Speaker):
         self.server, self.fields = server, fields
         self.talk = ServerMessages(problem)
         self.usage = Usage() if usage is None else usage
-        self._visual = sum(map(estimated_tokens_of, problem.images))
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -109,7 +106,6 @@ class OnServer(Speaker):
     def hear(self, reply: Reply) -> None:
         """See `Speaker`."""
         self.talk.hear(reply)
-        self._visual += sum(map(estimated_tokens_of, reply.images))
 
     def speak(self, turn: int) -> Said:
         """See `Speaker`.
@@ -138,8 +134,7 @@ class OnServer(Speaker):
         async with OpenAIClient(self.server) as client:
             reply = await client.chat(body, self.usage.lost)
         choice: dict[str, Any] = reply["choices"][0]
-        said, prompt = estimated_tokens(text_of(choice["message"].get("content"))), prompt_tokens(body)
-        self.usage.add(reply.get("usage"), said, prompt=prompt + self._visual)
+        self.usage.add(reply.get("usage"), estimated_tokens(text_of(choice["message"].get("content"))))
         return choice
 
 

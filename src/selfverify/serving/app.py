@@ -7,46 +7,32 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from collections.abc import Set as AbstractSet
-from contextlib import AsyncExitStack
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from selfverify.core.errors import ConfigError, ServerError
 from selfverify.remote.bearer_keys import Keys
-from selfverify.remote.in_turn import in_turn
 from selfverify.remote.server_replies import Completion
 from selfverify.remote.usage import Usage
 from selfverify.selection.calibration import Calibration
 from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.backend import Ask, Backend, Tell
+from selfverify.serving.backend import Ask, Backend, Events, Tell
 from selfverify.serving.best_of import BestOf
-from selfverify.serving.callers import GRANT
 from selfverify.serving.completions import chunks, completion, figures, piece_of, progress
 from selfverify.serving.counters import Metrics
-from selfverify.serving.entrance import ROOM, Entrance, set_aside, told
-from selfverify.serving.field_names import KNOWN, refuse_misspelt
-from selfverify.serving.foreseen import foreseen_of_choosing, foreseen_of_verifying
+from selfverify.serving.entrance import Entrance, told
+from selfverify.serving.field_names import refuse_misspelt
 from selfverify.serving.incoming import is_formatted, wants_instruction, with_instruction, without_images
-from selfverify.serving.intake import FEW
 from selfverify.serving.json_text import json_response
 from selfverify.serving.page import Example, add_page
-from selfverify.serving.passing import Passing
-from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, split_model
-from selfverify.serving.readiness import Readiness
-from selfverify.serving.remote_images import RemoteImages
+from selfverify.serving.protocol import ChatRequest, VerifyRequest, best_of, read_as, split_model
 from selfverify.serving.request_images import Picture, take_images
-from selfverify.serving.request_record import RECORD
-from selfverify.serving.responding import Responding
 from selfverify.serving.selecting import Selection, check_abstaining, check_verifier, select
 from selfverify.serving.serve_settings import GatewaySettings
-from selfverify.serving.served_models import ServedModels
 from selfverify.serving.streaming import REQUEST_ID, EventStream
-from selfverify.serving.tracing import Tracing
-from selfverify.serving.upstream import judge_of
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.looking.looking_task import LookingTask
@@ -64,12 +50,11 @@ class Gateway:
     Args:
         backend: Writes and scores candidates. It has to be entered: `selfverify.serving.server.start` does.
         settings: How requests are treated.
-        keys: The keys of those who may ask; without any, everybody may.
+        keys: The key of those who may ask; without one, everybody may.
         calibration: Turns confidences into probabilities, for requests that it was fitted for.
         metrics: The counters.
         example: Makes example problems for the page.
         looking: What requests with a field ``look`` may ask for; None refuses them.
-        tracing: Makes spans of requests; None makes none.
     """
 
     keep_alive_s = 5.0
@@ -87,7 +72,6 @@ class Gateway:
         metrics: Metrics | None = None,
         example: Example | None = None,
         looking: LookGate | None = None,
-        tracing: Tracing | None = None,
     ) -> None:
         self.backend = backend
         self.settings = settings
@@ -96,29 +80,22 @@ class Gateway:
         self.metrics = metrics or Metrics()
         self.example = example
         self.looking = looking
-        self.served = ServedModels(settings.models)
-        self.passing = Passing(backend, settings, self.served, self._streamed, self._count)
-        self.entrance = Entrance(settings, self.keys, self.metrics, tracing)
-        self.remote: RemoteImages | None = None
+        self.entrance = Entrance(settings, self.keys, self.metrics)
+        self._asked_at = -1.0
+        self._fault: str | None = None
 
     def application(self) -> web.Application:
         """Return the application. Its runner needs ``handler_cancellation=True``."""
-        app = web.Application(middlewares=[self.entrance.guard])
+        most = int(self.settings.max_body_mb * 2**20)
+        app = web.Application(middlewares=[self.entrance.guard], client_max_size=most)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/verify", self.verify)
-        self.passing.add_to(app)
-        Responding(
-            self.backend, self._prepared, self._select, self._count, self.keep_alive_s, self.stall_s
-        ).add_to(app)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/models/{model:.+}", self.model)
         app.router.add_get("/health", self.health)
-        app.router.add_get("/ready", Readiness(self.backend).ready)
         app.router.add_get("/metrics", self.show_metrics)
         add_page(app, self.settings, self.in_force, bool(self.keys), self.example, self.looking is not None)
-        app.cleanup_ctx.append(self._resources)
         app.on_response_prepare.append(self.entrance.sign)
-        app.on_shutdown.append(self._stop_reading)
         return app
 
     @property
@@ -132,22 +109,10 @@ class Gateway:
         """How many requests are being worked on."""
         return self.entrance.in_flight
 
-    async def _stop_reading(self, app: web.Application) -> None:
-        self.entrance.intake.stop()
-
-    async def _resources(self, app: web.Application) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            if self.entrance.callers.ledger is not None:
-                await stack.enter_async_context(self.entrance.callers.ledger.kept())
-            if self.settings.remote_images and self.remote is None:
-                fetching = RemoteImages(self.settings.images.bytes)
-                self.remote = await stack.enter_async_context(fetching)
-            yield
-
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         begun = asyncio.get_running_loop().time()
-        raw, asked = await request[ROOM].read_as(request, ChatRequest)
+        raw, asked = await read_as(request, ChatRequest, self.settings.timeout)
         ask, is_chosen = await self._prepared(request, raw, asked, begun)
         if not is_chosen and self.backend.passes_on() and ask.look is None:
             return await self._pass_on(request, raw, ask)
@@ -164,48 +129,37 @@ class Gateway:
         return json_response(completion(head, ask, outcome), headers=figures(ask, outcome))
 
     async def _prepared(
-        self,
-        request: web.Request,
-        raw: Mapping[str, Any],
-        asked: ChatRequest,
-        begun: float,
-        known: AbstractSet[str] = KNOWN,
+        self, request: web.Request, raw: Mapping[str, Any], asked: ChatRequest, begun: float
     ) -> tuple[Ask, bool]:
-        """Return a request as the backend gets it, and whether one of several answers is chosen.
-
-        ``known`` are the names of fields that are not misspelt.
-        """
+        """Return a request as the backend gets it, and whether one of several answers is chosen."""
         model, chosen = best_of(asked, self.settings.best_of)
-        self.served.check(model)
-        self.served.check_fields(raw)
-        if request[ROOM].held <= FEW:
-            self.backend.check_fields(raw)
-        else:
-            await in_turn(self.backend.check_fields, raw)
         settings = chosen or BestOf(
             n=asked.n, strategy="first", verifier="none", instruction=False, content="raw"
         )
         most, param = self.settings.most_samples, "best_of.n" if chosen else "n"
         if settings.n > most:
             raise invalid_value(param, f"at most {most} candidates may be asked for")
-        request[GRANT].ask(settings.n)
         deadline = begun + min(self.settings.timeout, settings.timeout_s or self.settings.timeout)
         if chosen is not None:
-            refuse_misspelt(raw, known)
+            refuse_misspelt(raw)
         ask = await self._ask(request, raw, asked, model, settings, deadline)
-        passes = chosen is None and self.backend.passes_on() and ask.look is None
-        await set_aside(request, partial(foreseen_of_choosing, self.backend, ask, passes))
         return ask, chosen is not None
 
     async def _pass_on(self, request: web.Request, raw: Mapping[str, Any], ask: Ask) -> web.StreamResponse:
         """Answer without selection: with what the server says, as it came."""
         usage, until = ask.usage, ask.deadline
-        own = {"model": ask.model, "messages": ask.body["messages"]}
-        body = {name: value for name, value in raw.items() if name != "best_of"} | own
-        if ask.streams:
-            return await self.passing.copy(request, self.backend.stream(body, usage, until), usage, until)
-        reply = await self.passing.reply(request, self.backend.reply_to(body, usage, until), usage, until)
-        return web.Response(body=reply, content_type="application/json")
+        body = {name: value for name, value in raw.items() if name != "best_of"} | {"model": ask.model}
+        try:
+            if ask.streams:
+                events = self.backend.stream(body, usage, until)
+                return await self._streamed(request, lambda stream: _copy_events(stream, events, until))
+            async with asyncio.timeout_at(until):
+                reply = await self.backend.reply_to(body, usage, until)
+            return web.Response(body=reply, content_type="application/json")
+        except TimeoutError:
+            raise ServerError("there was no answer within the time allowed", 504, "timeout") from None
+        finally:
+            self._count(usage)
 
     async def _ask(
         self,
@@ -220,7 +174,7 @@ class Gateway:
         body = {name: value for name, value in raw.items() if name not in _OURS and value is not None}
         for name in body.keys() & ChatRequest.model_fields.keys():  # as they were read: `stop` is a list
             body[name] = getattr(asked, name)
-        pictures, messages = await self._take(request, asked.messages, deadline)
+        pictures, messages = await self._take(asked.messages, looks=asked.look is not None)
         instruct = wants_instruction(settings, body)
         body |= {"model": model, "messages": with_instruction(messages) if instruct else messages}
         if is_formatted(body) and not instruct:  # what looks like a tag in it is none
@@ -231,7 +185,6 @@ class Gateway:
         if asked.look is not None:
             ask.look = self._look(asked.look, ask)
         self._check(ask)
-        request[RECORD].asks(ask.model, ask.usage)
         if self.settings.log_prompts:
             told = json.dumps(without_images(body["messages"]), ensure_ascii=False)
             logger.info("%s asks %s", request[REQUEST_ID], told)
@@ -247,18 +200,12 @@ class Gateway:
         return self.looking.look(given, ask.body, ask.best_of.answers)
 
     async def _take(
-        self, request: web.Request, messages: list[dict[str, Any]], deadline: float
+        self, messages: list[dict[str, Any]], looks: bool = False
     ) -> tuple[list[Picture], list[dict[str, Any]]]:
-        """Return the checked images, and the messages as the backend gets them."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                pictures = await take_images(messages, self.settings.images, self.remote)
-        except TimeoutError:
-            raise ServerError("the images were not there within the time allowed", 504, "timeout") from None
-        own = self.backend.own_messages
-        if request[ROOM].held <= FEW:
-            return pictures, own(messages, pictures)
-        return pictures, await in_turn(own, messages, pictures)
+        """Return the checked images, if anybody here looks at them, and the messages for the backend."""
+        if self.backend.passes_on() and not looks:
+            return [], messages
+        return await take_images(messages, self.settings.images), self.backend.own_messages(messages)
 
     def _check(self, ask: Ask) -> None:
         self.backend.check(ask)
@@ -271,19 +218,13 @@ class Gateway:
             check_abstaining(ask.best_of, verifier, self.calibration)
         except ConfigError as error:
             raise invalid_value("best_of.abstain_below", str(error)) from None
-        judge = judge_of(ask.best_of.verifier or "", ask.model)
-        if judge and self.backend.passes_on() and ask.best_of.verifier != self.settings.best_of.verifier:
-            self.served.check(judge, "best_of.verifier")
 
     async def _select(
         self, request: web.Request, ask: Ask, wanted: int, tell: Tell | None = None
     ) -> Selection:
-        count, record = self.metrics, request[RECORD]
-        with self.entrance.tracing.selection(record, ask.best_of):
-            outcome = await select(self.backend, ask, wanted, self.calibration, tell)
-            drawn = len(outcome.candidates)
-            record.answered, record.candidates, record.stopped = True, drawn, outcome.stopped
-        count.candidates.inc(drawn)
+        count = self.metrics
+        outcome = await select(self.backend, ask, wanted, self.calibration, tell)
+        count.candidates.inc(len(outcome.candidates))
         count.stopped.labels(outcome.stopped).inc()
         count.abstained.inc(sum(chosen.abstained for chosen in outcome.selected))
         self._count(ask.usage)
@@ -317,15 +258,13 @@ class Gateway:
     ) -> None:
         """Report candidates as they come, then send the chosen answers. One without selection is sent as it
         is written, if the backend shows it."""
-        sent, record = 0, request[RECORD]
+        sent = 0
 
         def write(piece: str) -> None:
             nonlocal sent
             if not sent:
                 stream.put_event(piece_of(head, {"role": "assistant", "content": ""}, asked.include_usage))
-            chunk = piece_of(head, {"content": piece}, asked.include_usage)
-            stream.put_event(chunk)
-            record.saw(chunk)
+            stream.put_event(piece_of(head, {"content": piece}, asked.include_usage))
             sent += len(piece)
 
         chosen = ask.best_of
@@ -353,29 +292,23 @@ class Gateway:
             working.cancel()  # the client has left, or there is nothing more to do
         for chunk in chunks(completion(head, ask, outcome), asked.include_usage, sent):
             await stream.event(chunk)
-            record.saw(chunk)
 
     async def verify(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/verify``: scores of given answers."""
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
-        _, asked = await request[ROOM].read_as(request, VerifyRequest)
+        _, asked = await read_as(request, VerifyRequest, self.settings.timeout)
         answers = asked.answers
-        request[GRANT].ask(len(answers))
         model, _ = split_model(asked.model)
-        self.served.check(model)
-        pictures, messages = await self._take(request, asked.messages, deadline)
+        pictures, messages = await self._take(asked.messages)
         body = {"model": model, "messages": with_instruction(messages)}  # the prompt that the model knows
         settings = BestOf(n=1, verifier=asked.verifier)
         ask = Ask(body, pictures, settings, deadline, id=request[REQUEST_ID])
         self._check(ask)
-        await set_aside(request, partial(foreseen_of_verifying, ask, answers))
-        request[RECORD].asks(ask.model, ask.usage)
         try:
             async with asyncio.timeout_at(deadline):
                 scores = await self.backend.verify(ask, answers)
         except TimeoutError:
             raise ServerError("there were no scores within the time allowed", 504, "timeout") from None
-        request[RECORD].answered = True
         results = [{"index": i, "score": score} for i, score in enumerate(scores)]
         found = {"object": "verification", "model": asked.model, "results": results, "score": scores[0]}
         counted = {"usage": ask.usage.as_openai(0), "usage_complete": ask.usage.complete}
@@ -385,7 +318,7 @@ class Gateway:
         """``GET /v1/models``: the backend's models, each also by the name that turns selection off.
 
         ``best_of`` says what holds where a request does not."""
-        found = self.served.of(await self.backend.models())
+        found = await self.backend.models()
         plain = [{**model, "id": f"{model['id']}@plain"} for model in found]
         chosen = [{**model, "best_of": self.in_force} for model in found]
         return json_response({"object": "list", "data": [*chosen, *plain]})
@@ -394,7 +327,6 @@ class Gateway:
         """``GET /v1/models/NAME``."""
         wanted = request.match_info["model"]
         name, _ = split_model(wanted)
-        self.served.check(name)
         for model in await self.backend.models():
             if model["id"] == name:
                 chosen = {"best_of": self.in_force} if wanted == name else {}
@@ -402,10 +334,33 @@ class Gateway:
         raise ApiError(404, f"the model {name!r} does not exist", "model_not_found", "model")
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """``GET /health``: says that this process lives, not whether an upstream does."""
-        return json_response({"status": "ok", "backend": self.backend.name, "in_flight": self.in_flight})
+        """``GET /health``: 200, or 503 where the server behind this one does not answer.
+
+        Everybody may ask, so that server is asked at most once a second.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._asked_at >= 1.0:
+            self._asked_at, self._fault = now, await self.backend.fault()
+        told = {"backend": self.backend.name, "in_flight": self.in_flight}
+        if self._fault is None:
+            return json_response({"status": "ok"} | told)
+        return json_response({"status": "unready", "fault": self._fault} | told, status=503)
 
     async def show_metrics(self, request: web.Request) -> web.StreamResponse:
         """``GET /metrics``: the counters in Prometheus's format."""
         text = self.metrics.text()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def _copy_events(stream: EventStream, events: Events, deadline: float) -> None:
+    """Send a server's own events as they come.
+
+    Raises:
+        ServerError: They did not end in time.
+    """
+    try:
+        async with asyncio.timeout_at(deadline), aclosing(events):
+            async for event, _ in events:
+                await stream.copy(event)
+    except TimeoutError:
+        raise ServerError("the answer was not complete within the time allowed", 504, "timeout") from None

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from selfverify.core.errors import ServerError
-from selfverify.remote.chat_wire import CHAT, Passed
 from selfverify.remote.server_replies import Completion, Reader, finish_reading
 from selfverify.remote.usage import Usage
 from selfverify.selection.fusion import Fusion
@@ -17,9 +16,6 @@ from selfverify.serving.best_of import BestOf
 if TYPE_CHECKING:  # they import aiohttp, which `selfverify solve` does without, and torch
     from selfverify.looking.looking_task import LookingTask
     from selfverify.serving.request_images import Picture
-
-ASSUMED_TOKENS = 256
-"""The tokens that are set aside for a candidate where nobody says a maximum."""
 
 Events = AsyncGenerator[tuple[bytes, dict[str, Any]], None]
 """A streamed chat completion: the events as a model server sends them, and the chunks in them."""
@@ -38,7 +34,7 @@ class Ask:
     Args:
         body: OpenAI's fields, as an upstream may get them; without those that the gateway handles itself. The
             model has the name that the backend gives it.
-        pictures: The images in the messages, in order.
+        pictures: The images in the messages, in order; of those for a server only where it looks again.
         best_of: How the answer is chosen.
         deadline: The time at which the answer has to be there, on the event loop's clock.
         streams: Whether somebody watches the candidates come.
@@ -124,15 +120,11 @@ class Backend(ABC):
         name: ``local`` or ``upstream``.
         default_verifier: The verifier where a request names none.
         strict: Whether answers have to be in tags to be read, if the format was asked for.
-        assumed_tokens: How long a candidate is taken to be at most where a request does not say.
-        keeps_conversations: Whether a turn reads only what is new in its conversation.
     """
 
     name: str
     default_verifier: str
     strict: bool
-    assumed_tokens: int = ASSUMED_TOKENS
-    keeps_conversations: bool = False
 
     async def __aenter__(self) -> Self:
         """Open what the backend needs."""
@@ -157,20 +149,11 @@ class Backend(ABC):
             ApiError: The question has such a field.
         """
 
-    def check_fields(self, fields: Mapping[str, Any]) -> None:
-        """Refuse fields of a request, besides its messages, that this backend must not get.
-
-        Raises:
-            ApiError: It has such a field.
-        """
-
-    def own_messages(
-        self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
-    ) -> list[dict[str, Any]]:
+    def own_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a request's messages as `draw` and `verify` want them.
 
         Raises:
-            ApiError: A message holds what this backend must not get.
+            ApiError: A message holds what this backend does not understand.
         """
         return messages
 
@@ -186,29 +169,13 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
-    def stream(self, body: Mapping[str, Any], usage: Usage, until: float, path: str = CHAT) -> Events:
+    def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
         """Yield a streamed completion without selection.
 
         Raises:
             ServerError: The server failed.
         """
         raise NotImplementedError
-
-    async def post(self, path: str, body: Mapping[str, Any], usage: Usage, until: float) -> Passed:
-        """Return what the model server answers at a path, such as ``embeddings``.
-
-        Raises:
-            ServerError: The server failed.
-        """
-        raise NotImplementedError
-
-    @abstractmethod
-    def readings(self, ask: Ask) -> int:
-        """Return how often a question is read at most while its candidates are drawn."""
-
-    @abstractmethod
-    def judgings(self, ask: Ask) -> int:
-        """Return how often a candidate is read at most, with its question, while it is judged."""
 
     @abstractmethod
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
@@ -222,9 +189,9 @@ class Backend(ABC):
     async def verify(self, ask: Ask, answers: Sequence[str]) -> list[float | None]:
         """Return the scores of given answers; None for an answer on which the verifier failed."""
 
-    async def ready(self) -> dict[str, str | None]:
-        """Return by name what is wrong with each server behind the gateway, None for those that answer."""
-        return {}
+    async def fault(self) -> str | None:
+        """Return what is wrong with the server behind the gateway; None where it answers or is none."""
+        return None
 
     @abstractmethod
     async def models(self) -> list[dict[str, Any]]:

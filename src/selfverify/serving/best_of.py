@@ -117,14 +117,6 @@ class BestOf(Choosing):
     """Seconds after which the answer is chosen from the candidates that are there."""
 
     @property
-    def most_draws(self) -> int:
-        """In how many steps candidates are drawn at most."""
-        stopping = self.stopping
-        if stopping.max_tokens is not None:
-            return self.n  # what is left of a budget may be less than a step
-        return 1 - (stopping.start - self.n) // stopping.step
-
-    @property
     def stopping(self) -> Stopping:
         """As in `Choosing`, with the request's own ``start`` and ``step``."""
         return self._stopping(self.start, self.step)

@@ -5,33 +5,29 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
+import secrets
+import time
+import traceback
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
+from pathlib import Path
 
 from aiohttp import web
 
-from selfverify.core.errors import ServerError
 from selfverify.remote.bearer_keys import Keys
-from selfverify.remote.in_turn import in_turn
-from selfverify.remote.origin import ORIGIN
 from selfverify.serving.api_errors import ApiError, api_error, error_response
-from selfverify.serving.callers import GRANT, Callers, Grant
 from selfverify.serving.counters import Metrics
-from selfverify.serving.foreseen import Foreseen
-from selfverify.serving.intake import FEW, Intake, Room
-from selfverify.serving.log_lines import FIELDS, where
 from selfverify.serving.page import PAGE_PATHS
-from selfverify.serving.request_record import RECORD, AnsweredModels, RequestRecord, request_id
 from selfverify.serving.serve_settings import GatewaySettings
 from selfverify.serving.streaming import REQUEST_ID
-from selfverify.serving.tracing import Tracing
 
 logger = logging.getLogger("selfverify.serving")
 
-ROOM = web.RequestKey("room", Room)
-"""Where the body of a request is read."""
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+"""The ids that are taken from clients."""
 
-OPEN_PATHS = PAGE_PATHS | {"/health", "/ready"}
+OPEN_PATHS = PAGE_PATHS | {"/health"}
 """The paths that need no key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -42,21 +38,14 @@ class Entrance:
 
     Args:
         settings: How requests are treated.
-        keys: The keys of those who may ask; without any, everybody may.
+        keys: The key of those who may ask; without one, everybody may.
         metrics: The counters.
-        tracing: Makes spans.
     """
 
-    def __init__(
-        self, settings: GatewaySettings, keys: Keys, metrics: Metrics, tracing: Tracing | None = None
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, keys: Keys, metrics: Metrics) -> None:
         self.settings = settings
-        self.tracing = tracing or Tracing()
         self.keys = keys
         self.metrics = metrics
-        self.callers = Callers(settings.keys, settings.rate_limit, settings.key_usage)
-        self.intake = Intake(settings)
-        self.models = AnsweredModels()
         self.in_flight = 0
         self.on_loopback = False
         """Whether only programs on this machine reach the port, among them browsers with foreign pages."""
@@ -64,48 +53,29 @@ class Entrance:
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let a request through to its handler, if its caller may ask."""
-        own_id = request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
-        record = request[RECORD] = self.tracing.record({"x-request-id": own_id})
-        entered = ORIGIN.set(record.origin)
+        request[REQUEST_ID] = request_id(request.headers.get("x-request-id"))
+        begun, status = time.perf_counter(), 499  # that of a client that leaves
         self.in_flight += 1
         self.metrics.in_flight.set(self.in_flight)
         try:
-            with self.tracing.request(record, request.headers, request.method, _route(request)):
-                try:
-                    with self.intake.room() as request[ROOM]:
-                        response = await self._response(request, handler)
-                    record.status = response.status
-                finally:
-                    record.model = self.models.told(record.model, record.answered)
+            response = await self._response(request, handler)
+            status = response.status
             return response
         except (asyncio.CancelledError, ConnectionResetError):
             self.metrics.cancelled.inc()
             raise
         finally:
-            ORIGIN.reset(entered)
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
-            if GRANT in request:
-                request[GRANT].settle(record, left=record.status == 499)
-            self._tell(request, record)
+            seconds, path = time.perf_counter() - begun, _route(request)
+            self.metrics.observe(path, status, seconds)
+            own_id, method = request[REQUEST_ID], request.method
+            logger.info("%s %s %s %d %.0f ms", own_id, method, path, status, seconds * 1e3)
 
     async def sign(self, request: web.Request, response: web.StreamResponse) -> None:
         """Put what every response says into its headers."""
         if REQUEST_ID in request:  # aiohttp answers by itself what it cannot read
             response.headers["x-request-id"] = request[REQUEST_ID]
-        if GRANT in request:
-            response.headers.update(request[GRANT].caller.headers())
-
-    def _tell(self, request: web.Request, record: RequestRecord) -> None:
-        """Count and log a request that is over."""
-        own_id, path, status, seconds = request[REQUEST_ID], _route(request), record.status, record.seconds
-        self.metrics.observe(path, status, seconds, record)
-        fields = {"request_id": own_id, "method": request.method, "path": path, "status": status}
-        fields |= {"seconds": round(seconds, 4)} | record.fields()
-        logger.info(
-            "%s %s %s %d %.0f ms%s",
-            own_id, request.method, path, status, seconds * 1e3, record.about, extra={FIELDS: fields},
-        )  # fmt: skip
 
     async def _response(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Return the handler's response, or the one that tells of its error."""
@@ -124,16 +94,11 @@ class Entrance:
             self._check_host(request.headers.get("Host"))
         if request.path in OPEN_PATHS:
             return
-        caller = request.remote or "unknown"
-        if self.keys:
-            name = self.keys.find(request.headers.get("Authorization"))
-            if name is None:
-                text = "a valid key is needed: Authorization: Bearer KEY"
-                raise ApiError(401, text, "invalid_api_key")
-            caller = request[RECORD].key = name
+        if self.keys and self.keys.find(request.headers.get("Authorization")) is None:
+            text = "a valid key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, text, "invalid_api_key")
         if not request.path.startswith("/v1/"):
             return
-        request[GRANT] = Grant(self.callers.find(caller))
         if self.in_flight > settings.max_in_flight:
             text = f"{settings.max_in_flight} requests are being worked on already; ask again in a moment"
             raise ApiError(503, text, "overloaded", retry_after=1.0)
@@ -144,17 +109,6 @@ class Entrance:
         if not is_loopback(name) and name not in map(str.lower, self.settings.allowed_host):
             text = f"the name {name!r} is not served here; selfverify serve --allowed-host {name} serves it"
             raise ApiError(403, text, "host_refused")
-
-
-async def set_aside(request: web.Request, foresee: Callable[[], Foreseen]) -> None:
-    """Take the tokens that a request may need, where those of its caller are limited.
-
-    Raises:
-        ApiError: The caller may not take so many now.
-    """
-    grant = request[GRANT]
-    if grant.counts_tokens:
-        grant.set_aside(foresee() if request[ROOM].held <= FEW else await in_turn(foresee))
 
 
 def _route(request: web.Request) -> str:
@@ -183,10 +137,15 @@ def told(request: web.Request, error: Exception) -> ApiError:
     """Return the error that a client is told. The details of a fault of our own go to the log only."""
     known = api_error(error)
     if known is not None:
-        # A server's own code may be anything.
-        request[RECORD].code = "upstream_error" if isinstance(error, ServerError) else known.code
         return known
-    request[RECORD].code = "internal_error"
-    logger.error("request %s failed: %s", request[REQUEST_ID], where(error))
+    # Its own text may quote the request.
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    places = " ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    logger.error("request %s failed: %s %s", request[REQUEST_ID], type(error).__name__, places)
     text = f"the gateway failed; its log says why under {request[REQUEST_ID]}"
     return ApiError(500, text, "internal_error")
+
+
+def request_id(given: str | None) -> str:
+    """Return the client's id of a request if it is well formed, else a new one."""
+    return given if given and _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 
 from selfverify.serving.api_errors import ApiError
@@ -63,14 +62,14 @@ _MOST_CHECKED = 16
 """The most unknown names that are compared: a request may have thousands."""
 
 
-def refuse_misspelt(names: Iterable[str], known: AbstractSet[str] = KNOWN) -> None:
-    """Refuse a field that is almost called like a ``known`` one.
+def refuse_misspelt(names: Iterable[str]) -> None:
+    """Refuse a field that is almost called like one of `KNOWN`.
 
     Raises:
         ApiError: Such a field; the message says which one may be meant.
     """
-    unknown = [name for name in names if name not in known and len(name) <= 32][:_MOST_CHECKED]
+    unknown = [name for name in names if name not in KNOWN and len(name) <= 32][:_MOST_CHECKED]
     for name in unknown:
-        for meant in get_close_matches(name.lower(), known, 1, 0.85):
+        for meant in get_close_matches(name.lower(), KNOWN, 1, 0.85):
             text = f"{name}: there is no such field; is {meant} meant? With MODEL@plain any field passes"
             raise ApiError(400, text, "unknown_parameter", name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.core.requests import SCORE_INSTRUCTION
 from selfverify.serving.api_errors import invalid_value
 from selfverify.serving.best_of import BestOf
-from selfverify.serving.request_images import Picture
 
 
 def wants_instruction(settings: BestOf, body: Mapping[str, Any]) -> bool:
@@ -51,25 +50,6 @@ def with_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*messages[:-1], {**last, "content": changed}]
 
 
-def with_pictures(messages: list[dict[str, Any]], pictures: Sequence[Picture]) -> list[dict[str, Any]]:
-    """Return the messages with all images as data URLs.
-
-    Data URLs stay as they came. Addresses are replaced by the fetched images, so that an upstream never
-    fetches anything that a client names.
-    """
-    left = iter(pictures)
-
-    def part(found: Any) -> Any:
-        if not isinstance(found, dict) or found.get("type") != "image_url":
-            return found
-        inner, picture = found["image_url"], next(left)
-        given = inner if isinstance(inner, dict) else {"url": inner}
-        url = given["url"] if given["url"].startswith("data:") else picture.url
-        return {**found, "image_url": given | {"url": url}}
-
-    return _changed(messages, part)
-
-
 def with_places(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages as parts of text, and a place for each image.
 
@@ -108,13 +88,8 @@ def without_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return {"type": None}
         return {name: found[name] for name in ("type", "text") if name in found}
 
-    return _changed(messages, part)
-
-
-def _changed(messages: list[dict[str, Any]], change: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    """Return the messages with every part changed; contents that are texts stay as they are."""
     return [
-        {**message, "content": [change(part) for part in message["content"]]}
+        {**message, "content": [part(found) for found in message["content"]]}
         if isinstance(message.get("content"), list)
         else message
         for message in messages

@@ -16,7 +16,6 @@ from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.looking.looking_task import LookingTask
 from selfverify.policy.policy import Policy
 from selfverify.policy.reply_parts import TooLongError, has_too_many_characters
-from selfverify.remote.prompt_size import prompt_tokens
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing
 from selfverify.serving.batching import Batcher, Job
@@ -25,7 +24,6 @@ from selfverify.serving.incoming import with_places
 from selfverify.serving.looking_gate import look_here
 from selfverify.serving.own_replies import completion_of, looked_completion
 from selfverify.serving.own_streams import OwnStream
-from selfverify.serving.request_images import Picture
 from selfverify.tasks.base import Judged
 from selfverify.verifiers.base import Verifier
 from selfverify.verifiers.by_policy import Inline, Judge, Soft
@@ -59,7 +57,6 @@ class Local(Backend):
     name = "local"
     default_verifier = "soft"
     strict = True
-    keeps_conversations = True
 
     def __init__(
         self,
@@ -73,7 +70,7 @@ class Local(Backend):
     ) -> None:
         self.policy = policy
         self.model = model
-        self.max_tokens = self.assumed_tokens = max_tokens
+        self.max_tokens = max_tokens
         self.verifiers: dict[str, Verifier] = {
             "inline": Inline(),
             "soft": Soft(policy),
@@ -114,22 +111,12 @@ class Local(Backend):
         if self._longest is not None and self._tokens(body) >= self._longest:
             raise invalid_value("max_tokens", f"the model has room for fewer than {self._longest} tokens")
 
-    def own_messages(
-        self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
-    ) -> list[dict[str, Any]]:
+    def own_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """See `Backend`: parts of text, and a place for each image."""
         return with_places(messages)
 
     def _tokens(self, body: Mapping[str, Any]) -> int:
         return int(body.get("max_completion_tokens") or body.get("max_tokens") or self.max_tokens)
-
-    def readings(self, ask: Ask) -> int:
-        """See `Backend`: each batch reads the prompt."""
-        return ask.best_of.most_draws
-
-    def judgings(self, ask: Ask) -> int:
-        """See `Backend`."""
-        return int(_reads_again(self.verifiers.get(ask.best_of.verifier or self.default_verifier)))
 
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
         """See `Backend`. The same seed gives the candidates that `selfverify solve` draws with it."""
@@ -182,8 +169,6 @@ class Local(Backend):
         ask.usage.add({"prompt_tokens": prompt_tokens, "completion_tokens": written}, 0)
         if _reads_again(verifier):  # it does not say what it reads and writes
             ask.usage.complete = False
-            ask.usage.uncounted_prompts += len(replies)
-            ask.usage.estimated_tokens += written
         for reply in replies:
             drawing.arrived(reply)
             drawing.ready(reply)
@@ -240,8 +225,6 @@ class Local(Backend):
         except DataError as error:
             raise _refused(error) from None
         ask.usage.lost()
-        ask.usage.uncounted_prompts += len(answers)
-        ask.usage.estimated_tokens += prompt_tokens({"input": answers})
         return list(scores)
 
     async def models(self) -> list[dict[str, Any]]:

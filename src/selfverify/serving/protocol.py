@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Any
+from typing import Any, TypeVar
 
+from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from selfverify.remote.usage import MOST_TOKENS
-from selfverify.serving.api_errors import invalid, invalid_value
+from selfverify.serving.api_errors import ApiError, invalid, invalid_value
 from selfverify.serving.best_of import BestOf
 
 _SUFFIX = re.compile(
     r"(?P<model>.+)@(?:bo(?P<n>[0-9]{1,4})(?P<settings>(?:,[a-z_]+=[^,@]*)*)|(?P<plain>plain))"
 )
+
+
+Asked = TypeVar("Asked", bound=BaseModel)
 
 
 class _StreamOptions(BaseModel):
@@ -91,6 +97,36 @@ class VerifyRequest(BaseModel):
         if not 1 <= len(found) <= 64 or not all(text.strip() for text in found):
             raise invalid_value("answer", "between 1 and 64 texts that are not empty")
         return found
+
+
+async def read_as(request: web.Request, kind: type[Asked], within_s: float) -> tuple[dict[str, Any], Asked]:
+    """Return a request's JSON object, as it came and as a ``kind``.
+
+    Raises:
+        ApiError: The request is no JSON object, is not declared as JSON, is compressed, comes too slowly, or
+            is no ``kind``; the message names the field.
+        HTTPRequestEntityTooLarge: It is larger than the application takes.
+    """
+    if request.content_type != "application/json":
+        # Browsers let every page send other types anywhere, without asking the server first.
+        raise ApiError(415, "Content-Type: application/json is needed", "unsupported_media_type")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ApiError(415, "compressed requests are not taken", "unsupported_encoding")
+    try:
+        async with asyncio.timeout(within_s):
+            data = await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"the request did not arrive within {within_s:g} s", "timeout") from None
+    try:
+        raw = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the request is no JSON: {error}", "invalid_json") from None
+    if not isinstance(raw, dict):
+        raise ApiError(400, "the request has to be a JSON object", "invalid_json")
+    try:
+        return raw, kind.model_validate(raw)
+    except ValidationError as error:
+        raise invalid(error) from None
 
 
 def best_of(request: ChatRequest, defaults: BestOf) -> tuple[str, BestOf | None]:

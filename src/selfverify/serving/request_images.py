@@ -1,28 +1,22 @@
-"""The images of requests: read from data URLs, or fetched where that is allowed, and checked before use."""
+"""The images of requests: read from data URLs, and checked before use."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import binascii
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from PIL import Image
 
 from selfverify.core.rgb import to_rgb
 from selfverify.data.images import FORMATS
-from selfverify.remote.in_turn import LARGE, STEP, in_turn
 from selfverify.serving.api_errors import ApiError, invalid_value
-from selfverify.serving.remote_images import RemoteImages
 from selfverify.serving.serve_settings import ImageLimits
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _DATA_URL = re.compile(r"data:image/[a-zA-Z0-9.+-]{1,32};base64,", re.ASCII)
 
@@ -34,11 +28,6 @@ class Picture:
     data: bytes
     format: str
     pixels: int
-
-    @property
-    def url(self) -> str:
-        """The image as a data URL."""
-        return f"data:image/{self.format.lower()};base64,{base64.b64encode(self.data).decode()}"
 
     def decode(self) -> Image.Image:
         """Return the image decoded, in RGB: 24 bits a pixel.
@@ -54,18 +43,16 @@ class Picture:
             raise _bad(f"the image cannot be decoded: {type(error).__name__}: {error}") from None
 
 
-async def take_images(
-    messages: Sequence[Mapping[str, Any]], limits: ImageLimits, fetcher: RemoteImages | None
-) -> list[Picture]:
+async def take_images(messages: Sequence[Mapping[str, Any]], limits: ImageLimits) -> list[Picture]:
     """Return every image of a conversation, in order, checked.
 
     Args:
         messages: OpenAI's messages, which are not changed.
         limits: Which images are accepted.
-        fetcher: Fetches remote images; None refuses them.
 
     Raises:
-        ApiError: There are too many images, or one is missing, too large or no image.
+        ApiError: There are too many images, or one is missing, too large, no image, or
+            elsewhere than in the request.
     """
     urls = [
         image_url(part, place)
@@ -76,16 +63,12 @@ async def take_images(
         raise _bad(f"{len(urls)} images in a request, and {limits.count} are allowed", 413, "too_many_images")
     found: list[Picture] = []
     for url in urls:
-        if url.startswith("data:"):
-            found.append(await _aside(len(url), _from_data_url, url, limits))
-        elif fetcher is None:
+        if not url.startswith("data:"):
             raise _bad(
-                "remote images are not fetched; send the image itself (data:image/png;base64,...)",
+                "images are not fetched from addresses; send the image itself (data:image/png;base64,...)",
                 code="remote_image_refused",
             )
-        else:
-            data = await fetcher.fetch(url)
-            found.append(await _aside(len(data), check_image, data, limits))
+        found.append(await asyncio.to_thread(_from_data_url, url, limits))
         total = sum(picture.pixels for picture in found)
         if total > limits.pixels:
             text = f"the images have {total:,} pixels together, and {limits.pixels:,} are allowed"
@@ -121,30 +104,10 @@ def _from_data_url(url: str, limits: ImageLimits) -> Picture:
     if (len(url) - head.end()) * 3 // 4 > limits.bytes + 2:
         raise _too_large(limits)
     try:
-        data = _from_base64(url, head.end())
+        data = binascii.a2b_base64(url[head.end() :], strict_mode=True)
     except ValueError as error:
         raise _bad(f"an image's base64 is broken: {error}") from None
     return check_image(data, limits)
-
-
-def _from_base64(text: str, start: int) -> bytes:
-    """Return the bytes that a text says in base64 from a place on, step by step.
-
-    Raises:
-        ValueError: It is no base64.
-    """
-    if 0 <= text.find("=", start) < len(text) - 2:
-        raise ValueError("padding stands at the end only")
-    data = bytearray()
-    for at in range(start, len(text), STEP):
-        data += binascii.a2b_base64(text[at : at + STEP], strict_mode=True)
-    return bytes(data)
-
-
-async def _aside(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function beside the event loop, with ``size`` bytes of data."""
-    call = in_turn if size > LARGE else asyncio.to_thread
-    return await call(function, *args, **kwargs)
 
 
 def check_image(data: bytes, limits: ImageLimits) -> Picture:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from selfverify.core.settings import IN_FILE_ONLY, SECRET, SETTINGS_FILE, Settings
+from selfverify.core.errors import ConfigError
+from selfverify.core.server_address import checked_address
+from selfverify.core.settings import SECRET, SETTINGS_FILE, Settings
 from selfverify.looking.look_settings import LookOptions
 from selfverify.serving.best_of import MOST_SAMPLES, BestOf
-from selfverify.serving.key_settings import ClientKey
-from selfverify.serving.log_lines import LogFormat
-from selfverify.serving.upstream_settings import UpstreamSettings, check_names, typed_upstreams
-
-KEYS_VARIABLE = "SELFVERIFY_API_KEYS"
-"""Environment variable with the keys of clients, separated by commas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +35,8 @@ class BackendSettings(Settings):
     model: str | None = None
     """Run this model here: `builtin:NAME`, a folder, or a hub id."""
 
-    upstream: list[str] = []
-    """Let the OpenAI-compatible server at this address answer instead; repeat it for several, which may have
-    names: `big=http://10.0.0.1:8000/v1`."""
-
-    upstreams: list[UpstreamSettings] = Field([], json_schema_extra=IN_FILE_ONLY)
-    """The same servers with more to say of each."""
+    upstream: str | None = None
+    """Let the OpenAI-compatible server at this address answer instead; one without a path gets `/v1`."""
 
     judge: list[str] = []
     """With --model: offer this verifier too, `judge:MODEL` or `ask:MODEL`; repeat it for several."""
@@ -64,38 +55,23 @@ class BackendSettings(Settings):
 
     @model_validator(mode="after")
     def _one_backend(self) -> BackendSettings:
-        if self.upstream and self.upstreams:
-            raise ValueError(
-                "the servers stand in `upstreams` already; give them there, or all as --upstream"
-            )
-        if (self.model is None) == (not self.servers):
+        if (self.model is None) == (self.upstream is None):
             raise ValueError("give either --model (run one here) or --upstream (an address of a server)")
-        if self.servers and self.judge:
+        if self.upstream is not None and self.judge:
             raise ValueError("--judge needs --model; in front of a server say --verifier judge:MODEL")
         if self.model is not None and self.separate:
             raise ValueError("--separate needs --upstream")
         return self
 
-    @field_validator("upstream", mode="before")
-    @classmethod
-    def _may_be_one(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
-
     @field_validator("upstream")
     @classmethod
-    def _are_addresses(cls, upstream: list[str]) -> list[str]:
-        typed_upstreams(upstream)
+    def _is_address(cls, upstream: str | None) -> str | None:
+        if upstream is not None:
+            try:
+                checked_address(upstream, "http://127.0.0.1:8000/v1", "in $SELFVERIFY_SERVER_API_KEY")
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
         return upstream
-
-    @field_validator("upstreams")
-    @classmethod
-    def _differ(cls, upstreams: list[UpstreamSettings]) -> list[UpstreamSettings]:
-        return check_names(upstreams)
-
-    @property
-    def servers(self) -> list[UpstreamSettings]:
-        """The servers behind the gateway, in the order in which they are preferred."""
-        return typed_upstreams(self.upstream) or self.upstreams
 
 
 class ListeningSettings(Settings):
@@ -123,32 +99,14 @@ class GatewaySettings(Settings):
     timeout: float = Field(120.0, ge=0.1)
     """The most seconds that a request may take."""
 
-    api_keys: Path | None = Field(
-        None, description=f"A file with the keys of clients, one a line; or set ${KEYS_VARIABLE}."
-    )
+    api_key: str | None = Field(None, repr=False, json_schema_extra=SECRET)
+    """The key that clients have to send. Others on this machine see what is typed: better --api-key-file."""
 
-    keys: list[ClientKey] = Field([], json_schema_extra=IN_FILE_ONLY | SECRET)
-    """Keys of clients with names and limits of their own, beside those of --api-keys."""
-
-    key_usage: Path | None = None
-    """The SQLite file that keeps what the keys of a settings file have taken of their budgets."""
-
-    rate_limit: float | None = Field(None, ge=0.1)
-    """The most requests a minute of one key or, without keys, of one network address. One with n candidates
-    counts as n."""
+    api_key_file: Path | None = None
+    """The file that holds this key, in a line of its own."""
 
     max_body_mb: float = Field(64.0, ge=0.001)
     """The largest request, in MiB."""
-
-    max_bodies_mb: float = Field(1024.0, ge=0.001)
-    """The MiB that all requests being worked on may have together; others are told to come back."""
-
-    max_text_mb: float = Field(4.0, ge=0.001)
-    """The most text in a request, in MiB: all that is no image or other file in a data URL. 4 MiB are about
-    a million tokens."""
-
-    max_values: int = Field(20_000, ge=100)
-    """The most values in lists and objects of a request. While they are read, nobody is answered."""
 
     max_image_mb: float = Field(20.0, ge=0.001)
     """The largest image, in MiB."""
@@ -160,36 +118,21 @@ class GatewaySettings(Settings):
     max_n: int = Field(64, ge=1, le=MOST_SAMPLES)
     """The most candidates that a request may ask for."""
 
-    models: list[str] = []
-    """Answer for this model only; repeat it for several. By default for all that there are."""
-
     max_in_flight: int = Field(1024, ge=1)
     """The most requests that are worked on at once; others are told to come back."""
 
     allowed_host: list[str] = []
     """On the loopback and without keys: also answer requests to this name, such as a reverse proxy's."""
 
-    remote_images: bool = False
-    """Also take images that a request names by address; they are fetched from public addresses only."""
-
-    log_format: LogFormat = "text"
-    """The log on stderr: `text` for people, or `json`, an object a line."""
-
-    otel: bool = False
-    """Send spans to an OpenTelemetry collector, in the traces that clients name."""
-
     log_prompts: bool = False
     """Write questions and answers into the log, which otherwise has neither."""
 
     @model_validator(mode="after")
-    def _keys_differ(self) -> GatewaySettings:
-        names = set[str]()
-        for key in self.keys:
-            if key.name in names:
-                raise ValueError(f"two keys are called {key.name!r}")
-            names.add(key.name)
-            if key.budget_tokens is not None and self.key_usage is None:
-                raise ValueError(f"the key {key.name!r}: budget_tokens needs --key-usage, where it is kept")
+    def _one_key(self) -> GatewaySettings:
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("there is one key: give --api-key or --api-key-file")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("--api-key is empty; leave it out to serve everybody who can reach the port")
         return self
 
     @property
@@ -206,8 +149,7 @@ class GatewaySettings(Settings):
 class ServeSettings(Settings):
     """A gateway: what writes, where it listens, and how it treats requests.
 
-    A file of settings has these sections. A field whose sections no option can say, such as a list of them,
-    is declared with ``json_schema_extra=IN_FILE_ONLY``.
+    A file of settings has these sections.
     """
 
     config: Path | None = Field(None, json_schema_extra=SETTINGS_FILE)

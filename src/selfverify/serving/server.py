@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from selfverify.core.errors import ConfigError
-from selfverify.remote.bearer_keys import find_keys
+from selfverify.remote.bearer_keys import Keys, read_keys
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.connection import ServerSettings
 from selfverify.remote.listening import open_port, stop_asked
@@ -23,32 +22,38 @@ from selfverify.serving.app import Gateway
 from selfverify.serving.backend import Backend
 from selfverify.serving.counters import Metrics
 from selfverify.serving.entrance import is_loopback
-from selfverify.serving.key_settings import digests
-from selfverify.serving.log_lines import http_logger
 from selfverify.serving.page import digits_example
 from selfverify.serving.selecting import check_abstaining, check_verifier
-from selfverify.serving.serve_settings import KEYS_VARIABLE, BackendSettings, ListeningSettings, ServeSettings
-from selfverify.serving.tracing import Tracing
+from selfverify.serving.serve_settings import (
+    BackendSettings,
+    GatewaySettings,
+    ListeningSettings,
+    ServeSettings,
+)
 from selfverify.serving.upstream import Upstream
 
 logger = logging.getLogger("selfverify.serving")
+
+http_logger = logging.getLogger("selfverify.serving.http")
+"""What aiohttp logs to: nothing, since it quotes what it cannot read, with keys and prompts."""
+http_logger.setLevel(logging.CRITICAL)
 
 
 def open_gateway(settings: ServeSettings) -> Gateway:
     """Return the gateway that settings describe, with its model loaded; `run_gateway` starts it.
 
     Raises:
-        ConfigError: A model, verifier or address does not exist, or keys cannot be read.
+        ConfigError: A model, verifier or address does not exist, or the key cannot be read.
         DataError: The calibration cannot be read.
     """
     asked = settings.gateway
-    keys = find_keys(KEYS_VARIABLE, asked.api_keys, digests(asked.keys))
+    keys = keys_of(asked)
     calibration = Calibration.load(asked.calibration) if asked.calibration else None
     metrics, example = Metrics(), None
     backend: Backend
-    if settings.backend.servers:
-        servers = servers_of(settings.backend, asked.timeout)
-        backend = upstream_of(servers, metrics, settings.backend.separate)
+    if settings.backend.upstream is not None:
+        server = ServerSettings(settings.backend.upstream, None, asked.timeout, settings.backend.tries)
+        backend = upstream_of(server, metrics, settings.backend.separate)
     else:
         backend = local_of(settings.backend, metrics, asked.images.pixels)
         example = digits_example if settings.backend.model == "builtin:digits" else None
@@ -63,63 +68,26 @@ def open_gateway(settings: ServeSettings) -> Gateway:
         from selfverify.serving.looking_gate import LookGate  # it needs torch
 
         gate = LookGate(settings.looking.settings())
-    return Gateway(backend, asked, keys, calibration, metrics, example, gate, tracing_of(asked.otel))
+    return Gateway(backend, asked, keys, calibration, metrics, example, gate)
 
 
-def tracing_of(otel: bool) -> Tracing:
-    """Return what makes spans: nothing, or OpenTelemetry.
-
-    Raises:
-        ConfigError: OpenTelemetry is not installed.
-    """
-    if not otel:
-        return Tracing()
-    from selfverify.serving.otel import OtelTracing  # an extra
-
-    return OtelTracing()
-
-
-def servers_of(settings: BackendSettings, timeout_s: float) -> list[ServerSettings]:
-    """Return the servers behind a gateway.
+def keys_of(settings: GatewaySettings) -> Keys:
+    """Return the key that clients have to send, if there is one.
 
     Raises:
-        ConfigError: An environment variable that should hold a server's key is not set.
+        ConfigError: Its file cannot be read, or holds several.
     """
-    found = []
-    for upstream in settings.servers:
-        key = os.environ.get(upstream.key_variable) if upstream.key_variable else None
-        if upstream.key_variable and not key:
-            text = (
-                f"upstream {upstream.name!r}: its key should be in ${upstream.key_variable}, which is not set"
-            )
-            raise ConfigError(text)
-        models = None if upstream.models is None else tuple(upstream.models)
-        found.append(
-            ServerSettings(
-                upstream.url,
-                key,
-                timeout_s,
-                settings.tries,
-                name=upstream.name,
-                models=models,
-            )
-        )
-    return found
+    if settings.api_key_file is None:
+        return Keys([] if settings.api_key is None else [settings.api_key.strip()])
+    keys = read_keys(settings.api_key_file)
+    if len(keys) != 1:
+        raise ConfigError(f"--api-key-file {settings.api_key_file}: it holds {len(keys)} keys; give one")
+    return Keys(keys)
 
 
-def upstream_of(
-    servers: ServerSettings | Sequence[ServerSettings], metrics: Metrics, separate: bool = False
-) -> Upstream:
-    """Return servers as backend; ``metrics`` counts their tries."""
-
-    def again(failed: str, asked: str, code: str, charged: bool) -> None:
-        metrics.again.labels(failed, asked, "maybe" if charged else "no").inc()
-        if charged or failed != asked:
-            cost = "; both may charge for it" if charged else ""
-            logger.warning("upstream %s failed (%s), %s is asked for the same%s", failed, code, asked, cost)
-
-    client = OpenAIClient(servers, lambda name, outcome: metrics.upstream.labels(name, outcome).inc(), again)
-    return Upstream(client, separate)
+def upstream_of(server: ServerSettings, metrics: Metrics, separate: bool = False) -> Upstream:
+    """Return a server as backend; ``metrics`` counts the tries."""
+    return Upstream(OpenAIClient(server, lambda outcome: metrics.upstream.labels(outcome).inc()), separate)
 
 
 def local_of(settings: BackendSettings, metrics: Metrics, max_pixels: int) -> Backend:
@@ -156,7 +124,6 @@ async def start(gateway: Gateway, host: str, port: int, stack: AsyncExitStack, g
         ConfigError: The port cannot be opened.
     """
     gateway.entrance.on_loopback = is_loopback(host)
-    stack.push_async_callback(gateway.entrance.tracing.close)
     await stack.enter_async_context(gateway.backend)
     runner = web.AppRunner(
         gateway.application(),
@@ -176,7 +143,7 @@ async def run_gateway(
     """Serve until SIGINT or SIGTERM; `start` says what happens then."""
     stop = stop_asked()
     if not gateway.keys and not is_loopback(listening.host):
-        logger.warning("everybody who reaches %s may ask: set keys with --api-keys", listening.host)
+        logger.warning("everybody who reaches %s may ask: set a key with --api-key-file", listening.host)
     async with AsyncExitStack() as stack:
         port = await start(gateway, listening.host, listening.port, stack, listening.grace)
         # What is there by now stays: a collection that goes through it stops all requests for 90 to 280 ms.

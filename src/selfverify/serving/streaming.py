@@ -10,9 +10,6 @@ from aiohttp import web
 
 from selfverify.serving.json_text import json_bytes
 
-MOST_QUEUED = 2**16
-"""The bytes that may be queued for a client before whoever writes has to wait for it."""
-
 REQUEST_ID = web.RequestKey("request_id", str)
 
 _HEADERS = {
@@ -35,9 +32,6 @@ class EventStream:
         self._stall_s = stall_s
         self._response = web.StreamResponse(headers=_HEADERS)
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._queued = 0
-        self._has_room = asyncio.Event()
-        self._has_room.set()
 
     @property
     def begun(self) -> bool:
@@ -46,15 +40,11 @@ class EventStream:
 
     def put_comment(self, text: str) -> None:
         """Queue a comment, which clients skip, for `follow` to write."""
-        self._put(f": {text}\n\n".encode())
+        self._queue.put_nowait(f": {text}\n\n".encode())
 
     def put_event(self, data: dict[str, Any], name: str = "") -> None:
         """Queue an event for `follow` to write."""
-        self._put(_event(data, name))
-
-    async def room(self) -> None:
-        """Wait until `follow` has written most of what is queued."""
-        await self._has_room.wait()
+        self._queue.put_nowait(_event(data, name))
 
     async def follow(self, task: asyncio.Task[Any], keep_alive_s: float) -> None:
         """Write what is queued until ``task`` is done, and a sign of life in every idle ``keep_alive_s``.
@@ -71,14 +61,7 @@ class EventStream:
                 part = b": working\n\n"
             if part is None:
                 return
-            await self._write_queued(part)
-
-    async def flush(self) -> None:
-        """Write what is queued."""
-        while not self._queue.empty():
-            part = self._queue.get_nowait()
-            if part is not None:
-                await self._write_queued(part)
+            await self._write(part)
 
     async def event(self, data: dict[str, Any]) -> None:
         """Write an event."""
@@ -96,18 +79,6 @@ class EventStream:
         """End the stream and return the response."""
         await self._read_by_client(self._response.write_eof())
         return self._response
-
-    def _put(self, part: bytes) -> None:
-        self._queue.put_nowait(part)
-        self._queued += len(part)
-        if self._queued > MOST_QUEUED:
-            self._has_room.clear()
-
-    async def _write_queued(self, part: bytes) -> None:
-        await self._write(part)
-        self._queued = max(0, self._queued - len(part))  # a sign of life was never queued
-        if self._queued <= MOST_QUEUED:
-            self._has_room.set()
 
     async def _write(self, part: bytes) -> None:
         if not self._response.prepared:

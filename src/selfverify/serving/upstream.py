@@ -1,4 +1,4 @@
-"""The backend that asks model servers, which may be any that speak OpenAI's protocol."""
+"""The backend that asks a model server, which may be any that speaks OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from typing import TYPE_CHECKING, Any, Self
 from selfverify.core.errors import ConfigError, DataError, SelfVerifyError, ServerError
 from selfverify.core.problem import Problem
 from selfverify.remote.candidates_of_server import Mode, ServerSampler
-from selfverify.remote.chat_wire import CHAT, Passed
 from selfverify.remote.client import OpenAIClient
 from selfverify.remote.judge import rate, rate_all
-from selfverify.remote.lacking import Lacking
-from selfverify.remote.large_json import text_bytes
 from selfverify.remote.score_reading import ScoreReader
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import Completion, without_score
 from selfverify.remote.usage import Usage
-from selfverify.serving.addresses import refuse_addresses, refuse_fields
 from selfverify.serving.api_errors import ApiError, invalid_value
 from selfverify.serving.backend import Ask, Backend, Drawing, Events
-from selfverify.serving.incoming import with_pictures, with_places
-from selfverify.serving.request_images import Picture
+from selfverify.serving.incoming import with_places
 
 if TYPE_CHECKING:  # a gateway before a server needs no model here
     from selfverify.looking.looking_task import LookingTask
@@ -39,10 +34,10 @@ _QUICK = 0.1
 
 
 class Upstream(Backend):
-    """Draws candidates from servers.
+    """Draws candidates from a server.
 
     Args:
-        client: The client of the servers.
+        client: The client of the server.
         separate: Ask for every candidate in a request of its own, for servers whose ``n`` goes wrong.
     """
 
@@ -57,7 +52,7 @@ class Upstream(Backend):
         self.reader = ScoreReader(client)
         self.listening = threading.Lock()
         """Held while a verifier listens to a conversation: its models serve several."""
-        self.without_haste = Lacking(after=1)
+        self.without_haste = set[str]()
         """Models that were quick: their candidates need no stream to be there in time."""
 
     async def __aenter__(self) -> Self:
@@ -78,17 +73,6 @@ class Upstream(Backend):
             text = "candidates that look again have the scores that they write: inline or none"
             raise invalid_value("best_of.verifier", text)
 
-    def check_fields(self, fields: Mapping[str, Any]) -> None:
-        """See `Backend`: nothing beside the messages may have an address."""
-        refuse_fields(fields)
-
-    def own_messages(
-        self, messages: list[dict[str, Any]], pictures: Sequence[Picture]
-    ) -> list[dict[str, Any]]:
-        """See `Backend`: images become data URLs, and nothing else may have an address."""
-        refuse_addresses(messages)
-        return with_pictures(messages, pictures) if pictures else messages
-
     def passes_on(self) -> bool:
         """See `Backend`."""
         return True
@@ -99,17 +83,11 @@ class Upstream(Backend):
         usage.add(reply.get("usage"), _said(reply) // 4)
         return raw
 
-    async def post(self, path: str, body: Mapping[str, Any], usage: Usage, until: float) -> Passed:
-        """See `Backend`."""
-        found = await self.client.post(path, body, usage.lost, until)
-        usage.add(found.reply.get("usage"), 0)
-        return found
-
-    async def stream(self, body: Mapping[str, Any], usage: Usage, until: float, path: str = CHAT) -> Events:
+    async def stream(self, body: Mapping[str, Any], usage: Usage, until: float) -> Events:
         """See `Backend`."""
         counted, begun, size, pieces = None, False, 0, 0
         try:
-            async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until, path)) as events:
+            async with aclosing(self.client.stream_as_it_comes(body, usage.lost, until)) as events:
                 async for raw, chunk in events:
                     said = _said(chunk)
                     counted, begun = chunk.get("usage") or counted, True
@@ -118,18 +96,6 @@ class Upstream(Backend):
         finally:
             if begun:
                 usage.add(counted, max(size // 4, pieces))  # most servers send each token apart
-
-    def readings(self, ask: Ask) -> int:
-        """See `Backend`: a server that ignores ``n`` reads the question for each candidate."""
-        return ask.best_of.most_draws if self.sampler.takes_n(ask.model, self.separate) else ask.best_of.n
-
-    def judgings(self, ask: Ask) -> int:
-        """See `Backend`. A score is read in two calls."""
-        verifier = ask.best_of.verifier or self.default_verifier
-        if judge_of(verifier, ask.model) is not None:
-            return 1
-        reads = verifier == "soft" or verifier.partition(":")[0] == "fused"
-        return 2 if reads and ask.model not in self.reader.unable else 0
 
     async def draw(self, ask: Ask, n: int, first: int, drawing: Drawing) -> ServerError | None:
         """See `Backend`. A judge judges each distinct answer once, as soon as it is there.
@@ -193,7 +159,7 @@ class Upstream(Backend):
             except ServerError as error:
                 return error
             finally:
-                (self.without_haste.odd if is_quick else self.without_haste.has)(ask.model)
+                (self.without_haste.add if is_quick else self.without_haste.discard)(ask.model)
 
     async def _look(
         self, ask: Ask, look: LookingTask, n: int, first: int, drawing: Drawing
@@ -202,9 +168,7 @@ class Upstream(Backend):
         from selfverify.serving.look_talk import AT_ONCE, look_once  # it needs torch
 
         loop = asyncio.get_running_loop()
-        server = replace(
-            await self.client.server_for(ask.model), timeout_s=max(ask.deadline - loop.time(), 0.1)
-        )
+        server = replace(self.client.settings, timeout_s=max(ask.deadline - loop.time(), 0.1))
         fields = {name: value for name, value in ask.body.items() if name != "messages"}
         over, places = threading.Event(), asyncio.Semaphore(AT_ONCE)
         messages, faults = with_places(ask.body["messages"]), list[Exception]()
@@ -222,8 +186,7 @@ class Upstream(Backend):
                 try:
                     looked = await asyncio.to_thread(held, number, usage)
                 except asyncio.CancelledError:
-                    usage.lost()  # the turn that is still going on, which reads the question at least
-                    usage.uncounted_prompts += 1
+                    usage.lost()  # the turn that is still going on
                     raise
                 except (ApiError, SelfVerifyError) as error:
                     faults.append(error)
@@ -274,9 +237,9 @@ class Upstream(Backend):
         asked = [(f"answer {i}", ask.body["messages"], text) for i, text in enumerate(answers)]
         return await rate_all(self.client, judge, asked, ask.usage)
 
-    async def ready(self) -> dict[str, str | None]:
+    async def fault(self) -> str | None:
         """See `Backend`."""
-        return await self.client.router.ready()
+        return await self.client.fault()
 
     async def models(self) -> list[dict[str, Any]]:
         """See `Backend`."""
@@ -286,13 +249,19 @@ class Upstream(Backend):
 def _said(chunk: Mapping[str, Any]) -> int:
     """Return the bytes of what a chunk or a reply says; where nobody counts, four are a token."""
     choices = chunk.get("choices")
-    return text_bytes(
-        [
-            [choice.get("text"), choice.get("delta"), choice.get("message")]
-            for choice in (choices if isinstance(choices, list) else ())
-            if isinstance(choice, Mapping)
-        ]
+    return sum(
+        _bytes_of(choice.get("delta")) + _bytes_of(choice.get("message"))
+        for choice in (choices if isinstance(choices, list) else ())
+        if isinstance(choice, Mapping)
     )
+
+
+def _bytes_of(value: Any) -> int:
+    """Return how many bytes all texts have together that are values."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return sum(map(_bytes_of, inner))
 
 
 def own_score(reply: Completion, verifier: str, written: float | None) -> float | None:
