@@ -160,9 +160,8 @@ class RolloutLog:
         require_held(self.folder)
         path, self.images = self._path(step), dict(images)
         try:
-            self.folder.mkdir(
-                exist_ok=True
-            )  # not its parents: they are gone where somebody has deleted the run
+            # Not its parents: they are gone where somebody has deleted the run.
+            self.folder.mkdir(exist_ok=True)
             if images:
                 shown = path.with_suffix("")
                 shown.mkdir(exist_ok=True)
