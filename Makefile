@@ -43,7 +43,7 @@ docs: $(VENV)/.stamp-docs
 
 # What the tests of the gateway's page and of pages as environments drive; without it `make test` skips them. The
 # one target that installs anything outside .venv, and only where apt-get and the right to use it are there.
-browser: $(VENV)/.stamp-agents
+browser: $(VENV)/.stamp-test
 	@if command -v chromedriver >/dev/null; then chromedriver --version; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; \
@@ -103,10 +103,6 @@ $(VLLM)/.stamp: constraints-vllm.txt tests/with_vllm/sitecustomize.py
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check -c constraints-vllm.txt torch
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -r constraints-vllm.txt
 	cp tests/with_vllm/sitecustomize.py "$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-	@touch $@
-
-$(VENV)/.stamp-agents: $(DECLARED) $(VENV)/.stamp-core
-	$(PIP) -e '.[agents]'
 	@touch $@
 
 $(VENV)/.stamp-docs: $(DECLARED) $(VENV)/.stamp-core

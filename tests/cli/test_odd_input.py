@@ -58,7 +58,7 @@ def last_words(*words: str) -> str:
         ("solve --model folder Why?", "no model at 'folder'"),
         ("solve --calibration folder Why?", "the calibration folder cannot be read"),
         ("serve --model folder", "no model at 'folder'"),
-        ("serve --upstream http://127.0.0.1:9 --api-keys folder", "the keys folder cannot be read"),
+        ("serve --upstream http://127.0.0.1:9 --api-key-file folder", "the keys folder cannot be read"),
         ("serve --upstream http://127.0.0.1:9 --host=", "--host"),
     ],
 )

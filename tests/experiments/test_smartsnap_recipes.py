@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from tests.agents.tasks.test_environment_agents import Serving
 from tests.agents.word_policy import word_policy
 
-from selfverify.agents.browser.chromium import missing
 from selfverify.agents.phone.phone_environment import PhoneEnvironment, PhoneOptions
 from selfverify.core.environment import Call
 from selfverify.experiments.agent_tables import agent_tables
@@ -65,14 +63,6 @@ def test_the_papers_recipes_on_phones(name: str, tmp_path: Path) -> None:
             OWN_JUDGE,
         )
         assert all(phone.commands for phone in phones.values())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    bool(missing()) or importlib.util.find_spec("miniwob") is None, reason="Chromium or MiniWoB++ is missing"
-)
-def test_the_recipe_in_a_browser(tmp_path: Path) -> None:
-    run("smartsnap-browser", tmp_path, "task.pages=[click-test]")
 
 
 @pytest.mark.slow

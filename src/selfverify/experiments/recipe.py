@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from selfverify.core.distributions import distributions
 from selfverify.core.episode_settings import EpisodeConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
@@ -180,8 +181,10 @@ def recipe_folder() -> Path:
 
 
 def builtin_recipes() -> dict[str, Path]:
-    """Return the files of the recipes that ship with the package, by name."""
-    paths = sorted(recipe_folder().glob("*.yaml"))
+    """Return the files of the recipes of the package and of installed distributions, by name."""
+    more = [vars(module).get("RECIPES") for module in distributions().values()]
+    folders = [recipe_folder(), *filter(None, more)]
+    paths = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
     return {path.stem: path for path in paths if not path.stem.startswith(STUDY_PREFIX)}
 
 

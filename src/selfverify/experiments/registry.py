@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from selfverify.agents.tasks.android_agents import AndroidAgents
-from selfverify.agents.tasks.browser_agents import BrowserAgents
 from selfverify.agents.tasks.environment_agents import EnvironmentAgents
 from selfverify.agents.tasks.phone_agents import PhoneAgents
 from selfverify.agents.tasks.phone_judging import PhoneJudging
+from selfverify.core.distributions import distributions
 from selfverify.core.errors import ConfigError
 from selfverify.looking.tasks.digits_far import DigitsFar
 from selfverify.looking.tasks.look_questions import LookQuestions
@@ -39,7 +39,7 @@ from selfverify.tasks.phone.mobile import Mobile
 from selfverify.tasks.pointing.grounding import Grounding
 from selfverify.tasks.words.word_sums import WordSums
 
-TASKS: dict[str, type[Task]] = {
+_OWN: dict[str, type[Task]] = {
     task.name: task
     for task in (
         DigitsPick,
@@ -59,10 +59,28 @@ TASKS: dict[str, type[Task]] = {
         Preferences,
         PhoneJudging,
         AndroidAgents,
-        BrowserAgents,
         EnvironmentAgents,
     )
 }
+
+
+def all_tasks() -> dict[str, type[Task]]:
+    """Return the package's tasks and those of installed distributions by name.
+
+    Raises:
+        ConfigError: Two of them have one name.
+    """
+    found, owners = dict(_OWN), dict.fromkeys(_OWN, "selfverify")
+    for owner, module in distributions().items():
+        for task in vars(module).get("TASKS", ()):
+            if task.name in found:
+                both = f"{owners[task.name]} and the distribution {owner}"
+                raise ConfigError(f"{both} both have a task {task.name!r}; remove one of them")
+            found[task.name], owners[task.name] = task, owner
+    return found
+
+
+TASKS = all_tasks()
 
 
 def make_task(name: str, **options: Any) -> Task:

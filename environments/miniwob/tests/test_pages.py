@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from selfverify.agents.browser import chromium
-from selfverify.agents.browser.browser_tools import (
+from selfverify.agents.screen_tools import Look, WaitFor
+from selfverify.agents.screens import Box, describe
+from selfverify.core.environment import Call
+from selfverify.core.errors import ConfigError
+from selfverify.tasks.tools import ToolError
+from selfverify_miniwob import chromium
+from selfverify_miniwob.chromium import Chromium, missing
+from selfverify_miniwob.page_elements import page_screen
+from selfverify_miniwob.tools import (
     BrowserTools,
     Choose,
     Click,
@@ -17,13 +24,6 @@ from selfverify.agents.browser.browser_tools import (
     Scroll,
     TypeKeys,
 )
-from selfverify.agents.browser.chromium import Chromium, missing
-from selfverify.agents.browser.page_elements import page_screen
-from selfverify.agents.screen_tools import Look, WaitFor
-from selfverify.agents.screens import Box, describe
-from selfverify.core.environment import Call
-from selfverify.core.errors import ConfigError
-from selfverify.tasks.tools import ToolError
 
 SIZE = (320, 420)
 
@@ -149,7 +149,7 @@ def test_wrong_calls_are_told(call: Call, message: str) -> None:
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And how to get it."""
     monkeypatch.setattr(chromium.importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'selfverify[agents]'" in missing()
+    assert "pip install playwright" in missing()
     monkeypatch.setattr(chromium.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "apt-get install chromium" in missing()

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from selfverify.agents.browser.tab import Tab
 from selfverify.core.environment import EnvironmentLost
 from selfverify.core.errors import ConfigError, DataError
+from selfverify_miniwob.tab import Tab
 
 NOT_REGISTERED = frozenset(("button-delay", "chase-circle", "hover-shape", "moving-items", "simon-says"))
 """Pages of the package that it does not offer as tasks."""
@@ -81,7 +81,7 @@ def pages() -> dict[str, Path]:
     """
     found = importlib.util.find_spec("miniwob")
     if found is None or not found.submodule_search_locations:
-        raise ConfigError("MiniWoB++ is not installed: pip install 'selfverify[agents]'")
+        raise ConfigError("MiniWoB++ is not installed: pip install miniwob")
     folder = Path(found.submodule_search_locations[0]) / "html"
     tasks = {path.stem: path for path in sorted((folder / "miniwob").glob("*.html"))}
     tasks |= {name: folder / name.replace(".", "/") / "wrapper.html" for name in FLIGHTS}

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from selfverify.agents.browser import chromium, miniwob
-from selfverify.agents.browser.browser_environment import BrowserConfig, BrowserEnvironment
-from selfverify.agents.browser.chromium import missing
 from selfverify.core.environment import Call, EnvironmentLost, Observation
 from selfverify.core.errors import ConfigError, DataError
+from selfverify_miniwob import chromium
+from selfverify_miniwob import pages as miniwob
+from selfverify_miniwob.chromium import missing
+from selfverify_miniwob.environment import BrowserConfig, BrowserEnvironment
 
 LACKING = missing() or ("" if importlib.util.find_spec("miniwob") else "MiniWoB++ is not installed")
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
@@ -307,8 +308,8 @@ def test_a_cancelled_call_loses_the_session() -> None:
 
 
 def test_the_page_runs_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first example of docs/browser.md, and what it prints."""
-    page = (Path(__file__).parents[3] / "docs" / "browser.md").read_text(encoding="utf-8")
+    """The first example of the README, and what it prints."""
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     program = tmp_path / "program.py"
     program.write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
     runpy.run_path(str(program))

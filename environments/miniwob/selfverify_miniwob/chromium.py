@@ -36,7 +36,7 @@ _FLAGS = (
 def missing(executable: str | None = None) -> str:
     """What is lacking to drive a browser here, and how to get it; empty where nothing is."""
     if importlib.util.find_spec("playwright") is None:
-        return "Playwright is not installed: pip install 'selfverify[agents]'"
+        return "Playwright is not installed: pip install playwright"
     if executable is not None and shutil.which(executable) is None:
         return f"there is no program {executable}: name Chromium's executable, or none"
     if executable is None and not any(map(shutil.which, NAMES)):

@@ -8,10 +8,6 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from selfverify.agents.agent_episode import AgentSettings
-from selfverify.agents.browser import miniwob
-from selfverify.agents.browser.browser_environment import BrowserConfig, BrowserEnvironment
-from selfverify.agents.browser.browser_tools import BrowserTools
-from selfverify.agents.browser.chromium import SHARING_A_BROWSER, missing
 from selfverify.agents.judges.make_judge import JudgeConfig
 from selfverify.agents.split_seeds import split_seeds
 from selfverify.agents.tasks.agent_task import AgentTask, AgentTaskConfig
@@ -20,6 +16,10 @@ from selfverify.core.errors import ConfigError
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
 from selfverify.tasks.base import TaskConfig
+from selfverify_miniwob import pages as miniwob
+from selfverify_miniwob.chromium import SHARING_A_BROWSER, missing
+from selfverify_miniwob.environment import BrowserConfig, BrowserEnvironment
+from selfverify_miniwob.tools import BrowserTools
 
 
 class BrowserAgentsConfig(AgentTaskConfig):

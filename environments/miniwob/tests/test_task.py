@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests.agents.word_policy import two_steps, word_policy
+from tests.experiments.test_smartsnap_recipes import run
 
 from selfverify.agents.agent_figures import summarise_parts
-from selfverify.agents.browser.chromium import missing
-from selfverify.agents.tasks.browser_agents import BrowserAgents, BrowserAgentsConfig
 from selfverify.core.environment import Call
 from selfverify.core.episode import Reply, Said
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.problem import Problem
 from selfverify.core.trajectory import Finish
-from selfverify.experiments.registry import make_task
+from selfverify.experiments.recipe import builtin_recipes
+from selfverify.experiments.registry import TASKS, make_task
 from selfverify.tasks.call_forms import written_call
+from selfverify_miniwob.chromium import missing
+from selfverify_miniwob.task import BrowserAgents, BrowserAgentsConfig
 
 LACKING = missing() or ("" if importlib.util.find_spec("miniwob") else "MiniWoB++ is not installed")
 chromium = pytest.mark.skipif(bool(LACKING), reason=LACKING)
@@ -139,6 +141,16 @@ def test_settings_that_cannot_work(options: dict[str, Any], message: str) -> Non
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfverify.agents.tasks.browser_agents.missing", lambda _: "there is no Chromium")
+    monkeypatch.setattr("selfverify_miniwob.task.missing", lambda _: "there is no Chromium")
     with pytest.raises(ConfigError, match="task browser: there is no Chromium"):
         task()
+
+
+@pytest.mark.slow
+@chromium
+def test_two_steps_of_the_recipe(tmp_path: Path) -> None:
+    run("smartsnap-browser", tmp_path, "task.pages=[click-test]")
+
+
+def test_the_recipe_and_the_task_are_found() -> None:
+    assert builtin_recipes()["smartsnap-browser"].is_file() and TASKS["browser"] is BrowserAgents

@@ -8,8 +8,17 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from selfverify.agents.browser import miniwob
-from selfverify.agents.browser.browser_tools import (
+from selfverify.agents.screen_tools import Address, Look, WaitFor
+from selfverify.agents.screens import Screen, describe, quoted
+from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
+from selfverify.core.errors import ConfigError, DataError
+from selfverify.core.settings import Settings
+from selfverify.tasks.tools import ToolError
+from selfverify_miniwob import pages as miniwob
+from selfverify_miniwob.chromium import Chromium
+from selfverify_miniwob.page_elements import page_screen
+from selfverify_miniwob.tab import Tab
+from selfverify_miniwob.tools import (
     BrowserAction,
     BrowserTools,
     Choose,
@@ -19,15 +28,6 @@ from selfverify.agents.browser.browser_tools import (
     Scroll,
     TypeKeys,
 )
-from selfverify.agents.browser.chromium import Chromium
-from selfverify.agents.browser.page_elements import page_screen
-from selfverify.agents.browser.tab import Tab
-from selfverify.agents.screen_tools import Address, Look, WaitFor
-from selfverify.agents.screens import Screen, describe, quoted
-from selfverify.core.environment import Call, Environment, EnvironmentLost, Observation
-from selfverify.core.errors import ConfigError, DataError
-from selfverify.core.settings import Settings
-from selfverify.tasks.tools import ToolError
 
 SCROLLED = 50
 """CSS pixels that one call scrolls, as in MiniWoB++."""

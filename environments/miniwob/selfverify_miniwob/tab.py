@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from selfverify.agents.browser.chromium import Chromium, first_line
 from selfverify.core.environment import EnvironmentLost
 from selfverify.core.rgb import to_rgb
+from selfverify_miniwob.chromium import Chromium, first_line
 
 BEGIN = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """What the clock of every page shows at first: sessions of one seed are alike on any day."""

@@ -1,0 +1,34 @@
+"""What installed distributions bring along: tasks and recipes with environments of their own.
+
+A distribution has an entry point in the group `GROUP`, whose value is a module with
+``TASKS``, the classes of its tasks, and ``RECIPES``, the folder of its recipes. Either may be missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
+
+logger = logging.getLogger(__name__)
+
+GROUP = "selfverify.environments"
+
+
+@cache
+def distributions() -> dict[str, ModuleType]:
+    """Return the modules of installed distributions by the names of their entry points.
+
+    One that cannot be imported is left out, and a warning names it: the others can be used all the same.
+    """
+    found: dict[str, ModuleType] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:
+            logger.warning(
+                "the distribution %s (%s) cannot be used: %s: %s; install it anew, or remove it",
+                entry.name, entry.value, type(error).__name__, error,
+            )  # fmt: skip
+    return found

@@ -1,0 +1,90 @@
+"""What installed distributions bring along: found by entry points, and what is wrong with one is said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from selfverify.core import distributions
+from selfverify.core.errors import ConfigError
+from selfverify.experiments import registry
+from selfverify.experiments.recipe import builtin_recipes
+from selfverify.tasks.words.word_sums import WordSums
+
+
+class Shop(WordSums):
+    """A task of somebody else."""
+
+    name = "shop"
+
+
+class Copy(WordSums):
+    """A task whose name is taken."""
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType | Exception]]:
+    """What is installed, by name; an exception is raised when its module is imported."""
+    found: dict[str, ModuleType | Exception] = {}
+
+    class Entry:
+        def __init__(self, name: str) -> None:
+            self.name, self.value = name, f"{name}_module"
+
+        def load(self) -> ModuleType:
+            module = found[self.name]
+            if isinstance(module, Exception):
+                raise module
+            return module
+
+    monkeypatch.setattr(distributions, "entry_points", lambda group: [Entry(name) for name in found])
+    distributions.distributions.cache_clear()
+    yield found
+    distributions.distributions.cache_clear()
+
+
+def module(**attributes: object) -> ModuleType:
+    made = ModuleType("somebody")
+    vars(made).update(attributes)
+    return made
+
+
+def test_tasks_and_recipes_of_a_distribution(
+    installed: dict[str, ModuleType | Exception], tmp_path: Path
+) -> None:
+    (tmp_path / "buy.yaml").write_text("name: buy\n")
+    installed["shop"] = module(TASKS=(Shop,), RECIPES=tmp_path)
+    installed["empty"] = module()
+    assert registry.all_tasks()["shop"] is Shop and registry.all_tasks().keys() > {"shop", "digits-pick"}
+    assert builtin_recipes()["buy"] == tmp_path / "buy.yaml"
+
+
+def test_a_broken_distribution_is_named_and_the_others_work(
+    installed: dict[str, ModuleType | Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    installed["broken"] = ImportError("no module named spam")
+    installed["shop"] = module(TASKS=[Shop])
+    with caplog.at_level(logging.WARNING):
+        assert registry.all_tasks()["shop"] is Shop
+    assert (
+        "distribution broken (broken_module) cannot be used: ImportError: no module named spam" in caplog.text
+    )
+
+
+def test_two_tasks_of_one_name_are_refused(installed: dict[str, ModuleType | Exception]) -> None:
+    installed["copy"] = module(TASKS=[Copy])
+    with pytest.raises(
+        ConfigError, match="selfverify and the distribution copy both have a task 'word-sums'"
+    ):
+        registry.all_tasks()
+
+
+def test_the_group_is_that_of_entry_points() -> None:
+    """What a distribution writes into its pyproject.toml is what is asked for."""
+    entry = EntryPoint("x", "json", distributions.GROUP)
+    assert entry.group == "selfverify.environments" and entry.load().dumps({}) == "{}"
