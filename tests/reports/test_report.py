@@ -318,7 +318,7 @@ def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
 def test_the_table_that_comes_first_is_text(run_copy, run_dir, tmp_path):
     metrics = json.loads((run_copy / "metrics.json").read_text())
     metrics["headline"] = {
-        "title": f"ADPO {ATTACK}", "columns": ["", "before", "after"], "notes": [f"[1] stored: {ATTACK}"],
+        "title": f"ADPO {ATTACK}", "columns": ["", "before", "after"], "notes": [f"[1] stored: {ATTACK}; `selfverify {ATTACK}`"],
         "rows": [["plain vote", "0.587", "0.602"], [ATTACK, ATTACK, "0.9"]],
     }  # fmt: skip
     (run_copy / "metrics.json").write_text(json.dumps(metrics))
@@ -327,7 +327,7 @@ def test_the_table_that_comes_first_is_text(run_copy, run_dir, tmp_path):
     titles = [page.index(f"<h2>{t}</h2>") for t in ("In short", "What more samples buy", "Before and after")]
     assert titles == sorted(titles) and page.index("Scores of right and of wrong answers") < titles[2]
     assert '<th scope="row">plain vote</th><td data-label="before">0.587</td>' in page
-    assert "[1] stored" in page and page.count("<script>") == 1
+    assert "[1] stored" in page and page.count("<script>") == 1 and "<code>selfverify &lt;" in page
     both = write_report([run_copy, run_dir], tmp_path / "both.html").read_text("utf-8")
     parse(both)
     assert both.count("<h2>In short</h2>") == 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from selfverify.core.atomic_files import write_bytes, write_text
 from selfverify.core.differences import flatten
@@ -149,10 +151,17 @@ def write_agent_page(
 
 def templates() -> Environment:
     """The pages' templates; whatever they are filled with is text."""
-    return Environment(
+    made = Environment(
         loader=PackageLoader("selfverify.reports"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    made.filters["with_code"] = _with_code
+    return made
+
+
+def _with_code(text: str) -> Markup:
+    """A sentence of ours in which what stands between backticks is a command; all else is text."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def write_overview(run_dir: str | Path, png_path: str | Path) -> Path:
