@@ -318,7 +318,8 @@ def test_the_sentence_says_who_wins_and_when_it_is_chance(run_dir):
 def test_the_table_that_comes_first_is_text(run_copy, run_dir, tmp_path):
     metrics = json.loads((run_copy / "metrics.json").read_text())
     metrics["headline"] = {
-        "title": f"ADPO {ATTACK}", "columns": ["", "before", "after"], "notes": [f"[1] stored: {ATTACK}; `selfverify {ATTACK}`"],
+        "title": f"ADPO {ATTACK}", "columns": ["", "before", "after"],
+        "notes": [f"[1] stored: {ATTACK}; `selfverify {ATTACK}`"],
         "rows": [["plain vote", "0.587", "0.602"], [ATTACK, ATTACK, "0.9"]],
     }  # fmt: skip
     (run_copy / "metrics.json").write_text(json.dumps(metrics))
