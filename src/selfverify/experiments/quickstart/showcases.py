@@ -72,7 +72,7 @@ SHOWCASES: dict[Paper, Showcase] = {
     "smartsnap": Showcase(
         "SmartSnap: an agent on a phone learns to do its task, and to prove it",
         "smartsnap-phone",
-        ("learner.steps=120",),
+        ("learner.steps=80",),
         ("learner.steps=3", "learner.groups_per_step=4", "evaluation.problems=16", "evaluation.samples=2"),
         (
             Stored("self-imitation, SR", 0.5296223958333334, 0.3623046875, _IMITATION),
