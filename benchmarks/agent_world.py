@@ -128,7 +128,7 @@ class Actor(Policy):
     def voice(self, sampling: SamplingConfig) -> Voice:
         """See `Policy.voice`."""
         made = super().voice(sampling)
-        return Scripted(made.head, made.sampling, made.stop, made.suppressed, self._script)
+        return Scripted(made.head, made.sampling, made.stop, made.suppressed, made.name, self._script)
 
 
 class Work(PhoneAgents):
