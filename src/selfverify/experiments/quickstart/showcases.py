@@ -82,7 +82,7 @@ SHOWCASES: dict[Paper, Showcase] = {
     "vts-v": Showcase(
         "VTS-V: a verifier learns when a model has looked often enough",
         "looking-digits",
-        (),
+        ("evaluation.problems=128",),
         (
             "stopping.problems=48", "stopping.samples=2", "learner.steps=4", "learner.warmup_steps=1",
             "learner.groups_per_step=4", "learner.micro_batch_groups=4", "evaluation.problems=32",
