@@ -78,14 +78,14 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server takes calls out of texts, as those with a parser of tools do."""
     told = serving_servers.told
 
-    def parsed(request: Any, name: str, message: Body) -> Body:
+    def parsed(name: str, message: Body) -> Body:
         words, tag, call = message["content"].partition("<tool_call>")
         if not tag:
-            return told(request, name, message)
+            return told(name, message)
         read = json.loads(call.partition("</tool_call>")[0])
         function = {"name": read["name"], "arguments": json.dumps(read["arguments"])}
         calls = [{"id": "call-1", "type": "function", "function": function}]
-        found = told(request, name, {**message, "content": words.strip() or None, "tool_calls": calls})
+        found = told(name, {**message, "content": words.strip() or None, "tool_calls": calls})
         return found | {"finish_reason": "tool_calls"}
 
     monkeypatch.setattr(serving_servers, "told", parsed)
