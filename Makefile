@@ -22,9 +22,9 @@ quickstart: $(VENV)/.stamp-core
 smartsnap: $(VENV)/.stamp-core
 	$(BIN)/selfverify quickstart smartsnap
 
-# Two files at a time, each on one thread (`tests/conftest.py`).
+# Three files at a time, each on one thread (`tests/conftest.py`): on two cores, since many tests wait.
 test: $(VENV)/.stamp-test $(VENV)/.stamp-js
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope
+	$(BIN)/python -m pytest -q -n 3 --dist loadscope
 
 slow: $(VENV)/.stamp-test $(VENV)/.stamp-js $(VENV)/.stamp-docs
 	$(BIN)/python -m pytest -q -m slow

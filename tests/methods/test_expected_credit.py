@@ -298,3 +298,18 @@ def test_a_kl_of_the_score_alone_has_a_reference(load_policy: Any, tmp_path: Pat
         output=tmp_path,
     )
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_turn_that_was_not_to_be_the_last_has_no_choices(load_policy: Any) -> None:
+    """A limit ended the conversation behind it: its tokens are an answer's, also where they begin with a 0."""
+    policy = load_policy()
+    rollout = rollout_of(policy, SCORES, QUALITIES)
+    last = rollout.groups[0].trajectories[3].segments.pop()
+    zero = policy.tokenizer("0", add_special_tokens=False)["input_ids"]
+    rollout.groups[0].trajectories[3].segments[-1] = Segment("answer", zero * 9, parsed=last.parsed)
+    method = make_method("adpo", verification_credit="expected")
+    valid = valid_trajectories(rollout.groups[0], False)
+    credits = method.credit(rollout.groups[0], valid)
+    choices = credits[1].choices
+    assert choices is not None and set(choices.rows.tolist()) == {0, 1, 2}
+    select(rollout, [credits], True)  # refuses choices outside of their channel

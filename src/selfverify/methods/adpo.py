@@ -174,7 +174,9 @@ class ADPO(Method):
         )
         found = []
         for i, (trajectory, reading) in enumerate(zip(group.trajectories, readings, strict=True)):
-            if reading is not None and bool(valid[i]):
+            # Behind a turn that was not to be the last, when a limit ended the conversation, nothing is a score's.
+            is_score = trajectory.segments[-1].channel == SCORE
+            if reading is not None and is_score and bool(valid[i]):
                 start = len(trajectory.tokens) - len(trajectory.segments[-1].tokens)
                 values = dict(zip(levels.tolist(), worth[i].tolist(), strict=True))
                 choices = reading.choices(trajectory.segments[-1].tokens, values)
