@@ -301,7 +301,7 @@ def test_a_kl_of_the_score_alone_has_a_reference(load_policy: Any, tmp_path: Pat
 
 
 def test_a_turn_that_was_not_to_be_the_last_has_no_choices(load_policy: Any) -> None:
-    """A limit ended the conversation behind it: its tokens are an answer's, also where they begin with a 0."""
+    """A limit ended the conversation there: its tokens are an answer's, also if they begin with a 0."""
     policy = load_policy()
     rollout = rollout_of(policy, SCORES, QUALITIES)
     last = rollout.groups[0].trajectories[3].segments.pop()

@@ -174,7 +174,7 @@ class ADPO(Method):
         )
         found = []
         for i, (trajectory, reading) in enumerate(zip(group.trajectories, readings, strict=True)):
-            # Behind a turn that was not to be the last, when a limit ended the conversation, nothing is a score's.
+            # Where a limit ended a conversation that was to go on, no token is a score's.
             is_score = trajectory.segments[-1].channel == SCORE
             if reading is not None and is_score and bool(valid[i]):
                 start = len(trajectory.tokens) - len(trajectory.segments[-1].tokens)
