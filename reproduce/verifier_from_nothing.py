@@ -21,7 +21,6 @@ from selfverify.core.problem import Problem
 from selfverify.evaluation.held_out import HeldOut
 from selfverify.evaluation.metrics import SampleTable, statistics
 from selfverify.evaluation.rule_scores import with_rule_scores
-from selfverify.evaluation.statistics import draws, on_all
 from selfverify.evaluation.store import StoredSample, read_samples
 from selfverify.experiments.matrix_scores import judge_samples
 from selfverify.experiments.recipe import load_recipe
@@ -48,28 +47,25 @@ VERIFIERS = {
 }
 
 
-class Reader:
-    """Reads a run's samples with all scores, those of rules and of the start's policy among them.
+def all_scores(
+    file: Path, task: Task, problems: Mapping[str, Problem], start: Policy | None
+) -> list[StoredSample]:
+    """Return a store's samples with all scores, those of rules and of the start's policy among them.
 
     Args:
+        file: The store.
         task: The task.
         problems: The held-out problems by id.
         start: The policy whose scores of the same answers are read; None leaves them out.
     """
-
-    def __init__(self, task: Task, problems: Mapping[str, Problem], start: Policy | None) -> None:
-        self.task, self.problems, self.start = task, problems, start
-
-    def read(self, file: Path) -> list[StoredSample]:
-        """Return the samples of a store."""
-        found = with_rule_scores(read_samples(file)[1], self.task, self.problems)
-        judged: Sequence[float | None] = [None] * len(found)
-        if self.start is not None:
-            judged = judge_samples(Judge(self.start), self.task, [*self.problems.values()], found)
-        return [
-            replace(sample, scores={**sample.scores, **_named(sample, score)})
-            for sample, score in zip(found, judged, strict=True)
-        ]
+    found = with_rule_scores(read_samples(file)[1], task, problems)
+    judged: Sequence[float | None] = [None] * len(found)
+    if start is not None:
+        judged = judge_samples(Judge(start), task, [*problems.values()], found)
+    return [
+        replace(sample, scores={**sample.scores, **_named(sample, score)})
+        for sample, score in zip(found, judged, strict=True)
+    ]
 
 
 def _named(sample: StoredSample, judged: float | None) -> dict[str, float]:
@@ -85,12 +81,7 @@ def measured(samples: Sequence[StoredSample], problems: Sequence[str], reading: 
     """Return what is shown of a reading of scores, on all problems and on every draw of them."""
     shown = {metric for _, metric in COLUMNS.values()}
     found = statistics(SampleTable.from_samples(samples, problems, headline=reading))
-    kept = {name: found[name] for name in shown & found.keys()}
-    return MeasuredRun(
-        {name: on_all(statistic, len(problems)) for name, statistic in kept.items()},
-        {name: draws(statistic, len(problems)) for name, statistic in kept.items()},
-        len(problems),
-    )
+    return MeasuredRun.of({name: found[name] for name in shown & found.keys()}, len(problems))
 
 
 def runs_of(folder: Path) -> Iterator[tuple[str, int, Path]]:
@@ -113,15 +104,14 @@ def main() -> None:
     recipe = load_recipe(str(folder / "before" / "recipe.yaml"), [])
     task = make_task(recipe.task.name, **recipe.task.options)
     held_out = HeldOut(task, recipe.evaluation)
-    made = {p.id: p for p in held_out.make(range(held_out.total)).values()}
-    problems = list(made)
-    reader = Reader(task, made, Policy.load(asked.start, device="cpu") if asked.start else None)
+    problems = {p.id: p for p in held_out.make(range(held_out.total)).values()}
+    start = Policy.load(asked.start, device="cpu") if asked.start else None
     readings = ["sampled", "soft", "passing", *(v for v in VERIFIERS.values() if asked.start or v != "start")]
     arms: dict[str, dict[str, dict[int, MeasuredRun]]] = {}
     for arm, seed, file in [("before", 0, folder / "before" / "samples.jsonl"), *runs_of(folder)]:
-        samples = reader.read(file)
+        samples = all_scores(file, task, problems, start)
         for reading in readings:
-            arms.setdefault(arm, {}).setdefault(reading, {})[seed] = measured(samples, problems, reading)
+            arms.setdefault(arm, {}).setdefault(reading, {})[seed] = measured(samples, [*problems], reading)
     values = {arm: {r: pooled(by_seed) for r, by_seed in of.items()} for arm, of in arms.items()}
     print(f"{len(problems)} problems x 8\n\n| arm | seeds | {' | '.join(COLUMNS)} |")
     print(f"|---|---|{'---|' * len(COLUMNS)}")

@@ -190,10 +190,9 @@ def save(model: Any, folder: Path, weights: dict[str, torch.Tensor] | None) -> N
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config.save_pretrained(folder)
     model.peft_config[LEARNT].save_pretrained(folder)
-    found = {f"{_PREFIX}{key}": tensor for key, tensor in _weights(model, LEARNT, weights).items()}
-    save_file(
-        {key: tensor.contiguous() for key, tensor in found.items()}, folder / WEIGHTS_FILE, {"format": "pt"}
-    )
+    found = _weights(model, LEARNT, weights)
+    named = {f"{_PREFIX}{key}": tensor.contiguous() for key, tensor in found.items()}
+    save_file(named, folder / WEIGHTS_FILE, {"format": "pt"})
 
 
 def load_weights(model: Any, folder: Path) -> None:

@@ -61,6 +61,15 @@ class MeasuredRun:
     draws: dict[str, Floats]
     problems: int
 
+    @classmethod
+    def of(cls, found: Mapping[str, Statistic], problems: int) -> MeasuredRun:
+        """Measure statistics by name on all ``problems``, and on every draw of them."""
+        return cls(
+            {name: on_all(statistic, problems) for name, statistic in found.items()},
+            {name: draws(statistic, problems) for name, statistic in found.items()},
+            problems,
+        )
+
 
 def write_results(study: Study, output: Path, runs: Sequence[Run]) -> Path:
     """Aggregate the finished ``runs`` into results.json, table.md and figures; return the path of the first.
@@ -213,12 +222,7 @@ def measure_samples(
         score = table.scores[headline]
         if not np.isnan(score).all():
             found[f"best_iou@{total}"] = mean_statistic((best_weights(score) * quality).sum(-1))
-    problems = len(order)
-    return MeasuredRun(
-        {name: on_all(statistic, problems) for name, statistic in found.items()},
-        {name: draws(statistic, problems) for name, statistic in found.items()},
-        problems,
-    )
+    return MeasuredRun.of(found, len(order))
 
 
 def pooled(by_seed: Mapping[int, MeasuredRun], seeded: bool = True) -> dict[str, dict[str, Any]]:

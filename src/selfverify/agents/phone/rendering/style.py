@@ -1,4 +1,4 @@
-"""Colours and keys that pictures and HTML share."""
+"""Colours and keys of the pictures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,3 @@ def accent(app: str) -> Colour:
     """An app's colour."""
     said = APPS[app].colour
     return (int(said[1:3], 16), int(said[3:5], 16), int(said[5:7], 16))
-
-
-def css(colour: Colour) -> str:
-    """A colour as HTML writes it."""
-    return "#{:02x}{:02x}{:02x}".format(*colour)
