@@ -8,8 +8,8 @@ VENV ?= .venv
 VLLM ?= .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-DISTRIBUTIONS := $(wildcard environments/*)
-DECLARED := pyproject.toml constraints.txt $(DISTRIBUTIONS:=/pyproject.toml)
+DECLARED := pyproject.toml constraints.txt
+DISTRIBUTIONS := $(wildcard environments/*/pyproject.toml)
 
 ALL ?= lint docs browser test slow vllm quickstart smartsnap
 
@@ -87,8 +87,8 @@ $(VENV)/.stamp-core: $(DECLARED) $(VENV)/.stamp-torch
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.stamp-test: $(DECLARED) $(VENV)/.stamp-core
-	$(PIP) -e '.[test]' $(addprefix -e ./,$(DISTRIBUTIONS))
+$(VENV)/.stamp-test: $(DECLARED) $(DISTRIBUTIONS) $(VENV)/.stamp-core
+	$(PIP) -e '.[test]' $(addprefix -e ./,$(DISTRIBUTIONS:/pyproject.toml=))
 	@touch $@
 
 # The gateway is also tested with OpenAI's JavaScript client, where there is npm to install it.
