@@ -18,7 +18,7 @@ from selfverify import LearnerConfig, SamplingConfig, learn, make_method, make_t
 from selfverify.core.errors import ConfigError, DataError
 from selfverify.core.policy_settings import LoraSettings, PolicyConfig
 from selfverify.core.problem import Problem
-from selfverify.core.score_tree import SCORE_TEXTS
+from selfverify.core.score_tokens import SCORE_TEXTS
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import read_scores
 from selfverify.tasks.base import user_turn

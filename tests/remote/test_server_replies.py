@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfverify.core.score_tree import SCORE_TEXTS
+from selfverify.core.score_tokens import SCORE_TEXTS
 from selfverify.remote.score_shares import soft_score
 from selfverify.remote.server_replies import (
     Completion,

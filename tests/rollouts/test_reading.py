@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rounding import assert_close
-from selfverify.core.score_tree import decimals_of
+from selfverify.core.score_tokens import decimals_of
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.experiments.registry import make_task
 from selfverify.policy.policy import Policy

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfverify.core.score_tree import SCORE_TEXTS, Branches, ScoreTree, score_texts
+from selfverify.core.score_tokens import SCORE_TEXTS, Branches, ScoreTree, score_texts
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy

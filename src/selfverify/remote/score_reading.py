@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfverify.core.errors import ServerError
-from selfverify.core.score_tree import decimals_of
+from selfverify.core.score_tokens import decimals_of
 from selfverify.remote.client import REFUSALS, TOP_LOGPROBS, OpenAIClient
 from selfverify.remote.growing import read_choices
 from selfverify.remote.score_shares import OPENING, ScoreShares, begins_number

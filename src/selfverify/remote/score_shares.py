@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from selfverify.core.score_tree import decimals_of, score_texts
+from selfverify.core.score_tokens import decimals_of, score_texts
 from selfverify.core.tags import SCORE_TAG
 
 OPENING = f"<{SCORE_TAG}>"

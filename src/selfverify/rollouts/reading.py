@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selfverify.core.score_tree import decimals_of
+from selfverify.core.score_tokens import decimals_of
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, SCORE, Segment, Trajectory
 from selfverify.policy.continuations import Continuation

@@ -15,7 +15,7 @@ from selfverify.core.errors import DataError
 from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.rgb import to_rgb
-from selfverify.core.score_tree import ScoreTree
+from selfverify.core.score_tokens import ScoreTree
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
 from selfverify.policy.scores import ScoreReading, score_tree
