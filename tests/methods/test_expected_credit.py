@@ -17,9 +17,9 @@ from selfverify.core.tags import Tagged
 from selfverify.core.trajectory import Group, Segment, Trajectory
 from selfverify.experiments.registry import make_method, make_task
 from selfverify.learner.streams import select, stack_choices
+from selfverify.methods.adpo import score_distributions
 from selfverify.objectives import choice_probability
 from selfverify.policy.policy import Policy
-from selfverify.policy.scores import score_distributions
 from selfverify.rollouts.converse import Rollout
 from selfverify.rollouts.reading import read_rollout
 from updating import update

@@ -10,9 +10,9 @@ import torch
 
 from rounding import assert_close
 from selfverify.core.problem import Problem
-from selfverify.core.score_tokens import SCORE_TEXTS
+from selfverify.core.score_tokens import SCORE_TEXTS, ScoreReading
 from selfverify.policy.policy import Policy
-from selfverify.policy.scores import ScoreReading, read_scores, score_tree
+from selfverify.policy.scores import read_scores, score_tree
 
 
 class MergingTokenizer:

@@ -14,9 +14,10 @@ from PIL import Image
 from selfverify.core.errors import DataError
 from selfverify.core.journal import read_journal, write_journal
 from selfverify.core.problem import Problem
+from selfverify.core.score_tokens import ScoreReading
 from selfverify.core.trajectory import Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.policy.scores import ScoreReading, score_tree
+from selfverify.policy.scores import score_tree
 from selfverify.rollouts.recorded import RecordedGroup, play, record
 from selfverify.tasks.judged import Judged
 

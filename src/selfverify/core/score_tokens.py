@@ -1,8 +1,8 @@
-"""Scores as trees of the tokens that write them, and the expected score under a distribution over tokens."""
+"""Scores as trees of the tokens that write them: the expected score, and what each token of one is worth."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -96,3 +96,61 @@ class ScoreTree(Generic[Token]):
             for value, share in child.leaves(probabilities, (*path, token), mass * weights[token]).items():
                 found[value] = found.get(value, 0.0) + share
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreReading:
+    """One answer's distribution over the score texts, token by token."""
+
+    tree: ScoreTree[int]
+    probabilities: Branches[int]
+
+    @property
+    def greedy(self) -> float:
+        """The score that greedy decoding writes."""
+        return self.tree.most_likely(self.probabilities)
+
+    @property
+    def soft(self) -> float:
+        """The expected score."""
+        return self.tree.expectation(self.probabilities)
+
+    def distribution(self) -> dict[float, float]:
+        """Return the probability of every score, in order from 0.0 to 1.0."""
+        return dict(sorted(self.tree.leaves(self.probabilities).items()))
+
+    def choices(self, written: Sequence[int], worth: Mapping[float, float]) -> list[TokenChoice]:
+        """Return the branchings that a written score came through, and what each branch there is worth.
+
+        A branch is worth the expected ``worth`` of the scores below it, less that of the branching. Tokens
+        are followed as long as they begin one of 0.0, 0.1, ..., 1.0. So of a "0.85" that was written "0",
+        ".", "85" only the first token counts, and of a score with a space before it none.
+
+        Args:
+            written: The tokens behind ``<score>``.
+            worth: What each score is worth.
+        """
+        found = []
+        for path, node in self.tree.branchings():
+            place = len(path)
+            if tuple(written[:place]) != path or not {*written[place : place + 1]} & node.children.keys():
+                continue
+            probability = self.probabilities[path]
+            values = {
+                t: child.expectation(self.probabilities, worth, (*path, t))
+                for t, child in node.children.items()
+            }
+            mean = sum(probability[t] * value for t, value in values.items())
+            advantage = [value - mean for value in values.values()]
+            found.append(TokenChoice(place, list(values), [probability[t] for t in values], advantage))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """The tokens that the policy could have written at one place, counted from the score's first token."""
+
+    place: int
+    tokens: list[int]
+    probability: list[float]
+    advantage: list[float]

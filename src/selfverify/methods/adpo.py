@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from selfverify.core.credit import Alternatives, Credit
+from selfverify.core.score_tokens import SCORE_TEXTS, ScoreReading
 from selfverify.core.trajectory import ANSWER, SCORE, Group
 from selfverify.methods.base import Method, PolicyGradientConfig, column, quality, scores
 from selfverify.objectives import (
@@ -19,7 +21,6 @@ from selfverify.objectives import (
     group_advantage,
     preference_reward,
 )
-from selfverify.policy.scores import ScoreReading, score_distributions
 
 
 class ADPOConfig(PolicyGradientConfig):
@@ -193,3 +194,11 @@ class ADPO(Method):
 
     def _advantage(self, reward: Tensor, valid: Tensor) -> Tensor:
         return group_advantage(reward, valid, self.config.advantage_eps, self.config.scale_advantage)
+
+
+def score_distributions(readings: Sequence[ScoreReading | None]) -> tuple[Tensor, Tensor]:
+    """Return score levels ``[K]`` and each reading's probabilities ``[G, K]``, NaN without a reading."""
+    levels = [float(text) for text in SCORE_TEXTS]
+    missing = dict.fromkeys(levels, float("nan"))
+    rows = [list((r.distribution() if r else missing).values()) for r in readings]
+    return torch.tensor(levels, dtype=torch.float64), torch.tensor(rows, dtype=torch.float64)

@@ -6,14 +6,13 @@ gives the probabilities of the score's tokens behind a given answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from selfverify.core.score_tokens import SCORE_TEXTS, Branches, ScoreTree, score_texts
+from selfverify.core.score_tokens import ScoreReading, ScoreTree, score_texts
 from selfverify.policy.continuations import Continuation
 from selfverify.policy.encoding import Prompt
 from selfverify.policy.policy import Policy
@@ -44,72 +43,6 @@ def score_tree(tokenizer: Any, decimals: int = 1, bare: bool = False) -> ScoreTr
                 break
             node = node.children[token]
     return root
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreReading:
-    """One answer's distribution over the score texts, token by token."""
-
-    tree: ScoreTree[int]
-    probabilities: Branches[int]
-
-    @property
-    def greedy(self) -> float:
-        """The score that greedy decoding writes."""
-        return self.tree.most_likely(self.probabilities)
-
-    @property
-    def soft(self) -> float:
-        """The expected score."""
-        return self.tree.expectation(self.probabilities)
-
-    def distribution(self) -> dict[float, float]:
-        """Return the probability of every score, in order from 0.0 to 1.0."""
-        return dict(sorted(self.tree.leaves(self.probabilities).items()))
-
-    def choices(self, written: Sequence[int], worth: Mapping[float, float]) -> list[TokenChoice]:
-        """Return the branchings that a written score came through, and what each branch there is worth.
-
-        A branch is worth the expected ``worth`` of the scores below it, less that of the branching. Tokens
-        are followed as long as they begin one of 0.0, 0.1, ..., 1.0. So of a "0.85" that was written "0",
-        ".", "85" only the first token counts, and of a score with a space before it none.
-
-        Args:
-            written: The tokens behind ``<score>``.
-            worth: What each score is worth.
-        """
-        found = []
-        for path, node in self.tree.branchings():
-            place = len(path)
-            if tuple(written[:place]) != path or not {*written[place : place + 1]} & node.children.keys():
-                continue
-            probability = self.probabilities[path]
-            values = {
-                t: child.expectation(self.probabilities, worth, (*path, t))
-                for t, child in node.children.items()
-            }
-            mean = sum(probability[t] * value for t, value in values.items())
-            advantage = [value - mean for value in values.values()]
-            found.append(TokenChoice(place, list(values), [probability[t] for t in values], advantage))
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChoice:
-    """The tokens that the policy could have written at one place, counted from the score's first token."""
-
-    place: int
-    tokens: list[int]
-    probability: list[float]
-    advantage: list[float]
-
-
-def score_distributions(readings: Sequence[ScoreReading | None]) -> tuple[Tensor, Tensor]:
-    """Return score levels ``[K]`` and each reading's probabilities ``[G, K]``, NaN without a reading."""
-    levels = [float(text) for text in SCORE_TEXTS]
-    missing = dict.fromkeys(levels, float("nan"))
-    rows = [list((r.distribution() if r else missing).values()) for r in readings]
-    return torch.tensor(levels, dtype=torch.float64), torch.tensor(rows, dtype=torch.float64)
 
 
 @torch.no_grad()

@@ -15,10 +15,10 @@ from selfverify.core.errors import DataError
 from selfverify.core.journal import STRICT
 from selfverify.core.problem import Problem
 from selfverify.core.rgb import to_rgb
-from selfverify.core.score_tokens import ScoreTree
+from selfverify.core.score_tokens import ScoreReading, ScoreTree
 from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajectory
 from selfverify.policy.policy import Policy
-from selfverify.policy.scores import ScoreReading, score_tree
+from selfverify.policy.scores import score_tree
 from selfverify.tasks.judged import Judged
 
 
