@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from selfverify.core import ranks
 from selfverify.core.errors import DataError
 from selfverify.core.journal import Journal, Row, open_journal
 from selfverify.core.problem import Problem
 from selfverify.core.splits import Split
-from selfverify.policy.encoding import Encoder
 from selfverify.tasks.base import Task
+
+if TYPE_CHECKING:
+    from selfverify.policy.encoding import Encoder
 
 Progress = Callable[[int, int], None]
 """A function that is called with the number of problems that are done and the number of all problems."""

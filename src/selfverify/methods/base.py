@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,10 +24,11 @@ from selfverify.core.settings import StrictModel
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Trajectory
 from selfverify.data.verdicts import read_verdicts
 from selfverify.methods.monitor import conversation_metrics, group_metrics
-from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout, converse
-from selfverify.rollouts.reading import read_rollout
 from selfverify.tasks.base import Task
+
+if TYPE_CHECKING:  # credit needs no model: other trainers take it without transformers
+    from selfverify.policy.policy import Policy
+    from selfverify.rollouts.converse import Rollout
 
 Objective = Literal["surrogate", "likelihood", "pairwise"]
 
@@ -122,6 +123,8 @@ class Method(ABC):
         Raises:
             DataError: A problem cannot be encoded.
         """
+        from selfverify.rollouts.converse import converse
+        from selfverify.rollouts.reading import read_rollout
 
         def begin(problem: Problem, seed: int) -> Episode:
             return self.open(task, problem, seed)

@@ -7,6 +7,7 @@ really replies, and each turn is cut into the channels that the episode gives it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import CONTEXT, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig, column
-from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.recited import recited, within_limits
 from selfverify.tasks.base import ShownTurn, Task
+
+if TYPE_CHECKING:
+    from selfverify.policy.policy import Policy
+    from selfverify.rollouts.converse import Rollout
 
 OBSERVED = "observed"
 """Channel of the episode's replies where they are taught."""
@@ -69,6 +71,9 @@ class ConversationSFT(Method):
             DataError: A demonstration has no turns, or a problem's conversation is over before it ends, or
                 they are longer than the model's context.
         """
+        from selfverify.rollouts.converse import Rollout
+        from selfverify.rollouts.recited import within_limits
+
         prompts, groups = policy.encode(problems), []
         for problem, prompt, seed in zip(problems, prompts, seeds, strict=True):
             rng = np.random.default_rng(seed)
@@ -80,6 +85,8 @@ class ConversationSFT(Method):
     def _told(
         self, policy: Policy, task: Task, problem: Problem, seed: int, turns: Sequence[ShownTurn]
     ) -> Trajectory:
+        from selfverify.rollouts.recited import recited
+
         told = recited(policy, problem, lambda: self.open(task, problem, seed), [turn.text for turn in turns])
         for segment in told.segments:
             if segment.author == "policy" and not turns[segment.turn].taught:

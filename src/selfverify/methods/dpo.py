@@ -7,7 +7,7 @@ LoRA is the same model without its adapter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -17,10 +17,11 @@ from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import CONTEXT, Group, Trajectory
 from selfverify.methods.base import Method, MethodConfig
-from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
-from selfverify.rollouts.recited import recited, within_limits
 from selfverify.tasks.base import ShownTalk, Task
+
+if TYPE_CHECKING:
+    from selfverify.policy.policy import Policy
+    from selfverify.rollouts.converse import Rollout
 
 
 class DPOConfig(MethodConfig):
@@ -65,6 +66,9 @@ class DPO(Method):
             ConfigError: The task has no preferences.
             DataError: A side has no turns, or is longer than the model's context.
         """
+        from selfverify.rollouts.converse import Rollout
+        from selfverify.rollouts.recited import within_limits
+
         prompts, groups = policy.encode(problems), []
         for problem, prompt in zip(problems, prompts, strict=True):
             told = [self._told(policy, problem, side) for side in task.demonstrate_pair(problem)]
@@ -72,6 +76,8 @@ class DPO(Method):
         return Rollout(prompts, groups)
 
     def _told(self, policy: Policy, problem: Problem, side: ShownTalk) -> Trajectory:
+        from selfverify.rollouts.recited import recited
+
         told = recited(policy, problem, lambda: side.episode, side.texts)
         if self.config.level == "answer":
             for segment in told.segments:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +16,11 @@ from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import ANSWER, SCORE, Finish, Group, Segment, Trajectory
 from selfverify.methods.base import Method, MethodConfig
-from selfverify.policy.chat import turn_end
-from selfverify.policy.policy import Policy
-from selfverify.rollouts.converse import Rollout
 from selfverify.tasks.base import Task
+
+if TYPE_CHECKING:
+    from selfverify.policy.policy import Policy
+    from selfverify.rollouts.converse import Rollout
 
 
 class SFTConfig(MethodConfig):
@@ -63,6 +65,9 @@ class SFT(Method):
             ConfigError: A problem's environment speaks first.
             DataError: A problem cannot be encoded.
         """
+        from selfverify.policy.chat import turn_end
+        from selfverify.rollouts.converse import Rollout
+
         groups, end = [], turn_end(policy.loaded, policy.stop_tokens)
         for problem, seed in zip(problems, seeds, strict=True):
             if problem.environment_begins:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -37,11 +37,12 @@ from selfverify.core.trajectory import Author, Finish, Group, Segment, Trajector
 from selfverify.evaluation.sweep import Sweep, make_problems
 from selfverify.methods.base import Training
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
-from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import derived_seed
-from selfverify.rollouts.converse import Rollout
 from selfverify.tasks.answering import AskAgain, turn_channel
 from selfverify.tasks.base import Task
+
+if TYPE_CHECKING:
+    from selfverify.policy.policy import Policy
+    from selfverify.rollouts.converse import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,8 @@ class STaR(TwoTurnMethod):
                 set.
             DataError: A file is corrupt, or nothing was corrected that could be learnt from.
         """
+        from selfverify.policy.sampling import derived_seed
+
         learner, events = run.learner, run.folder / EVENTS_FILE
         if learner.keep is not None:
             raise ConfigError(self._own_problems(learner))
@@ -146,6 +149,8 @@ class STaR(TwoTurnMethod):
 
     def _collect_all(self, run: Training, folder: Path, own: int) -> list[Kept]:
         """Return conversations about all problems, in the problems' order; ``own`` seeds the samples."""
+        from selfverify.policy.sampling import derived_seed
+
         config, policy, task, sampling = self.config, run.policy, run.task, run.sampling
         settings = {
             "weights": policy.fingerprint(),
@@ -238,6 +243,8 @@ class STaR(TwoTurnMethod):
         sampling: SamplingConfig,
     ) -> Rollout:
         """Return the conversations of problems that `problem` made; nothing is sampled."""
+        from selfverify.rollouts.converse import Rollout
+
         groups = [Group(problem, [self._shown[problem.id]]) for problem in problems]
         return Rollout(policy.encode(problems), groups)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -22,12 +22,12 @@ from selfverify.core.trajectory import TURN_2, Finish, Group, Trajectory
 from selfverify.methods.monitor import turn_metrics
 from selfverify.methods.sft import SFT, SFTConfig
 from selfverify.methods.two_turn_method import TwoTurnConfig, TwoTurnMethod
-from selfverify.policy.chat import turn_end
-from selfverify.policy.policy import Policy
-from selfverify.policy.sampling import Sample
-from selfverify.rollouts.converse import Rollout, recite
-from selfverify.rollouts.talk import said_of
 from selfverify.tasks.base import Task
+
+if TYPE_CHECKING:
+    from selfverify.policy.policy import Policy
+    from selfverify.policy.sampling import Sample
+    from selfverify.rollouts.converse import Rollout
 
 
 class TurnsSFTConfig(TwoTurnConfig):
@@ -74,6 +74,8 @@ class TurnsSFT(TwoTurnMethod):
         sampling: SamplingConfig,
     ) -> Rollout:
         """Sample first turns, sample or write the second turns, and add the demonstrations to rehearse."""
+        from selfverify.rollouts.converse import Rollout
+
         if self.config.source == "sampled":
             made = super().rollout(policy, task, problems, seeds, sampling)
         else:
@@ -90,6 +92,8 @@ class TurnsSFT(TwoTurnMethod):
         self, policy: Policy, task: Task, problem: Problem, seed: int, firsts: Sequence[Sample]
     ) -> Group:
         """Write a second turn behind each of the first turns."""
+        from selfverify.rollouts.converse import recite
+
         rng = np.random.default_rng(seed)
         turns = [[first, self._second(policy, task, problem, first, rng)] for first in firsts]
         told = [recite(policy, problem, self.open(task, problem, seed), both) for both in turns]
@@ -99,6 +103,10 @@ class TurnsSFT(TwoTurnMethod):
         self, policy: Policy, task: Task, problem: Problem, first: Sample, rng: np.random.Generator
     ) -> Sample:
         """The second turn that is shown behind ``first``."""
+        from selfverify.policy.chat import turn_end
+        from selfverify.policy.sampling import Sample
+        from selfverify.rollouts.talk import said_of
+
         if first.finish != Finish.STOP:
             return first  # which is the last turn
         tagged = parse_tagged(said_of(policy, first).text, task.tags)
