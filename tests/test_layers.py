@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,14 @@ MODULES = modules()
 INNER = sorted(name for name in MODULES if name.split(".")[0] not in ("", "__main__"))
 
 
-def imports(name: str) -> Iterator[tuple[str, frozenset[str]]]:
+@cache
+def imports(name: str) -> tuple[tuple[str, frozenset[str]], ...]:
     """Our modules that a module imports anywhere, even inside a function, and the names it takes."""
+    return tuple(read_imports(name))
+
+
+def read_imports(name: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """What `imports` says, read from the module's file."""
     path = MODULES[name]
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
