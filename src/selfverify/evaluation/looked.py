@@ -167,8 +167,8 @@ def _held(
     if not problems:
         return []
     asked, seeds = [*problems.values()], [config.seed * 1_000_003 + index for index in problems]
-    rollout = converse(policy, task, asked, seeds, sampling)
-    hold_again(policy, task, rollout, seeds, sampling, config.retries)
+    held = converse(policy, task, asked, seeds, sampling)
+    hold_again(policy, task, held, seeds, sampling, config.retries)
     silent = task.looking_by({"verifier": None})
     # As it is asked where the first step is taken back: it has begun to speak, and has said nothing.
     told: list[dict[str, Any]] = [{"type": "text", "text": task.settings.answer_now}]
@@ -180,9 +180,7 @@ def _held(
     before = converse(policy, silent, unseen, seeds, sampling, once, EpisodeLimits(turns=1))
     image = policy.loaded.family.placeholder(policy.model)
     rows = []
-    for index, prompt, group, plain in zip(
-        problems, rollout.prompts, rollout.groups, before.groups, strict=True
-    ):
+    for index, prompt, group, plain in zip(problems, held.prompts, held.groups, before.groups, strict=True):
         talks = [
             _talk(task, group.problem, one, _verdict(other), image)
             for one, other in zip(group.trajectories, plain.trajectories, strict=True)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def hold_again(
     policy: Policy,
     task: Task,
-    rollout: Rollout,
+    first: Rollout,
     seeds: Sequence[int],
     sampling: SamplingConfig,
     times: int,
@@ -37,7 +37,7 @@ def hold_again(
     Args:
         policy: Speaks.
         task: As of the rollout.
-        rollout: Changed in place; `Rollout.held_again` counts.
+        first: The rollout, changed in place; `Rollout.held_again` counts.
         seeds: One per problem, as of the rollout.
         sampling: As of the rollout.
         times: How often each conversation is held again at most.
@@ -47,14 +47,14 @@ def hold_again(
     for _ in range(times):
         lost = {
             (b, g)
-            for b, group in enumerate(rollout.groups)
+            for b, group in enumerate(first.groups)
             for g, trajectory in enumerate(group.trajectories)
             if trajectory.lost
         }
         if not lost:
             break
         which = sorted({b for b, _ in lost})
-        problems = [rollout.groups[b].problem for b in which]
+        problems = [first.groups[b].problem for b in which]
         note(
             logger,
             "episodes_held_again",
@@ -71,10 +71,10 @@ def hold_again(
             return  # what has been said is kept; whoever asks for replies next is refused
         groups = dict(zip(which, made.groups, strict=True))
         for b, g in lost:
-            rollout.groups[b].trajectories[g] = groups[b].trajectories[g]
+            first.groups[b].trajectories[g] = groups[b].trajectories[g]
         for name, seconds in made.seconds.items():
-            rollout.seconds[name] = rollout.seconds.get(name, 0.0) + seconds
-        rollout.held_again.update(lost)
+            first.seconds[name] = first.seconds.get(name, 0.0) + seconds
+        first.held_again.update(lost)
 
 
 def _only(open_episode: OpenEpisode, wanted: Iterable[bool]) -> OpenEpisode:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from selfverify.core.errors import DataError, ServerError
+from selfverify.core.errors import DataError
 from selfverify.core.problem import Problem
 from selfverify.core.sampling_settings import SamplingConfig
 from selfverify.core.trajectory import Group, Trajectory
@@ -25,7 +25,7 @@ from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.likeliest import Likeliest, likeliest
 from selfverify.serving.own_prompts import own_prompt
 from selfverify.serving.own_streams import OwnStream
-from selfverify.verifiers.base import Verifier, verify
+from selfverify.verifiers.base import Verifier, score_groups
 from selfverify.verifiers.server_judge import ServerJudge
 
 logger = logging.getLogger(__name__)
@@ -285,16 +285,6 @@ class _Keeping(Watcher):
         job = self._jobs[place[0]]
         if not job.done.done():
             job.finished[place[1]] = FinishedSample(sample, self._told(job, sample))
-
-
-def score_groups(groups: Sequence[Group], verifier: Verifier | None) -> None:
-    """Score candidates. If a server fails, they have no scores: that is better than no candidates."""
-    if verifier is None:
-        return
-    try:
-        verify(groups, verifier)
-    except ServerError as error:
-        logger.warning("the verifier %s failed (%d, %s)", verifier.name, error.status, error.code)
 
 
 def _tell(job: Job, result: tuple[list[Completion], int] | Exception) -> None:

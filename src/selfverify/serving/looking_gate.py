@@ -21,10 +21,9 @@ from selfverify.rollouts.converse import converse
 from selfverify.selection.free_answers import Kind
 from selfverify.serving.api_errors import ApiError, invalid, invalid_value
 from selfverify.serving.backend import OnLook
-from selfverify.serving.batching import score_groups
 from selfverify.serving.free_question import FreeQuestion
 from selfverify.serving.told_looks import ToldLooks
-from selfverify.verifiers.base import Verifier
+from selfverify.verifiers.base import Verifier, score_groups
 
 FIELDS = ("tools", "max_steps", "stop", "rule", "epsilon", "max_visual_tokens")
 """What a request may say. The rest is the operator's: a path in a request must not load anything."""

@@ -8,14 +8,17 @@ model.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from selfverify.core.errors import DataError
+from selfverify.core.errors import DataError, ServerError
 from selfverify.core.tags import SCORE_TAG
 from selfverify.core.trajectory import Group, Trajectory
 from selfverify.rollouts.reading import answer_segment
+
+logger = logging.getLogger(__name__)
 
 Scores = list[list[float | None]]
 OPENING, CLOSING = f"<{SCORE_TAG}>", f"</{SCORE_TAG}>"
@@ -51,6 +54,16 @@ def verify(groups: Sequence[Group], verifier: Verifier) -> Scores:
             if score is not None:
                 trajectory.scores[verifier.name] = score
     return scores
+
+
+def score_groups(groups: Sequence[Group], verifier: Verifier | None) -> None:
+    """Score candidates. If a server fails, they have no scores: that is better than no candidates."""
+    if verifier is None:
+        return
+    try:
+        verify(groups, verifier)
+    except ServerError as error:
+        logger.warning("the verifier %s failed (%d, %s)", verifier.name, error.status, error.code)
 
 
 def no_scores(groups: Sequence[Group]) -> Scores:
