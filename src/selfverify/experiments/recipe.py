@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from selfverify.core.distributions import distributions
+from selfverify.core.distributions import distributions, how_to_get
 from selfverify.core.episode_settings import EpisodeConfig
 from selfverify.core.errors import ConfigError
 from selfverify.core.evaluation_settings import EvaluationConfig
@@ -182,15 +182,18 @@ def recipe_folder() -> Path:
 
 def builtin_recipes() -> dict[str, Path]:
     """Return the files of the recipes of the package and of installed distributions, by name."""
-    more = [vars(module).get("RECIPES") for module in distributions().values()]
-    folders = [recipe_folder(), *filter(None, more)]
-    paths = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
-    return {path.stem: path for path in paths if not path.stem.startswith(STUDY_PREFIX)}
+    return {name: path for name, path in _shipped().items() if not name.startswith(STUDY_PREFIX)}
 
 
 def builtin_studies() -> dict[str, Path]:
-    """Return the files of the studies that ship with the package, by name."""
-    return {path.stem: path for path in sorted(recipe_folder().glob(f"{STUDY_PREFIX}*.yaml"))}
+    """Return the files of the studies of the package and of installed distributions, by name."""
+    return {name: path for name, path in _shipped().items() if name.startswith(STUDY_PREFIX)}
+
+
+def _shipped() -> dict[str, Path]:
+    more = [vars(module).get("RECIPES") for module in distributions().values()]
+    folders = [recipe_folder(), *filter(None, more)]
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
 def recipe_summary(path: Path) -> str:
@@ -293,6 +296,8 @@ def _locate(path_or_name: str | Path) -> Path:
         raise ConfigError(f"{text}: this folder holds no {RECIPE_FILE}, so it is not the folder of a run")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise ConfigError(f"{text}: there is no such recipe file")
+    if found := how_to_get(text):
+        raise ConfigError(found)
     close = difflib.get_close_matches(text, builtin, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"built-in recipes: {', '.join(builtin) or 'none'}"
     raise ConfigError(f"there is no recipe file and no built-in recipe called {text!r}; {hint}")
@@ -310,9 +315,11 @@ def _complete(
     ``written_in`` is the section of the document that faults are looked for in, if it is another.
     """
     if choice.name not in registry:
+        place = document.place((section, "name"))
+        if found := how_to_get(choice.name):
+            raise ConfigError(f"{place}: {found}")
         close = difflib.get_close_matches(choice.name, registry, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
-        place = document.place((section, "name"))
         raise ConfigError(
             f"{place}: there is no {section} called {choice.name!r}; {hint}{section}s: {', '.join(registry)}"
         )
