@@ -28,13 +28,14 @@ def test_all_that_is_called_can_be_copied() -> None:
         assert list(dict.fromkeys(things)) == asked and {*asked} < {*listed.values()}
 
 
-def test_the_file_depends_on_the_seed_alone_and_is_learnt(tmp_path: Path, policy: Policy) -> None:
+def test_the_file_depends_on_the_seed_alone_and_is_learnt(tmp_path: Path) -> None:
     first = write_copying(tmp_path / "a.jsonl", 3, seed=1)
     assert write_copying(tmp_path / "b.jsonl", 3, seed=1).read_bytes() == first.read_bytes()
     assert write_copying(tmp_path / "c.jsonl", 3, seed=2).read_bytes() != first.read_bytes()
     task = Conversations(ConversationsConfig(train=str(first), learn="conversations"))
     method = ConversationSFT(ConversationSFTConfig())
     problems = [task.problem("train", 0, index) for index in range(3)]
+    policy = Policy.load("builtin:phone", device="cpu")
     rollout = method.rollout(policy, task, problems, [0, 1, 2], SamplingConfig())
     for group, line in zip(rollout.groups, first.read_text().splitlines(), strict=True):
         said = [s for s in group.trajectories[0].segments if s.author == "policy"]
