@@ -14,8 +14,7 @@ from selfverify.core import distributions
 from selfverify.core.errors import ConfigError
 from selfverify.experiments import registry
 from selfverify.experiments.quickstart.quickstart import quickstart
-from selfverify.experiments.recipe import builtin_recipes, builtin_studies, load_recipe
-from selfverify.experiments.study.study_file import load_study
+from selfverify.experiments.recipe import builtin_recipes, load_recipe
 from selfverify.policy.loading import resolve
 from selfverify.remote.environments.serve_environments import find_environment
 from selfverify.tasks.words.word_sums import WordSums
@@ -61,13 +60,11 @@ def module(**attributes: object) -> ModuleType:
 def test_tasks_and_recipes_of_a_distribution(
     installed: dict[str, ModuleType | Exception], tmp_path: Path
 ) -> None:
-    for name in ("buy", "study-buy"):
-        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\n")
+    (tmp_path / "buy.yaml").write_text("name: buy\n")
     installed["shop"] = module(TASKS=(Shop,), RECIPES=tmp_path)
     installed["empty"] = module()
     assert registry.all_tasks()["shop"] is Shop and registry.all_tasks().keys() > {"shop", "digits-pick"}
-    assert builtin_recipes()["buy"] == tmp_path / "buy.yaml" and "study-buy" not in builtin_recipes()
-    assert builtin_studies()["study-buy"] == tmp_path / "study-buy.yaml"
+    assert builtin_recipes()["buy"] == tmp_path / "buy.yaml"
 
 
 def test_a_broken_distribution_is_named_and_the_others_work(
@@ -122,11 +119,10 @@ def test_two_policies_of_one_name_are_refused(
         lambda: resolve("builtin:phone-judge"),
         lambda: load_recipe("smartsnap-phone"),
         lambda: load_recipe("quickstart", ["task.name=phone"]),
-        lambda: load_study("study-smartsnap-phone"),
         lambda: quickstart("smartsnap"),
         lambda: find_environment("phone"),
     ],
-    ids=["weights", "recipe", "task", "study", "quickstart", "environment"],
+    ids=["weights", "recipe", "task", "quickstart", "environment"],
 )
 def test_what_is_not_installed_is_told_with_how_to_get_it(
     installed: dict[str, ModuleType | Exception], monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]

@@ -1,7 +1,7 @@
 """What installed distributions bring along: tasks, recipes and weights with environments of their own.
 
 A distribution has an entry point in the group `GROUP`, whose value is a module with ``TASKS``, the classes of
-its tasks, ``RECIPES``, the folder of its recipes and studies, and ``WEIGHTS``, whose subfolders are policies
+its tasks, ``RECIPES``, the folder of its recipes, and ``WEIGHTS``, whose subfolders are policies
 (``builtin:NAME``). Each may be missing.
 """
 

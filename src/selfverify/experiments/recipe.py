@@ -182,18 +182,15 @@ def recipe_folder() -> Path:
 
 def builtin_recipes() -> dict[str, Path]:
     """Return the files of the recipes of the package and of installed distributions, by name."""
-    return {name: path for name, path in _shipped().items() if not name.startswith(STUDY_PREFIX)}
+    more = [vars(module).get("RECIPES") for module in distributions().values()]
+    folders = [recipe_folder(), *filter(None, more)]
+    paths = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
+    return {path.stem: path for path in paths if not path.stem.startswith(STUDY_PREFIX)}
 
 
 def builtin_studies() -> dict[str, Path]:
-    """Return the files of the studies of the package and of installed distributions, by name."""
-    return {name: path for name, path in _shipped().items() if name.startswith(STUDY_PREFIX)}
-
-
-def _shipped() -> dict[str, Path]:
-    more = [vars(module).get("RECIPES") for module in distributions().values()]
-    folders = [recipe_folder(), *filter(None, more)]
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    """Return the files of the studies that ship with the package, by name."""
+    return {path.stem: path for path in sorted(recipe_folder().glob(f"{STUDY_PREFIX}*.yaml"))}
 
 
 def recipe_summary(path: Path) -> str:

@@ -27,7 +27,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from selfverify.core.differences import differences
-from selfverify.core.distributions import how_to_get
 from selfverify.core.errors import ConfigError
 from selfverify.core.settings import Seed, StrictModel
 from selfverify.experiments.recipe import Recipe, builtin_studies, load_recipe
@@ -169,10 +168,7 @@ def load_study(path_or_name: str | Path, seeds: str | None = None) -> Study:
     if not path.is_file():
         if str(path_or_name) not in shipped:
             names = ", ".join(shipped) or "none"
-            raise ConfigError(
-                how_to_get(str(path_or_name))
-                or f"{path_or_name}: there is no such study file; built-in studies: {names}"
-            )
+            raise ConfigError(f"{path_or_name}: there is no such study file; built-in studies: {names}")
         path = shipped[str(path_or_name)]
     document = read_document(path)
     if seeds is not None:
